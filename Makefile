@@ -1,0 +1,57 @@
+# Two commands do everything: `make demo` and `make test`. The rest are parts of them.
+PY := .venv/bin/python
+export PYTHONPATH := $(CURDIR)
+export PYTHONDONTWRITEBYTECODE := 1
+STAMP := .venv/.stamp
+PYTEST := $(PY) -m pytest -q
+
+.PHONY: setup check format lint types imports tidy unit property integration coverage test test-soak bench clean
+
+setup: $(STAMP)
+$(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
+	@bash .ci/setup
+	@touch $@
+
+format: $(STAMP)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+lint: $(STAMP)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+
+types: $(STAMP)
+	$(PY) -m mypy
+
+imports: $(STAMP)
+	.venv/bin/lint-imports --no-cache
+
+tidy: $(STAMP)
+	$(PYTEST) tests/tidy
+
+unit: $(STAMP)
+	$(PYTEST) tests/unit
+
+property: $(STAMP)
+	$(PYTEST) -n 2 tests/property tests/scenarios
+
+check: lint types imports tidy unit property
+
+integration: $(STAMP)
+	$(PYTEST) tests/integration
+
+coverage: $(STAMP)
+	$(PYTEST) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
+
+test: lint types imports tidy coverage integration
+
+test-soak: $(STAMP)
+	$(PYTEST) -m soak tests
+
+bench: $(STAMP)
+	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
+	@test -f tests/bench/$(BENCH).py || { echo "bench: no tests/bench/$(BENCH).py" >&2; exit 2; }
+	@$(PY) tests/bench/$(BENCH).py $(ARGS)
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
