@@ -1,0 +1,113 @@
+"""One set of rows, four faces: a table for people, -P for scripts in Slurm's manner, CSV, JSON for programs.
+
+Only the table passes through rich, which is imported on use; the other three are plain text and never wrap or colour.
+"""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import IO, Literal
+
+Cell = str | int | float | bool | None
+
+
+class Form(StrEnum):
+    """How rows are written."""
+
+    TABLE = "table"
+    PARSABLE = "parsable"
+    CSV = "csv"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: the key in a row (and in JSON), the heading, and the side to which a table aligns it."""
+
+    key: str
+    heading: str
+    align: Literal["left", "right"] = "left"
+
+
+def form_of(*, parsable: bool = False, json: bool = False, csv: bool = False) -> Form:
+    """The form that the usual flags ask for; the most machine-like of several wins."""
+    if json:
+        return Form.JSON
+    if csv:
+        return Form.CSV
+    return Form.PARSABLE if parsable else Form.TABLE
+
+
+def text_of(cell: Cell) -> str:
+    """A cell as people and `-P` see it: nothing for None, yes/no as in the configuration."""
+    if cell is None:
+        return ""
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return str(cell)
+
+
+def write_rows(
+    rows: Iterable[Mapping[str, Cell]],
+    columns: Sequence[Column],
+    form: Form,
+    *,
+    title: str | None = None,
+    with_heading: bool = True,
+    stream: IO[str] | None = None,
+) -> None:
+    """Write `rows` to `stream` (stdout). JSON is a list of objects with the columns' keys and unformatted values."""
+    out = stream or sys.stdout
+    match form:
+        case Form.JSON:
+            write_json([{column.key: row.get(column.key) for column in columns} for row in rows], stream=out)
+        case Form.CSV:
+            writer = csv.writer(out, lineterminator="\n")
+            if with_heading:
+                writer.writerow([column.heading for column in columns])
+            writer.writerows([text_of(row.get(column.key)) for column in columns] for row in rows)
+        case Form.PARSABLE:
+            if with_heading:
+                print("|".join(column.heading for column in columns), file=out)
+            for row in rows:
+                print("|".join(_flat(text_of(row.get(column.key))) for column in columns), file=out)
+        case Form.TABLE:
+            _write_table(rows, columns, title=title, with_heading=with_heading, stream=out)
+
+
+def write_json(value: object, *, stream: IO[str] | None = None) -> None:
+    """Write one JSON document, indented, with a newline at its end."""
+    json.dump(value, stream or sys.stdout, indent=2, ensure_ascii=False)
+    print(file=stream or sys.stdout)
+
+
+def _flat(text: str) -> str:
+    # A row of -P is one line with a fixed number of bars, whatever users name their jobs.
+    return text.replace("\n", " ").replace("|", "/")
+
+
+def _write_table(
+    rows: Iterable[Mapping[str, Cell]],
+    columns: Sequence[Column],
+    *,
+    title: str | None,
+    with_heading: bool,
+    stream: IO[str],
+) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width: a table cut at 80 columns would hide what the user greps for.
+    console = Console(file=stream, width=None if stream.isatty() else 4096, no_color=bool(os.environ.get("NO_COLOR")))
+    table = Table(box=None, title=title, title_justify="left", show_header=with_heading, pad_edge=False)
+    for column in columns:
+        table.add_column(column.heading, justify=column.align, overflow="fold")
+    for row in rows:
+        # Text, not markup: a job may be called "[red]".
+        table.add_row(*(Text(text_of(row.get(column.key))) for column in columns))
+    console.print(table)

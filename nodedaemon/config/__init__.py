@@ -1,0 +1,1 @@
+"""etc/salus.conf -> frozen dataclasses. Nobody else reads the file."""

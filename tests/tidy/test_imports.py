@@ -1,0 +1,35 @@
+"""`salus --help` answers at once: it loads none of the slow libraries."""
+
+import subprocess
+import sys
+
+SLOW = ("sqlalchemy", "alembic", "plotly", "torch", "matplotlib", "numpy", "prometheus_client", "structlog")
+PROGRAM = """
+import sys
+{extra}
+try:
+    from cli.main import app
+    app(args=["--help"], prog_name="salus")
+except SystemExit:
+    pass
+print("LOADED", *sorted(set({slow!r}) & set(sys.modules)))
+"""
+
+
+def _slow_modules_after_help(extra: str = "") -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(extra=extra, slow=SLOW)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return done.stdout.splitlines()[-1].split()[1:]
+
+
+def test_help_loads_no_slow_library():
+    assert _slow_modules_after_help() == []
+
+
+def test_the_check_sees_a_slow_library():
+    assert _slow_modules_after_help("import sqlalchemy") == ["sqlalchemy"]

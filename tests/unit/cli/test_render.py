@@ -1,0 +1,63 @@
+"""The same rows in every form."""
+
+import io
+import json
+
+import pytest
+
+from cli.render import Column, Form, form_of, write_rows
+
+COLUMNS = [Column("job", "JobID"), Column("bytes", "Bytes", "right"), Column("gated", "Gated")]
+ROWS = [
+    {"job": "12", "bytes": 1024, "gated": True},
+    {"job": "[red]a|b\nc", "bytes": None, "gated": False, "unknown": "left out"},
+]
+
+
+def _written(form: Form, **options) -> str:
+    stream = io.StringIO()
+    write_rows(ROWS, COLUMNS, form, stream=stream, **options)
+    return stream.getvalue()
+
+
+def test_json_keeps_types_and_only_the_columns():
+    assert json.loads(_written(Form.JSON)) == [
+        {"job": "12", "bytes": 1024, "gated": True},
+        {"job": "[red]a|b\nc", "bytes": None, "gated": False},
+    ]
+
+
+def test_parsable_rows_are_one_line_with_a_fixed_number_of_bars():
+    assert _written(Form.PARSABLE) == "JobID|Bytes|Gated\n12|1024|yes\n[red]a/b c||no\n"
+    assert _written(Form.PARSABLE, with_heading=False).startswith("12|")
+
+
+def test_csv_quotes():
+    assert _written(Form.CSV) == 'JobID,Bytes,Gated\n12,1024,yes\n"[red]a|b\nc",,no\n'
+
+
+def test_a_table_shows_markup_as_text_and_no_colour_into_a_pipe():
+    text = _written(Form.TABLE, title="Jobs")
+    assert "[red]a|b" in text
+    assert "\x1b" not in text
+    assert text.splitlines()[0].strip() == "Jobs"
+
+
+def test_no_color_is_honoured_on_a_terminal(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    write_rows(ROWS, COLUMNS, Form.TABLE, stream=stream)
+    assert "\x1b[3" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("flags", "form"),
+    [({}, Form.TABLE), ({"parsable": True}, Form.PARSABLE), ({"csv": True}, Form.CSV), ({"json": True}, Form.JSON)],
+)
+def test_flags_choose_the_form(flags, form):
+    assert form_of(**flags) is form
