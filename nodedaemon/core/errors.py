@@ -1,20 +1,21 @@
-"""The exceptions of Salus, told apart by who must act. A decision ("no room") is a value and never one of these.
+"""What may go wrong, by who must act.
 
-Messages read `what failed: on what: why; what to do`.
+A decision is a value, never an exception: these are for faults. Each border translates foreign errors into one of the
+three children and says `what failed: on what: why; what to do`.
 """
 
 
 class SalusError(Exception):
-    """Parent of all that Salus raises on purpose; catch it at a border, raise one of its children."""
+    """Root of all errors that Salus raises on purpose; raise one of its children."""
 
 
 class RequestError(SalusError):
-    """The user or admin who asked must act: the request, an argument or a file is wrong. One line, no traceback."""
+    """The user asked for something that cannot be: one line, exit status 2, no traceback."""
 
 
 class PeerError(SalusError):
-    """A peer (a session, a job's shim, another node) broke the protocol: end that peer, keep all others."""
+    """A session or another node misbehaved: end that session, keep the rest."""
 
 
 class OperatingError(SalusError):
-    """The surroundings failed (database, driver, Slurm, disk): retry with a bound, then degrade and say so."""
+    """Database, driver, Slurm or disk failed: retry with a bound, then degrade and say so."""

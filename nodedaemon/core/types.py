@@ -1,0 +1,110 @@
+"""Values that the whole project shares: ids, sizes, classes, profiles and limits.
+
+All are frozen and compare by value. Bytes and nanoseconds are integers; a name ends with its unit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NewType
+
+DeviceId = NewType("DeviceId", str)
+JobId = NewType("JobId", str)
+SessionId = NewType("SessionId", int)
+LaneId = NewType("LaneId", int)
+Domain = NewType("Domain", str)
+Epoch = NewType("Epoch", int)
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+MICROSECOND_NS = 1_000
+MILLISECOND_NS = 1_000_000
+SECOND_NS = 1_000_000_000
+
+#: What a CUDA driver hands out at once; every size is rounded up to it before anything else is computed.
+GRANULARITY_BYTES = 2 * MIB
+
+
+class Rank(IntEnum):
+    """A session's class. Smaller goes first under `priority`, and a smaller one ignores `DomainQuantum`."""
+
+    HIGH = 0
+    NORMAL = 1
+    BEST_EFFORT = 2
+
+
+class LaneSharing(StrEnum):
+    """Who may hold the same lane memory, one after another."""
+
+    USER = "user"
+    ACCOUNT = "account"
+    ALL = "all"
+
+    def domain(self, user: str, account: str) -> Domain:
+        """Name the trust domain of a job; equal names may share lane memory."""
+        if self is LaneSharing.ALL:
+            return Domain("all")
+        return Domain(f"user:{user}" if self is LaneSharing.USER else f"account:{account}")
+
+
+class OnHang(StrEnum):
+    """What happens to a session that does not reach a boundary by the deadline after a revoke."""
+
+    WARN = "warn"
+    KILL = "kill"
+
+
+class OnOverrun(StrEnum):
+    """What happens to a session that needs more than its profile says and more than there is."""
+
+    WARN = "warn"
+    KILL = "kill"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured memory and iteration time of a signature on a device model, without headroom."""
+
+    persistent_bytes: int
+    ephemeral_bytes: int
+    iteration_ns: int | None = None
+    run_count: int = 1
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.persistent_bytes + self.ephemeral_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """One reason why something cannot be now, or ever: what lacks, how much is needed and how much there is."""
+
+    what: str
+    needed: int
+    free: int
+    unit: str = "bytes"
+    advice: str = ""
+
+    def text(self) -> str:
+        told = f"{self.what}: {self.needed} {self.unit} needed, {self.free} free"
+        return f"{told}; {self.advice}" if self.advice else told
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLimits:
+    """What an engine must know of a device. `capacity_bytes` is what sessions may use, the daemon's own share off."""
+
+    capacity_bytes: int
+    lane_reserve_bytes: int = 0
+    lanes_max: int = 4
+    policy: str = "fair"
+    overtakes_max: int = 1000
+    domain_quantum_ns: int = SECOND_NS
+    idle_release_ns: int = 200 * MILLISECOND_NS
+    fair_slack_ns: int = 0
+    service_half_life_ns: int | None = None
+    hang_timeout_ns: int = 60 * SECOND_NS
+    on_hang: OnHang = OnHang.WARN
+    on_overrun: OnOverrun = OnOverrun.WARN
