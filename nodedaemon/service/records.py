@@ -1,0 +1,100 @@
+"""Files of checksummed records: what the journal and the ledger's spool are written in.
+
+A record is `length, crc32, payload`, appended with one write. A reader stops a file at a torn tail, skips and counts a
+record whose checksum is wrong, and never raises for what a disk did: the daemon must come up.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HEADER = struct.Struct("<4sII")
+MAGIC = b"SlR1"
+RECORD_BYTES_MAX = 16 * 1024 * 1024
+
+
+def frame(payload: bytes) -> bytes:
+    return HEADER.pack(MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+@dataclass(slots=True)
+class Damage:
+    """What a reader had to leave out; `places` are (file, offset) of the first few."""
+
+    record_count: int = 0
+    byte_count: int = 0
+    places: list[tuple[str, int]] = field(default_factory=list)
+
+    def note(self, path: Path, offset: int, byte_count: int) -> None:
+        self.record_count += 1
+        self.byte_count += byte_count
+        if len(self.places) < 16:
+            self.places.append((path.name, offset))
+
+
+def read_records(path: Path, damage: Damage) -> Iterator[bytes]:
+    """Yield the good payloads of a file in order; after damage, go on at the next place that reads as a record."""
+    content = path.read_bytes()
+    offset = 0
+    while offset + HEADER.size <= len(content):
+        magic, length, checksum = HEADER.unpack_from(content, offset)
+        start, end = offset + HEADER.size, offset + HEADER.size + length
+        is_whole = magic == MAGIC and length <= RECORD_BYTES_MAX and end <= len(content)
+        if is_whole and zlib.crc32(content[start:end]) == checksum:
+            yield content[start:end]
+            offset = end
+            continue
+        following = content.find(MAGIC, offset + 1)
+        stop = following if following >= 0 else len(content)
+        damage.note(path, offset, stop - offset)
+        offset = stop
+    if offset < len(content):
+        damage.note(path, offset, len(content) - offset)
+
+
+def good_prefix_bytes(path: Path) -> int:
+    """Where the readable beginning of a file ends; a writer cuts a torn tail there before it appends."""
+    content = path.read_bytes()
+    offset = 0
+    while offset + HEADER.size <= len(content):
+        magic, length, checksum = HEADER.unpack_from(content, offset)
+        end = offset + HEADER.size + length
+        if magic != MAGIC or end > len(content) or zlib.crc32(content[offset + HEADER.size : end]) != checksum:
+            break
+        offset = end
+    return offset
+
+
+class RecordWriter:
+    """Appends records to one file. A failed write leaves no half record behind: the file is cut back."""
+
+    def __init__(self, path: Path) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        self.path = path
+        self._fd = os.open(path, flags, 0o600)
+        self.size_bytes = os.fstat(self._fd).st_size
+
+    def append(self, payload: bytes) -> None:
+        """Raises OSError when the disk does not take it; the file is then as before."""
+        whole = frame(payload)
+        try:
+            written = os.write(self._fd, whole)
+            if written != len(whole):
+                raise OSError(28, "no space left for a whole record")
+        except OSError:
+            os.ftruncate(self._fd, self.size_bytes)
+            raise
+        self.size_bytes += len(whole)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,106 @@
+"""The host device gives lanes that nobody can resize, counts what they hold, and takes back only its own."""
+
+import mmap
+import os
+import subprocess
+import sys
+
+import pytest
+
+from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.types import GRANULARITY_BYTES, MIB
+from nodedaemon.drivers.host import HostDevice, anonymous_bytes, device_uuid
+
+
+@pytest.fixture
+def device():
+    made = HostDevice("cpu0", 64 * MIB, node="n1")
+    yield made
+    made.close()
+
+
+def test_uuid_is_the_same_over_restarts_and_differs_by_node_and_name():
+    assert device_uuid("n1", "cpu0") == device_uuid("n1", "cpu0")
+    assert len({device_uuid("n1", "cpu0"), device_uuid("n2", "cpu0"), device_uuid("n1", "cpu1")}) == 3
+
+
+def test_a_lane_is_sealed_against_every_change_of_size(device):
+    memory = device.open_lane(4 * MIB)
+    for size in (0, 2 * MIB, 8 * MIB):
+        with pytest.raises(PermissionError):
+            os.ftruncate(memory.fd, size)
+
+
+def test_held_bytes_follow_the_pages_and_a_wipe_gives_them_back_under_a_mapping(device):
+    memory = device.open_lane(4 * MIB)
+    assert device.held_bytes(memory) == 0
+    with mmap.mmap(memory.fd, 4 * MIB) as mapped:
+        mapped[: 2 * MIB] = b"x" * (2 * MIB)
+        assert device.held_bytes(memory) == 2 * MIB
+        assert device.wipe_lane(memory) == 0
+        assert mapped[0] == 0
+        mapped[0] = 1
+        assert device.held_bytes(memory) > 0
+
+
+def test_a_mapping_and_a_kept_descriptor_are_both_seen_in_another_process(device):
+    memory = device.open_lane(2 * MIB)
+    program = (
+        "import mmap,os,sys\nfd=int(sys.argv[1])\nm=mmap.mmap(fd,1<<21)\nprint('mapped',flush=True)\n"
+        "sys.stdin.readline()\nm.close()\nprint('unmapped',flush=True)\nsys.stdin.readline()\nos.close(fd)\n"
+        "print('closed',flush=True)\nsys.stdin.readline()"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, str(memory.fd)],
+        pass_fds=[memory.fd],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        seen = []
+        for _ in range(3):
+            child.stdout.readline()
+            seen.append(device.is_mapped(memory, child.pid))
+            child.stdin.write("\n")
+            child.stdin.flush()
+        assert seen == [True, True, False]
+    finally:
+        child.kill()
+        child.communicate()
+    assert not device.is_mapped(memory, child.pid)
+
+
+def test_adoption_takes_its_own_memory_and_nothing_else(device):
+    memory = device.open_lane(2 * MIB)
+    kept = os.dup(memory.fd)
+    device.close_lane(memory)
+    other = HostDevice("cpu0", 64 * MIB, node="n1")
+    assert other.adopt_lane(kept, memory.identity, 2 * MIB).identity == memory.identity
+    stranger = os.memfd_create("salus-lane-0", os.MFD_ALLOW_SEALING)
+    os.ftruncate(stranger, 2 * MIB)
+    with pytest.raises(PeerError):
+        other.adopt_lane(stranger, f"{os.fstat(stranger).st_dev}:{os.fstat(stranger).st_ino}", 2 * MIB)
+    other.close()
+
+
+def test_a_reading_counts_lanes_and_sessions_apart_from_each_other(device):
+    memory = device.open_lane(2 * MIB)
+    os.pwrite(memory.fd, b"x" * 4096, 0)
+    reading = device.read([os.getpid(), 2**22 + 1])
+    assert [process.pid for process in reading.processes] == [os.getpid()]
+    assert reading.used_bytes == device.held_bytes(memory) + reading.processes[0].used_bytes
+
+
+def test_a_device_smaller_than_one_lane_or_on_foreign_cores_is_refused():
+    with pytest.raises(OperatingError, match="Memory="):
+        HostDevice("cpu0", GRANULARITY_BYTES - 1, node="n1")
+    with pytest.raises(OperatingError, match="Cores="):
+        HostDevice("cpu0", GRANULARITY_BYTES, node="n1", cores=[100_000])
+
+
+def test_anonymous_bytes_of_a_process_that_is_gone_are_none(tmp_path):
+    assert anonymous_bytes(1, tmp_path) is None
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "status").write_text("Name:\tx\nRssAnon:\t     12 kB\n")
+    assert anonymous_bytes(7, tmp_path) == 12 * 1024

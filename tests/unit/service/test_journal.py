@@ -1,0 +1,127 @@
+"""The journal gives back what was written, up to the first damage, and never a state that was not."""
+
+import pytest
+
+from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, SessionArrived
+from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, OnHang, Rank, SessionId
+from nodedaemon.service.journal import EventRecord, Journal, NoteRecord, decode_event, read_journal, segment_paths
+from nodedaemon.service.records import RecordWriter
+
+EVENTS = [
+    DeviceAdded(DeviceId("HOST-1"), DeviceLimits(1 << 30, policy="priority", on_hang=OnHang.KILL)),
+    SessionArrived(SessionId(1), DeviceId("HOST-1"), JobId("7"), Domain("user:ada"), 1, 2, Rank.HIGH, 3, None),
+    GrantWanted(SessionId(1)),
+    GrantReturned(SessionId(1), Epoch(4), 3, 1, False, Epoch(9)),
+]
+
+
+def make(directory, **options):
+    journal = Journal(directory, "0.1.0", "boot-1", lambda: (b"engine", b"shell"), **options)
+    segment = journal.recover()
+    journal.begin()
+    return journal, segment
+
+
+def write_events(journal):
+    for number, event in enumerate(EVENTS):
+        journal.append_event(event, number)
+        journal.append_note(b"note %d" % number)
+
+
+def test_events_come_back_equal_with_their_times_and_notes_between(tmp_path):
+    journal, nothing = make(tmp_path)
+    assert nothing is None
+    write_events(journal)
+    journal.close()
+    _, segment = make(tmp_path)
+    assert list(segment.events()) == [(event, number) for number, event in enumerate(EVENTS)]
+    assert (segment.snapshot.engine, segment.snapshot.shell) == (b"engine", b"shell")
+    assert [r.payload for r in segment.records if isinstance(r, NoteRecord)] == [b"note %d" % n for n in range(4)]
+
+
+@pytest.mark.parametrize("other", [{"release": "0.2.0"}, {"boot": "boot-2"}])
+def test_state_of_another_boot_or_release_is_not_taken_over(tmp_path, other):
+    journal, _ = make(tmp_path)
+    write_events(journal)
+    journal.close()
+    fields = {"release": "0.1.0", "boot": "boot-1"} | other
+    assert Journal(tmp_path, fields["release"], fields["boot"], lambda: (b"", b"")).recover() is None
+
+
+def test_a_torn_tail_costs_only_the_record_being_written(tmp_path):
+    journal, _ = make(tmp_path)
+    write_events(journal)
+    journal.close()
+    path = segment_paths(tmp_path)[-1]
+    path.write_bytes(path.read_bytes()[:-3])
+    _, segment = make(tmp_path)
+    assert [event for event, _ in segment.events()] == EVENTS
+    assert len([r for r in segment.records if isinstance(r, NoteRecord)]) == 3
+
+
+def test_nothing_after_a_damaged_record_is_replayed(tmp_path):
+    journal, _ = make(tmp_path)
+    write_events(journal)
+    journal.close()
+    path = segment_paths(tmp_path)[-1]
+    content = bytearray(path.read_bytes())
+    content[content.index(b"GrantWanted") + 2] ^= 0xFF
+    path.write_bytes(content)
+    segment = Journal(tmp_path, "0.1.0", "boot-1", lambda: (b"", b"")).recover()
+    assert [event for event, _ in segment.events()] == EVENTS[:2]
+
+
+def test_a_file_that_is_no_journal_is_set_aside_and_never_loops(tmp_path):
+    (tmp_path / "journal.000007").write_bytes(b"garbage" * 100)
+    journal, segment = make(tmp_path)
+    assert segment is None
+    journal.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.000007.damaged", "journal.000008"]
+
+
+def test_rotation_keeps_the_bound_and_every_segment_begins_with_a_snapshot(tmp_path):
+    journal, _ = make(tmp_path, segment_bytes_max=300, segments_max=3)
+    for number in range(100):
+        journal.append_event(GrantWanted(SessionId(number)), number)
+        journal.rotate_if_due()
+    journal.close()
+    assert journal.counters.rotation_count > 5
+    segments = read_journal(tmp_path)
+    assert len(segments) == 3
+    assert all(segment.snapshot.engine == b"engine" for segment in segments)
+    assert max(path.stat().st_size for path in segment_paths(tmp_path)) < 400
+
+
+def test_a_full_disk_makes_a_gap_that_no_restart_replays(tmp_path, monkeypatch):
+    journal, _ = make(tmp_path)
+    write_events(journal)
+    real = RecordWriter.append
+    monkeypatch.setattr(RecordWriter, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr("nodedaemon.service.journal.RETRY_EVENT_COUNT", 2)
+    for number in range(5):
+        journal.append_event(EVENTS[2], number)
+        journal.rotate_if_due()
+    assert (journal.counters.lost_count, journal.counters.gap_count) == (5, 1)
+    assert "No space left" in journal.fault
+    assert Journal(tmp_path, "0.1.0", "boot-1", lambda: (b"", b"")).recover() is None
+    monkeypatch.setattr(RecordWriter, "append", real)
+    for number in range(3):
+        journal.append_event(EVENTS[2], number)
+        journal.rotate_if_due()
+    assert journal.fault == ""
+    journal.append_event(EVENTS[2], 99)
+    journal.close()
+    assert [now for _, now in read_journal(tmp_path)[-1].events()][-1] == 99
+
+
+def test_an_unknown_event_and_a_wrong_field_are_named():
+    with pytest.raises(OperatingError, match="Wished"):
+        decode_event(EventRecord(0, "Wished", {}))
+    with pytest.raises(OperatingError, match="GrantWanted"):
+        decode_event(EventRecord(0, "GrantWanted", {"session": "one"}))
+
+
+def test_a_place_without_a_journal_is_the_users_error(tmp_path):
+    with pytest.raises(RequestError, match="no segment"):
+        read_journal(tmp_path)
