@@ -2,7 +2,7 @@
 
 Segments `NNNNNNNN.V` hold records of one value class V; a batch is a segment, deleted when the database has it. So a
 batch may be sent twice after a crash: records carry keys that make that harmless. Beyond the bound the oldest segment
-of the lowest value goes first: readings, then iterations, then starts; completions go last of all. Every loss is counted.
+of the lowest value goes first: readings, then iterations, then starts; completions last. Every loss is counted.
 """
 
 from __future__ import annotations
