@@ -1,0 +1,24 @@
+"""Alembic's way in: runs migrations on the connection that accounting.schema hands over, in its transaction.
+
+There is no alembic.ini and no address here; `salus-acct db upgrade` is the only caller.
+"""
+
+from typing import Any
+
+from alembic import context
+
+
+def _announce(step: Any, **_ignored: object) -> None:
+    on_step = context.config.attributes.get("on_step")
+    if on_step is not None:
+        on_step(str(step.up_revision_id if step.is_upgrade else step.down_revision_ids))
+
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=context.config.attributes.get("metadata"),
+    compare_type=True,
+    on_version_apply=_announce,
+)
+with context.begin_transaction():
+    context.run_migrations()
