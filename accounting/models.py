@@ -164,10 +164,11 @@ class AdmissionReasonRow(Base):
     __tablename__ = "admission_reasons"
     admission_id: Mapped[int] = mapped_column(ForeignKey("admissions.id"), primary_key=True)
     position: Mapped[int] = mapped_column(Integer, primary_key=True)
-    code: Mapped[str]
-    needed: Mapped[int | None]
-    free: Mapped[int | None]
-    detail: Mapped[str] = mapped_column(DETAIL)
+    what: Mapped[str]
+    needed: Mapped[int]
+    free: Mapped[int]
+    unit: Mapped[str] = mapped_column(text(32))
+    advice: Mapped[str] = mapped_column(DETAIL)
 
 
 class SessionRow(Base):

@@ -135,12 +135,13 @@ class SuspensionRecord(_Record, frozen=True, kw_only=True):
 
 
 class Reason(_Value, frozen=True, kw_only=True):
-    """One shortfall of an admission: what was needed and what was free, in the unit that the code implies."""
+    """One shortfall of an admission, as core.types.Shortfall says it. `unit` tells what `needed` and `free` count."""
 
-    code: Name
-    needed: Whole | None = None
-    free: Whole | None = None
-    detail: str = ""
+    what: Name
+    needed: Whole = 0
+    free: Whole = 0
+    unit: OptionalName = "bytes"
+    advice: str = ""
 
 
 class AdmissionRecord(_Record, frozen=True, kw_only=True):
