@@ -5,7 +5,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: setup check format lint types imports tidy unit property integration coverage test test-soak bench clean
+.PHONY: setup check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -40,10 +40,13 @@ check: lint types imports tidy unit property
 integration: $(STAMP)
 	$(PYTEST) tests/integration
 
+e2e: $(STAMP)
+	$(PYTEST) tests/e2e
+
 coverage: $(STAMP)
 	$(PYTEST) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
 
-test: lint types imports tidy coverage integration
+test: lint types imports tidy coverage integration e2e
 
 test-soak: $(STAMP)
 	$(PYTEST) -m soak tests

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import entry
+from cli import cluster, entry
 
 app = typer.Typer(
     name="salus",
@@ -19,6 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(cluster.app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,202 @@
+"""Start, ask and end a private cluster from the outside: what `salus cluster`, the demo and the tests call.
+
+All of it needs root: device nodes are made with mknod, and jobs run under the ids of several existing accounts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodedaemon.core.errors import OperatingError, RequestError
+from slurm_plugin.cluster import files
+from slurm_plugin.cluster.plan import ClusterPlan
+from slurm_plugin.cluster.processes import start_time
+
+DEBIAN_PACKAGES = {
+    "munged": "munge",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+    "slurmdbd": "slurmdbd slurm-wlm-mysql-plugin",
+    "slurmctld": "slurmctld slurm-wlm-basic-plugins",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+}
+#: Accounts of every Debian system whose ids serve as users of the cluster, so that none must be created.
+USERS = ("games", "news", "uucp", "proxy")
+SAY_NOTHING: Callable[[str], None] = lambda _line: None  # noqa: E731 - a default that reads as one
+
+
+def check_host() -> None:
+    """Refuse early, with everything that lacks."""
+    if os.geteuid() != 0:
+        raise RequestError("cluster: start: not root; run as root (device nodes and several users need it)")
+    path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+    missing = {package for program, package in DEBIAN_PACKAGES.items() if shutil.which(program, path=path) is None}
+    if missing:
+        raise RequestError(f"cluster: start: programs missing; run: apt-get install {' '.join(sorted(missing))}")
+
+
+def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: int | None = None) -> Cluster:
+    """Start a cluster and return when all its nodes are idle. With `owner_pid` it ends when that process does."""
+    check_host()
+    if plan.with_salus and not files.SPANK_LIBRARY.exists():
+        raise RequestError(f"cluster: start: {files.SPANK_LIBRARY} is not built; run: make native")
+    prepare_directory(plan.directory)
+    plan.save()
+    argv = [sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
+    if owner_pid is not None:
+        argv += ["--owner", str(owner_pid)]
+    environment = {**os.environ, "PYTHONPATH": str(files.PLUGIN_ROOT.parent)}
+    environment["PATH"] = environment.get("PATH", "") + ":/usr/sbin:/sbin"
+    for name in ("SLURM_CONF", "SALUS_CONF", "SALUS_SOCKET"):
+        environment.pop(name, None)
+    with (plan.directory / "supervisor.log").open("ab") as log:
+        supervisor = subprocess.Popen(
+            argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
+            cwd="/", text=True,
+        )  # fmt: skip
+    assert supervisor.stdout is not None
+    with supervisor.stdout:
+        for line in supervisor.stdout:
+            told = json.loads(line)
+            if "step" in told:
+                say(f"{told['seconds']:6.2f} s  {told['step']}")
+            elif "error" in told:
+                supervisor.wait()
+                raise OperatingError(f"{told['error']}; logs are in {plan.directory}")
+            elif told.get("ready"):
+                # The process is not ours to wait for any more: it outlives this one, or ends with its owner.
+                supervisor.returncode = 0
+                return Cluster(ClusterPlan.load(plan.directory))
+    supervisor.wait()
+    raise OperatingError(f"cluster: start: the supervisor ended early; see {plan.directory}/supervisor.log")
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make the cluster's directory, or clear it where an earlier cluster has ended; others' files are never touched."""
+    if directory.is_symlink() or (directory.exists() and directory.stat().st_uid != os.geteuid()):
+        raise RequestError(f"cluster: {directory}: not a directory of ours; choose another with --dir")
+    if directory.exists() and any(directory.iterdir()):
+        if not (directory / "plan.json").exists():
+            raise RequestError(f"cluster: {directory}: has files of somebody else; choose another with --dir")
+        if Cluster(ClusterPlan.load(directory)).is_up():
+            raise RequestError(f"cluster: {directory}: a cluster runs here; end it with salus cluster down")
+        shutil.rmtree(directory)
+    for parent in directory.parents:
+        if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
+            raise RequestError(
+                f"cluster: {directory}: {parent} may not be entered by others, but SlurmUser and the jobs' users must; "
+                "choose another with --dir"
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o755)
+
+
+class Cluster:
+    """A cluster that was started in a directory. Holds no process: it may be made again from the directory at will."""
+
+    def __init__(self, plan: ClusterPlan) -> None:
+        self.plan = plan
+
+    def state(self) -> dict[str, Any]:
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            state: dict[str, Any] = json.loads(self.plan.path("state.json").read_text())
+            return state
+        return {}
+
+    def is_up(self) -> bool:
+        pid, started = self.state().get("supervisor", (0, None))
+        return started is not None and start_time(pid) == started
+
+    def ask(self, request: Mapping[str, object], timeout_s: float = 90.0) -> dict[str, Any]:
+        """Ask the supervisor; a fault of the request or of the part becomes an error here."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            try:
+                connection.connect(str(self.plan.path("run", "supervisor.sock")))
+                connection.sendall(json.dumps(request).encode() + b"\n")
+                line = connection.makefile().readline()
+            except OSError as error:
+                raise OperatingError(f"cluster: {self.plan.directory}: supervisor does not answer: {error}") from error
+        answer: dict[str, Any] = json.loads(line) if line else {}
+        if "error" in answer:
+            raise OperatingError(f"cluster: {request.get('do')} {request.get('name', '')}: {answer['error']}")
+        return answer
+
+    def start(self, name: str) -> int:
+        """Start a part that was stopped, and wait until it serves; its process id."""
+        pid: int = self.ask({"do": "start", "name": name})["pid"]
+        return pid
+
+    def stop(self, name: str, with_signal: int = signal.SIGTERM) -> None:
+        self.ask({"do": "stop", "name": name, "signal": with_signal})
+
+    def pid(self, name: str) -> int | None:
+        pid: int | None = self.ask({"do": "status"})["children"].get(name)
+        return pid
+
+    def run(
+        self, argv: Sequence[str], user: str | None = None, timeout_s: float = 60.0, **extra: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the cluster's environment, as root or under the id of an existing account."""
+        entry = pwd.getpwnam(user) if user else None
+        # The caller's environment does not follow into the job: Slurm would carry it there.
+        environment = {
+            "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
+            "LANG": "C.UTF-8",
+            "HOME": "/",
+            "USER": entry.pw_name if entry else "root",
+            **self.plan.environment(),
+            **extra,
+        }
+        return subprocess.run(
+            list(argv), env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
+            cwd=self.plan.path("work"), stdin=subprocess.DEVNULL,
+            user=entry.pw_uid if entry else None, group=entry.pw_gid if entry else None,
+            extra_groups=[] if entry else None,
+        )  # fmt: skip
+
+    def status(self) -> dict[str, Any]:
+        """Parts with their ids, nodes with their state; for people and programs."""
+        if not self.is_up():
+            return {"directory": str(self.plan.directory), "up": False, "parts": {}, "nodes": {}}
+        parts = self.ask({"do": "status"})["children"]
+        told = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.split()
+        return {
+            "directory": str(self.plan.directory),
+            "up": all(parts.values()),
+            "parts": parts,
+            "nodes": dict(zip(told[::2], told[1::2], strict=False)),
+            "environment": self.plan.environment(),
+        }
+
+    def down(self, *, keep: bool = False) -> None:
+        """End every process, also when the supervisor is gone, and remove the directory unless `keep`."""
+        state = self.state()
+        pid, started = state.get("supervisor", (0, None))
+        if started is not None and start_time(pid) == started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            deadline = time.monotonic() + 60
+            while start_time(pid) == started and time.monotonic() < deadline:
+                time.sleep(0.02)
+        for name, (child, child_started) in state.get("children", {}).items():
+            if child_started is not None and start_time(child) == child_started:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+                print(f"cluster: {name} ({child}) had to be killed", file=sys.stderr)
+        if not keep:
+            shutil.rmtree(self.plan.directory, ignore_errors=True)

@@ -1,0 +1,169 @@
+"""The configuration files of a private cluster, as text from its plan.
+
+Everything here is for one machine: many nodes on one host, no cgroups, a throw-away database. What an admin needs for a
+real cluster is in etc/slurm/ and docs/admin-guide.md.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+from slurm_plugin.cluster.plan import ClusterPlan
+
+PLUGIN_ROOT = Path(__file__).resolve().parent.parent
+SPANK_LIBRARY = PLUGIN_ROOT / "spank" / "build" / "salus_spank.so"
+
+# Character devices that no driver serves: Slurm only looks at type and number, and they must differ (a device cgroup
+# refuses two nodes with the same one). 240 to 254 is the range for local use.
+DEVICE_MAJOR = 241
+
+
+def slurm_conf(plan: ClusterPlan) -> str:
+    ports = plan.ports
+    node_lines = [
+        f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={plan.cores} RealMemory=4000 "
+        f"Gres=gpu:{plan.device_count},shard:{plan.device_count * plan.device_shards},salus:64 State=UNKNOWN"
+        for node, port in zip(plan.nodes, ports.nodes, strict=True)
+    ]
+    hooks = [
+        "JobSubmitPlugins=lua",
+        f"Prolog={plan.path('etc', 'prolog')}",
+        f"Epilog={plan.path('etc', 'epilog')}",
+        "PrologFlags=Alloc",
+        f"PlugStackConfig={plan.path('etc', 'plugstack.conf')}",
+    ]
+    return "\n".join(
+        [
+            f"ClusterName={plan.name}",
+            f"SlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort={ports.controller}",
+            "SlurmUser=slurm\nAuthType=auth/munge\nCredType=cred/munge",
+            f"AuthInfo=socket={plan.munge_socket}",
+            "MpiDefault=none\nReturnToService=2",
+            f"SlurmctldPidFile={plan.path('state', 'slurmctld.pid')}",
+            f"SlurmdPidFile={plan.path('run', '%n', 'slurmd.pid')}",
+            f"SlurmdSpoolDir={plan.path('spool', '%n')}",
+            f"StateSaveLocation={plan.path('state')}",
+            f"SlurmctldLogFile={plan.path('log', 'slurmctld.log')}",
+            f"SlurmdLogFile={plan.path('log', 'slurmd.%n.log')}",
+            "SlurmctldDebug=info\nSlurmdDebug=info",
+            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none",
+            "SchedulerType=sched/backfill",
+            "SchedulerParameters=sched_min_interval=0,bf_interval=2,batch_sched_delay=0",
+            "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core",
+            "JobAcctGatherType=jobacct_gather/none",
+            "AccountingStorageType=accounting_storage/slurmdbd",
+            f"AccountingStorageHost=localhost\nAccountingStoragePort={ports.database}",
+            f"AccountingStoragePass={plan.munge_socket}",
+            "AccountingStorageTRES=gres/gpu,gres/salus,gres/shard",
+            "AccountingStoreFlags=job_comment",
+            "KillWait=5\nSlurmdParameters=config_overrides",
+            "GresTypes=gpu,shard,salus",
+            *(hooks if plan.with_salus else []),
+            *plan.slurm_lines,
+            *node_lines,
+            f"PartitionName=main Nodes={','.join(plan.nodes)} Default=YES MaxTime=1:00:00 State=UP OverSubscribe=NO",
+            "",
+        ]
+    )
+
+
+def gres_conf(plan: ClusterPlan) -> str:
+    lines = []
+    for node in plan.nodes:
+        for index in range(plan.device_count):
+            device = plan.device_path(node, index)
+            lines.append(f"NodeName={node} Name=gpu File={device}")
+            lines.append(f"NodeName={node} Name=shard Count={plan.device_shards} File={device}")
+        lines.append(f"NodeName={node} Name=salus Count=64")
+    return "\n".join([*lines, ""])
+
+
+def slurmdbd_conf(plan: ClusterPlan) -> str:
+    return "\n".join(
+        [
+            f"AuthType=auth/munge\nAuthInfo=socket={plan.munge_socket}",
+            f"DbdHost=localhost\nDbdPort={plan.ports.database}\nSlurmUser=slurm",
+            f"LogFile={plan.path('log', 'slurmdbd.log')}\nPidFile={plan.path('state', 'slurmdbd.pid')}",
+            "DebugLevel=info\nStorageType=accounting_storage/mysql\nStorageHost=localhost",
+            "StorageUser=slurm\nStorageLoc=slurm_acct_db",
+            "",
+        ]
+    )
+
+
+def mariadb_conf(plan: ClusterPlan) -> str:
+    # Sizes as small and writes as lazy as they go: the database lives as long as the cluster.
+    return "\n".join(
+        [
+            "[mysqld]",
+            f"datadir={plan.path('mysql', 'data')}\nsocket={plan.path('mysql', 'mysql.sock')}",
+            f"pid-file={plan.path('mysql', 'mysqld.pid')}\nlog-error={plan.path('mysql', 'mysqld.log')}",
+            "skip-networking\nuser=mysql\nskip-log-bin\nperformance_schema=OFF",
+            "innodb_buffer_pool_size=32M\ninnodb_log_file_size=16M\ninnodb_flush_log_at_trx_commit=0",
+            "innodb_doublewrite=0\ninnodb_lock_wait_timeout=900",
+            "",
+        ]
+    )
+
+
+def hook_script(plan: ClusterPlan, module: str) -> str:
+    """Prolog or Epilog of this cluster: the shipped one, told where this node's daemon listens."""
+    hook = PLUGIN_ROOT / f"{module}.py"
+    socket = plan.path("run", "$SLURMD_NODENAME", "salusd.sock")
+    return f'#!/bin/sh\nexec "{sys.executable}" -I -S "{hook}" --socket "{socket}"\n'
+
+
+def plugstack_conf(plan: ClusterPlan) -> str:
+    socket = plan.path("run", "%n", "salusd.sock")
+    return f"required {plan.path('lib', 'salus_spank.so')} socket={socket}\n"
+
+
+def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
+    """Make the directory's tree: folders with their owners, files, device nodes."""
+    owners = {"log": "slurm", "state": "slurm", "mysql": "mysql"}
+    for name in ("etc", "run", "lib", "dev", "munge", "spool", "db", "log", "state", "mysql", "work"):
+        folder = plan.path(name)
+        folder.mkdir(mode=0o755)
+        if name in owners:
+            shutil.chown(folder, owners[name], owners[name])
+    plan.path("munge").chmod(0o700)
+    plan.path("db").chmod(0o700)
+    plan.path("work").chmod(0o1777)
+    plan.path("run", "admitd").mkdir()
+    etc = plan.path("etc")
+    (etc / "slurm.conf").write_text(slurm_conf(plan))
+    (etc / "gres.conf").write_text(gres_conf(plan))
+    (etc / "my.cnf").write_text(mariadb_conf(plan))
+    database = etc / "slurmdbd.conf"
+    database.touch(mode=0o600)
+    database.write_text(slurmdbd_conf(plan))
+    shutil.chown(database, "slurm", "slurm")
+    if release >= (23, 2):
+        (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+    for position, node in enumerate(plan.nodes):
+        plan.path("run", node).mkdir()
+        plan.path("spool", node).mkdir()
+        plan.path("dev", node).mkdir()
+        for index in range(plan.device_count):
+            number = os.makedev(DEVICE_MAJOR, position * plan.device_count + index)
+            os.mknod(plan.device_path(node, index), stat.S_IFCHR | 0o666, number)
+    if plan.with_salus:
+        write_salus_files(plan)
+
+
+def write_salus_files(plan: ClusterPlan) -> None:
+    etc = plan.path("etc")
+    for module in ("prolog", "epilog"):
+        script = etc / module
+        script.write_text(hook_script(plan, module))
+        script.chmod(0o755)
+    (etc / "plugstack.conf").write_text(plugstack_conf(plan))
+    # Copies, because slurmctld reads the script as SlurmUser, who may not enter the directory that we are installed in.
+    shutil.copyfile(PLUGIN_ROOT / "lua" / "job_submit.lua", etc / "job_submit.lua")
+    library = plan.path("lib", "salus_spank.so")
+    shutil.copyfile(SPANK_LIBRARY, library)
+    library.chmod(0o755)

@@ -1,0 +1,122 @@
+"""What a private cluster consists of: nodes, devices, ports and paths, fixed before anything starts.
+
+The plan is written to `plan.json` in the cluster's directory, so that every later command finds the same cluster.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodedaemon.core.errors import RequestError
+from nodedaemon.core.memory import device_units
+from nodedaemon.core.types import MIB
+
+# A unix socket's path has at most 107 bytes; the longest name below the directory takes 40 of them.
+DIRECTORY_LENGTH_MAX = 66
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    controller: int = 0
+    database: int = 0
+    admission: int = 0
+    nodes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    directory: Path
+    node_count: int = 2
+    device_count: int = 2
+    device_bytes: int = 1024 * MIB
+    lane_reserve_bytes: int = 256 * MIB
+    unit_bytes: int = 16 * MIB
+    cores: int = 16
+    #: Start salus-admitd and wire job_submit.lua, SPANK, Prolog and Epilog into Slurm; plain Slurm otherwise.
+    with_salus: bool = True
+    #: Start one salusd a node.
+    with_daemons: bool = True
+    #: Shards a device, overriding what capacity, reserve and unit give.
+    shard_count: int | None = None
+    #: Extra lines for slurm.conf and salus.conf.
+    slurm_lines: tuple[str, ...] = ()
+    salus_lines: tuple[str, ...] = ()
+    name: str = "salus"
+    ports: Ports = field(default_factory=Ports)
+
+    def __post_init__(self) -> None:
+        if len(str(self.directory)) > DIRECTORY_LENGTH_MAX or not self.directory.is_absolute():
+            raise RequestError(
+                f"cluster: directory {self.directory}: its absolute path has more than {DIRECTORY_LENGTH_MAX} bytes, "
+                "so sockets below it cannot be named; choose a shorter one with --dir"
+            )
+        if not 1 <= self.node_count <= 64 or not 1 <= self.device_count <= 16:
+            raise RequestError(
+                f"cluster: {self.node_count} nodes with {self.device_count} devices: out of range; "
+                "choose 1 to 64 nodes and 1 to 16 devices"
+            )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(f"node{number}" for number in range(1, self.node_count + 1))
+
+    @property
+    def device_shards(self) -> int:
+        if self.shard_count is not None:
+            return self.shard_count
+        return device_units(self.device_bytes, self.lane_reserve_bytes, self.unit_bytes)
+
+    def path(self, *parts: str) -> Path:
+        return self.directory.joinpath(*parts)
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.path("etc", "slurm.conf")
+
+    @property
+    def salus_conf(self) -> Path:
+        return self.path("etc", "salus.conf")
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.path("run", "munge.sock")
+
+    @property
+    def admission_socket(self) -> Path:
+        return self.path("run", "admitd", "admitd.sock")
+
+    def node_socket(self, node: str) -> Path:
+        return self.path("run", node, "salusd.sock")
+
+    def device_path(self, node: str, index: int) -> Path:
+        return self.path("dev", node, f"device{index}")
+
+    def environment(self) -> dict[str, str]:
+        """Variables by which Slurm's and our own commands find this cluster."""
+        return {
+            "SLURM_CONF": str(self.slurm_conf),
+            "SALUS_CONF": str(self.salus_conf),
+            "SALUS_MUNGE_SOCKET": str(self.munge_socket),
+        }
+
+    def save(self) -> None:
+        values = dataclasses.asdict(self)
+        values["directory"] = str(self.directory)
+        self.path("plan.json").write_text(json.dumps(values, indent=1) + "\n")
+
+    @staticmethod
+    def load(directory: Path) -> ClusterPlan:
+        """Read the plan of a cluster that was started in `directory`."""
+        try:
+            values = json.loads((directory / "plan.json").read_text())
+        except FileNotFoundError:
+            raise RequestError(f"cluster: {directory}: no cluster here; start one with salus cluster up") from None
+        ports = values.pop("ports")
+        ports["nodes"] = tuple(ports["nodes"])
+        values["directory"] = Path(values["directory"])
+        for key in ("slurm_lines", "salus_lines"):
+            values[key] = tuple(values[key])
+        return ClusterPlan(ports=Ports(**ports), **values)

@@ -1,0 +1,284 @@
+"""The one process that owns a private cluster: starts it in order, restarts parts on request, ends all of it.
+
+Run as `python -m slurm_plugin.cluster.supervisor DIR`. It reports to standard output, one JSON object a line, until the
+cluster is up (`{"ready": true}`) or is not (`{"error": ...}`), then serves `run/supervisor.sock`: one request line, one
+answer line. It ends with the cluster when told so, on SIGTERM, or when the process that owns it (`--owner`) is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nodedaemon.core.errors import OperatingError, SalusError
+from slurm_plugin.cluster import files
+from slurm_plugin.cluster.plan import ClusterPlan, Ports
+from slurm_plugin.cluster.ports import hold_port, port_of
+from slurm_plugin.cluster.processes import (
+    Child,
+    adopt_orphans,
+    kill_descendants,
+    reap_orphans,
+    start_time,
+    wait_until,
+)
+
+COMMAND_TIMEOUT_S = 30
+START_TIMEOUT_S = 60
+REQUEST_BYTES_MAX = 4096
+ACCOUNTING_SQL = (
+    "CREATE DATABASE slurm_acct_db; CREATE USER slurm@localhost IDENTIFIED VIA unix_socket; "
+    "GRANT ALL ON slurm_acct_db.* TO slurm@localhost;"
+)
+
+
+def run(argv: list[str], environment: dict[str, str]) -> str:
+    """Run a command to its end; its output, or a fault that names it."""
+    result = subprocess.run(
+        argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
+    )
+    if result.returncode != 0:
+        told = (result.stderr or result.stdout).strip()[-400:]
+        raise OperatingError(f"cluster: {argv[0]}: exit status {result.returncode}: {told}")
+    return result.stdout
+
+
+def succeeds(argv: list[str], environment: dict[str, str]) -> bool:
+    with contextlib.suppress(OperatingError, subprocess.TimeoutExpired):
+        run(argv, environment)
+        return True
+    return False
+
+
+def accepts(path: Path) -> bool:
+    """True when somebody listens on this unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def slurm_release() -> tuple[int, int]:
+    major, minor = run(["slurmctld", "-V"], {}).split()[-1].split(".")[:2]
+    return int(major), int(minor)
+
+
+class Supervisor:
+    def __init__(self, plan: ClusterPlan, started: float) -> None:
+        self.started = started
+        self.holders = [hold_port() for _ in range(3 + plan.node_count)]
+        numbers = [port_of(holder) for holder in self.holders]
+        ports = Ports(numbers[0], numbers[1], numbers[2], tuple(numbers[3:]))
+        self.plan = dataclasses.replace(plan, ports=ports)
+        self.children = {child.name: child for child in self.planned_children()}
+
+    def planned_children(self) -> list[Child]:
+        """Every process of the cluster, in the order in which they start."""
+        plan, environment = self.plan, self.plan.environment()
+
+        def child(name: str, *argv: str, **extra: str) -> Child:
+            return Child(name, argv, {**environment, **extra}, plan.path("log", f"{name}.out"))
+
+        munge = plan.path("munge")
+        children = [
+            child("munged", "munged", "--foreground", "--force", f"--key-file={munge / 'munge.key'}",
+                  f"--socket={plan.munge_socket}", f"--pid-file={munge / 'munged.pid'}",
+                  f"--log-file={munge / 'munged.log'}", f"--seed-file={munge / 'munged.seed'}"),
+            child("mariadb", "mariadbd", f"--defaults-file={plan.path('etc', 'my.cnf')}"),
+            child("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(plan.path("mysql", "mysql.sock"))),
+            child("slurmctld", "slurmctld", "-D", "-f", str(plan.slurm_conf)),
+        ]  # fmt: skip
+        tree = str(files.PLUGIN_ROOT.parent)
+        if plan.with_salus:
+            children.append(child("admitd", sys.executable, "-m", "slurm_plugin.admission", PYTHONPATH=tree))
+            if plan.with_daemons:
+                children += [
+                    child(f"salusd.{node}", sys.executable, "-m", "nodedaemon", "--node", node, PYTHONPATH=tree)
+                    for node in plan.nodes
+                ]
+        children += [
+            child(f"slurmd.{node}", "slurmd", "-D", "-f", str(plan.slurm_conf), "-N", node,
+                  SALUS_SOCKET=str(plan.node_socket(node)))
+            for node in plan.nodes
+        ]  # fmt: skip
+        return children
+
+    def say(self, step: str) -> None:
+        print(json.dumps({"step": step, "seconds": round(time.monotonic() - self.started, 2)}), flush=True)
+
+    def boot(self) -> None:
+        plan = self.plan
+        files.write_files(plan, slurm_release())
+        plan.save()
+        key = plan.path("munge", "munge.key")
+        key.touch(mode=0o400)
+        key.write_bytes(os.urandom(1024))
+        self.say("files")
+        # The longest step runs beside the others: creating an empty database takes about two seconds.
+        maker = subprocess.Popen(
+            ["mariadb-install-db", f"--defaults-file={plan.path('etc', 'my.cnf')}", "--skip-test-db",
+             "--auth-root-authentication-method=socket"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.start("munged")
+        self.say("munged")
+        _, told = maker.communicate(timeout=START_TIMEOUT_S)
+        if maker.returncode != 0:
+            raise OperatingError(f"cluster: mariadb-install-db: exit status {maker.returncode}: {told.strip()[-400:]}")
+        self.start("mariadb")
+        run(["mariadb", "-S", str(plan.path("mysql", "mysql.sock")), "-e", ACCOUNTING_SQL], {})
+        self.say("mariadb")
+        self.start("slurmdbd")
+        self.say("slurmdbd")
+        for name in self.children:
+            if name.startswith(("admitd", "salusd")):
+                self.children[name].start()
+        self.start("slurmctld")
+        self.say("slurmctld")
+        for name in self.children:
+            if name.startswith("slurmd."):
+                self.children[name].start()
+        for name in self.children:
+            if name.startswith(("admitd", "salusd", "slurmd.")):
+                self.wait_ready(name)
+        wait_until(lambda: self.idle_count() == plan.node_count, "all nodes idle", START_TIMEOUT_S)
+        self.say(f"{plan.node_count} nodes idle")
+
+    def idle_count(self) -> int:
+        told = run(["sinfo", "-h", "-t", "idle", "-o", "%D"], self.plan.environment()).split()
+        return int(told[0]) if told else 0
+
+    def start(self, name: str) -> None:
+        """Start a part and return when it serves."""
+        if self.children[name].pid is None:
+            self.children[name].start()
+        self.wait_ready(name)
+
+    def wait_ready(self, name: str) -> None:
+        plan, child, environment = self.plan, self.children[name], self.plan.environment()
+        kind, _, node = name.partition(".")
+        argv = ["sacctmgr", "-n", "show", "cluster"] if kind == "slurmdbd" else ["scontrol", "ping"]
+        sockets = {
+            "munged": plan.munge_socket,
+            "mariadb": plan.path("mysql", "mysql.sock"),
+            "admitd": plan.admission_socket,
+            "salusd": plan.node_socket(node) if node else plan.admission_socket,
+        }
+        if kind in sockets:
+            wait_until(lambda: accepts(sockets[kind]), name, START_TIMEOUT_S, child)
+        else:
+            wait_until(lambda: succeeds(argv, environment), name, START_TIMEOUT_S, child)
+
+    def write_state(self) -> None:
+        pids = {name: child.pid for name, child in self.children.items() if child.pid is not None}
+        state = {
+            "supervisor": [os.getpid(), start_time(os.getpid())],
+            "children": {name: [pid, start_time(pid)] for name, pid in pids.items()},
+        }
+        path = self.plan.path("state.json")
+        path.with_suffix(".new").write_text(json.dumps(state, indent=1) + "\n")
+        path.with_suffix(".new").rename(path)
+
+    def answer(self, request: dict[str, object]) -> dict[str, object]:
+        verb, name = request.get("do"), str(request.get("name", ""))
+        if verb == "status":
+            return {"children": {name: child.pid for name, child in self.children.items()}}
+        if name not in self.children:
+            return {"error": f"no part {name}; parts are {' '.join(self.children)}"}
+        if verb == "stop":
+            self.children[name].end(int(str(request.get("signal", signal.SIGTERM))))
+        elif verb == "start":
+            self.start(name)
+        else:
+            return {"error": f"unknown request {verb}"}
+        self.write_state()
+        return {"pid": self.children[name].pid}
+
+    def serve(self, owner: int | None) -> None:
+        path = self.plan.path("run", "supervisor.sock")
+        with socket.socket(socket.AF_UNIX) as listener, selectors.DefaultSelector() as selector:
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen()
+            selector.register(listener, selectors.EVENT_READ)
+            if owner is not None:
+                selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select(timeout=1.0):
+                    if key.fileobj is not listener:
+                        return
+                    if self.serve_one(listener):
+                        return
+                # Orphans of ended jobs; our own children are asked for their status through their Popen.
+                if not any(child.pid is None for child in self.children.values()):
+                    reap_orphans()
+
+    def serve_one(self, listener: socket.socket) -> bool:
+        """Answer one request; True when it asked for the end."""
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(5.0)
+            try:
+                request = json.loads(connection.makefile().readline(REQUEST_BYTES_MAX))
+                if request.get("do") == "down":
+                    return True
+                answer = self.answer(request)
+            except (OSError, ValueError, SalusError) as error:
+                answer = {"error": str(error)}
+            with contextlib.suppress(OSError):
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+        return False
+
+    def end(self) -> None:
+        """End all parts, last started first, then whatever any of them left behind."""
+        order = list(reversed(self.children.values()))
+        for child in order:
+            if child.name.startswith(("slurmd.", "salusd", "admitd")) and child.popen is not None:
+                with contextlib.suppress(ProcessLookupError):
+                    child.popen.terminate()
+        for child in order:
+            child.end(patience_s=3.0)
+        kill_descendants(os.getpid())
+
+
+def stop_on_signal(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="supervisor")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--owner", type=int)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, stop_on_signal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    adopt_orphans()
+    supervisor = Supervisor(ClusterPlan.load(arguments.directory), time.monotonic())
+    try:
+        supervisor.boot()
+        supervisor.write_state()
+        # Nobody reads after this line: the caller goes on, and a later print must not end us.
+        print(json.dumps({"ready": True}), flush=True)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        supervisor.serve(arguments.owner)
+    except KeyboardInterrupt:
+        return 0
+    except (SalusError, OSError, subprocess.SubprocessError) as error:
+        with contextlib.suppress(OSError):
+            print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    finally:
+        supervisor.end()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
