@@ -1,0 +1,412 @@
+"""One round of serving a device: who gets bytes, who gets a grant, whose grant ends.
+
+Claims are served in this order: arrivals, which need their persistent bytes, by age; waiters overtaken too often, by
+age; the rest by policy. A claim that lacks bytes takes them from other lanes at a boundary; if it is the first and
+still lacks some, the lanes that it needs are revoked at once and nobody behind it starts, so it waits at most for the
+iterations under way (docs/adr/0003-memory-rule.md, docs/adr/0005-bounded-overtaking.md). A round looks at the open
+lanes, which are few, and at the first waiter of each, so its cost does not grow with the number of sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+
+from nodedaemon.core.commands import (
+    AdmitSession,
+    CloseLane,
+    Command,
+    Grant,
+    LimitGrant,
+    OpenLane,
+    ReleaseLane,
+    Revoke,
+)
+from nodedaemon.core.lanes import Device, Lane, LaneState
+from nodedaemon.core.ordering import Breadth
+from nodedaemon.core.placement import Placement
+from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.types import Epoch, LaneId, Rank, SessionId
+
+
+class Outcome(Enum):
+    """What serving one waiter led to."""
+
+    GRANTED = "it runs"
+    COMING = "its lane is busy or being opened; nothing to do for it"
+    BLOCKING = "bytes are on their way to it; nobody behind it may start"
+    SKIPPED = "it cannot be served now, and takes nothing from those behind it"
+
+
+class Round:
+    """One pass over the claims of a device. Made anew for each event; keeps nothing but what the pass found out."""
+
+    def __init__(self, device: Device, now_ns: int, commands: list[Command], new_lane: Callable[[], LaneId]) -> None:
+        self.device = device
+        self.now_ns = now_ns
+        self.commands = commands
+        self.placement = Placement(device, commands, new_lane)
+        #: Moments at which a claim that had to be skipped may be tried again.
+        self.retry_ns: list[int] = []
+        self.is_blocked = False
+
+    def serve(self) -> None:
+        """Serve arrivals, then waiters, then see to the holders and to lanes of the wrong size."""
+        if self.device.lost_reason is not None:
+            return
+        self.is_blocked = self._serve_arrivals() or self._serve_waiters()
+        self._tend_holders()
+        self._fit_lanes()
+        if not self.is_blocked:
+            self._spread()
+
+    # Arrivals
+
+    def _serve_arrivals(self) -> bool:
+        device = self.device
+        if device.is_drained:
+            return False
+        passed_over: set[SessionId] = set()
+        while True:
+            session = next((one for one in device.arrivals.values() if one.id not in passed_over), None)
+            if session is None:
+                return False
+            # Only a device that was over-committed fails this; then waiting for bytes would stop everybody for nothing.
+            if not device.can_always_run(session.persistent_bytes, session.ephemeral_bytes):
+                passed_over.add(session.id)
+                continue
+            lack_bytes = session.persistent_bytes - device.free_bytes
+            if lack_bytes > 0:
+                self._take(self._choose(lack_bytes - device.releasing_bytes, 0, None), None)
+                return True
+            self._admit(session)
+
+    def _admit(self, session: Session) -> None:
+        device = self.device
+        del device.arrivals[session.id]
+        device.persistent_bytes += session.persistent_bytes
+        device.note_size(session)
+        self.commands.append(AdmitSession(session.id, session.persistent_bytes))
+        if session.ephemeral_bytes == 0:
+            session.step(SessionState.UNGATED, self.now_ns)
+            return
+        session.step(SessionState.IDLE, self.now_ns)
+        if session.ephemeral_bytes <= device.free_bytes and device.has_lane_to_spare():
+            lane = self.placement.add_lane(session.domain)
+            self.placement.bind(session, lane)
+            self._open(lane)
+        else:
+            self.placement.place(session)
+
+    # Waiters
+
+    def top_rank(self) -> Rank:
+        """The best class that waits or runs."""
+        device = self.device
+        for rank in Rank:
+            if device.running[rank] or len(device.waits[rank]):
+                return rank
+        return Rank.BEST_EFFORT
+
+    def overtakes_left(self, rank: Rank, *, counts_promises: bool = True) -> int:
+        """Iterations of this class that may still start before its oldest waiter, less what holders may run already."""
+        device = self.device
+        left = device.limits.overtakes_max - device.waits[rank].oldest_count
+        if not counts_promises:
+            return left
+        return left - sum(
+            lane.holder.iteration_limit or 0
+            for lane in device.open_lanes.values()
+            if lane.holder is not None and lane.holder.rank is rank
+        )
+
+    def is_overdue(self, session: Session) -> bool:
+        """Was it overtaken as often as anybody may be?"""
+        waits = self.device.waits[session.rank]
+        return waits.oldest == session.id and waits.oldest_count >= self.device.limits.overtakes_max
+
+    def _serve_waiters(self) -> bool:
+        breadth = self.device.ordering.breadth
+        if breadth is Breadth.ONE and any(self.device.running.values()):
+            return False
+        for session in self.candidates(counts_promises=True):
+            outcome = self._serve_waiter(session)
+            if outcome is Outcome.BLOCKING:
+                return True
+            if breadth is Breadth.ONE and outcome is not Outcome.SKIPPED:
+                return False
+        return False
+
+    def candidates(self, *, counts_promises: bool) -> list[Session]:
+        """The first waiter of each open lane and of the parked ones, in the order in which they are served.
+
+        `counts_promises` is for new grants: what holders may run already counts as overtaking then.
+        """
+        device = self.device
+        top = self.top_rank() if device.ordering.breadth is Breadth.CLASS else None
+        found: dict[LaneId, tuple[tuple[int, tuple[int, ...], int], Session]] = {}
+        for lane in device.open_lanes.values():
+            first = lane.first_waiter()
+            if first is not None:
+                found[lane.id] = first
+        parked = device.first_parked()
+        if parked is not None:
+            first = parked[1].first_waiter()
+            assert first is not None
+            found[parked[1].id] = first
+        for rank in Rank:
+            oldest = device.waits[rank].oldest
+            if oldest is not None and self.overtakes_left(rank, counts_promises=counts_promises) <= 0:
+                session = device.sessions[oldest]
+                assert session.lane is not None
+                if session.lane.id not in found or found[session.lane.id][0][0] > 1:
+                    found[session.lane.id] = ((1, (), session.wait_order), session)
+        served = [entry for entry in found.values() if top is None or entry[1].rank is top or entry[1].is_ungated]
+        return [session for _, session in sorted(served, key=lambda entry: entry[0])]
+
+    def _serve_waiter(self, session: Session) -> Outcome:
+        lane = session.lane
+        assert lane is not None
+        if lane.state in (LaneState.OPENING, LaneState.RELEASING) or lane.holder is not None:
+            return Outcome.COMING
+        if lane.state is LaneState.PARKED or lane.held_bytes < session.ephemeral_bytes:
+            return self._claim(lane, session)
+        is_last_chance = self.overtakes_left(session.rank) <= 0 and not session.is_ungated
+        if is_last_chance and self.device.waits[session.rank].oldest != session.id:
+            return Outcome.SKIPPED
+        self.grant(lane, session, None)
+        return Outcome.GRANTED
+
+    def grant(self, lane: Lane, session: Session, handed_epoch: Epoch | None) -> None:
+        """Let the session run; with `handed_epoch` it runs already, started by its predecessor."""
+        device = self.device
+        if not session.is_stopped:
+            device.waits[session.rank].remove(session.id, is_granted=True)
+        session.waited_ns += self.now_ns - session.wanted_ns
+        session.step(SessionState.RUNNING, self.now_ns)
+        session.epoch = device.next_epoch() if handed_epoch is None else handed_epoch
+        session.granted_bytes = session.ephemeral_bytes
+        session.iteration_limit = None
+        lane.holder, lane.last_rank = session, session.rank
+        limit = None
+        if session.is_ungated:
+            self.pin(lane, session)
+        elif not session.is_stopped:
+            device.start_service(session)
+        if not session.is_ungated and len(device.waits[session.rank]):
+            limit = self._allot(session.rank)
+            session.iteration_limit = limit - 1
+        if handed_epoch is None:
+            self.commands.append(Grant(session.id, lane.id, session.epoch, limit))
+        elif limit is not None:
+            self.commands.append(LimitGrant(session.id, handed_epoch, limit - 1))
+
+    def pin(self, lane: Lane, session: Session) -> None:
+        """The lane is the session's own until it leaves: it is gated no more, and its mates go elsewhere."""
+        self.device.stop_service(session)
+        lane.is_pinned = True
+        self.placement.clear(lane, session)
+
+    def _allot(self, rank: Rank) -> int:
+        # Lanes that run side by side overtake the same waiters, so they divide what is left.
+        return max(1, self.overtakes_left(rank) // max(1, len(self.device.open_lanes)))
+
+    # Bytes
+
+    def _open(self, lane: Lane) -> None:
+        device = self.device
+        device.hold(lane, lane.target_bytes)
+        self.commands.append(OpenLane(lane.id, device.id, lane.domain, lane.held_bytes, lane.epoch))
+
+    def _claim(self, lane: Lane, session: Session) -> Outcome:
+        """Find bytes for a lane that is parked, or open and too small, because `session` goes first."""
+        device = self.device
+        if lane.retry_ns > self.now_ns:
+            self.retry_ns.append(lane.retry_ns)
+            return Outcome.SKIPPED
+        needed_bytes = lane.target_bytes
+        own_bytes = lane.held_bytes
+        has_room = bool(own_bytes) or device.has_lane_to_spare()
+        if has_room and needed_bytes <= device.free_bytes + own_bytes:
+            if own_bytes:
+                self._release(lane)
+                return Outcome.BLOCKING
+            self._open(lane)
+            return Outcome.COMING
+        mate = device.find_lane(session)
+        if mate is not None and mate is not lane and mate.held_bytes >= session.ephemeral_bytes:
+            if mate.held_bytes >= needed_bytes:
+                self.placement.merge(lane, mate)
+            else:
+                self.placement.bind(session, mate)
+            self._drop_if_empty(lane)
+            return self._serve_waiter(session)
+        lack_bytes = needed_bytes - own_bytes - device.free_bytes - device.releasing_bytes
+        is_room_coming = has_room or device.releasing_bytes > 0
+        chosen = self._choose(lack_bytes, 0 if is_room_coming else 1, session)
+        if chosen is None:
+            return Outcome.SKIPPED
+        if own_bytes:
+            self._release(lane)
+        self._take(chosen, lane)
+        return Outcome.BLOCKING
+
+    def _choose(self, lack_bytes: int, count: int, claimant: Session | None) -> list[Lane] | None:
+        """Lanes that together give `lack_bytes`, at least `count` of them; None if there are not enough.
+
+        An arrival (no claimant) may ask everybody; a waiter only those behind it in the order, and other domains only
+        after their quantum.
+        """
+        chosen: list[Lane] = []
+        for lane in self.device.victims():
+            if sum(one.held_bytes for one in chosen) >= lack_bytes and len(chosen) >= count:
+                break
+            if claimant is None or (lane is not claimant.lane and self._may_take(lane, claimant)):
+                chosen.append(lane)
+        for lane in list(chosen):
+            rest_bytes = sum(one.held_bytes for one in chosen) - lane.held_bytes
+            if rest_bytes >= lack_bytes and len(chosen) > count:
+                chosen.remove(lane)
+        enough = sum(one.held_bytes for one in chosen) >= lack_bytes and len(chosen) >= count
+        return chosen if enough else None
+
+    def _may_take(self, lane: Lane, claimant: Session) -> bool:
+        if claimant.is_ungated:
+            return True
+        if lane.holder is not None and not self.goes_before(claimant, lane.holder):
+            return False
+        protected_ns = self.protected_until_ns(lane, claimant)
+        if protected_ns > self.now_ns:
+            self.retry_ns.append(protected_ns)
+            return False
+        return True
+
+    def protected_until_ns(self, lane: Lane, claimant: Session) -> int:
+        """Until when the quantum keeps the lane for its domain; a higher class and the own domain need not wait."""
+        if lane.domain == claimant.domain or claimant.rank < lane.last_rank:
+            return self.now_ns
+        quantum_end_ns = lane.opened_ns + self.device.limits.domain_quantum_ns
+        if lane.holder is not None or lane.first_waiter() is not None:
+            return quantum_end_ns
+        return min(quantum_end_ns, lane.returned_ns + self.device.limits.idle_release_ns)
+
+    def goes_before(self, waiter: Session, holder: Session) -> bool:
+        """Would the waiter be granted rather than the holder again, if both stood at a boundary now?"""
+        if self.is_overdue(waiter) and waiter.rank <= holder.rank:
+            return True
+        return self.lease_service(holder, waiter) == 0
+
+    def lease_service(self, holder: Session, waiter: Session) -> int | None:
+        clock = self.device.clock
+        return self.device.ordering.lease_service(holder.view(clock.plain, clock.grown), waiter.view(), self.now_ns)
+
+    def _take(self, chosen: list[Lane] | None, claimant: Lane | None) -> None:
+        """Have the chosen lanes give their bytes back: idle ones now, busy ones at their next boundary."""
+        for lane in chosen or ():
+            if lane.holder is not None:
+                self.revoke(lane.holder, None)
+                continue
+            heir = self.placement.heir(lane, claimant, chosen or [])
+            if heir is not None:
+                self.placement.merge(lane, heir)
+            self._release(lane)
+
+    def _release(self, lane: Lane) -> None:
+        self.device.start_release(lane)
+        self.commands.append(ReleaseLane(lane.id, lane.epoch))
+
+    def _drop_if_empty(self, lane: Lane) -> None:
+        if not lane.sessions and lane.state is LaneState.PARKED:
+            self.device.drop_lane(lane)
+            self.commands.append(CloseLane(lane.id))
+
+    # Holders
+
+    def _tend_holders(self) -> None:
+        """End the leases that the policy would not renew, and bound those that overtake somebody."""
+        device = self.device
+        breadth = device.ordering.breadth
+        candidates = self.candidates(counts_promises=False)
+        top = self.top_rank()
+        best = self._best_holder() if breadth is Breadth.ONE and sum(device.running.values()) > 1 else None
+        for lane in list(device.open_lanes.values()):
+            holder = lane.holder
+            if holder is None or lane.is_stuck:
+                continue
+            is_outranked = breadth is Breadth.CLASS and holder.rank > top
+            if is_outranked or (best is not None and holder is not best):
+                self.revoke(holder, None)
+            else:
+                self._tend_holder(lane, holder, candidates)
+
+    def _best_holder(self) -> Session:
+        device = self.device
+        holders = [lane.holder for lane in device.open_lanes.values() if lane.holder is not None]
+        clock = device.clock
+        return min(
+            holders,
+            key=lambda one: (device.ordering.key(one.view(clock.plain, clock.grown), self.now_ns), one.arrival_order),
+        )
+
+    def _tend_holder(self, lane: Lane, holder: Session, candidates: list[Session]) -> None:
+        rival = self.rival(lane, candidates)
+        if rival is not None and self.goes_before(rival, holder):
+            can_succeed = rival.lane is lane and lane.held_bytes >= rival.ephemeral_bytes and not rival.is_ungated
+            self.revoke(holder, rival if can_succeed and not self.is_blocked else None)
+        elif (
+            holder.state is SessionState.RUNNING
+            and holder.iteration_limit is None
+            and len(self.device.waits[holder.rank])
+        ):
+            left = self._allot(holder.rank)
+            holder.iteration_limit = left
+            assert holder.epoch is not None
+            self.commands.append(LimitGrant(holder.id, holder.epoch, left))
+
+    def rival(self, lane: Lane, candidates: list[Session]) -> Session | None:
+        """The waiter that would run if this lane's holder stood at a boundary now."""
+        if self.device.ordering.breadth is Breadth.ONE:
+            return candidates[0] if candidates else None
+        return next((one for one in candidates if one.lane is lane), None)
+
+    def revoke(self, holder: Session, successor: Session | None) -> None:
+        """Raise the revoke word; again only if the successor changes."""
+        successor_id = None if successor is None else successor.id
+        if holder.state is SessionState.REVOKED and holder.successor == successor_id:
+            return
+        if holder.state is SessionState.RUNNING:
+            holder.step(SessionState.REVOKED, self.now_ns)
+            holder.revoked_ns, holder.is_reported = self.now_ns, False
+        holder.successor = successor_id
+        epoch = None
+        if successor_id is not None:
+            epoch = self.device.next_epoch()
+            holder.offers[epoch] = successor_id
+        assert holder.epoch is not None
+        self.commands.append(Revoke(holder.id, holder.epoch, successor_id, epoch))
+
+    # Sizes
+
+    def _fit_lanes(self) -> None:
+        """Idle lanes that nobody uses, or that are larger than their sessions need, give their bytes back."""
+        for lane in list(self.device.open_lanes.values()):
+            if lane.is_idle and not lane.is_stuck and lane.held_bytes > lane.target_bytes:
+                self._release(lane)
+
+    def _spread(self) -> None:
+        """Where there is room, the next waiter of a busy lane gets a lane of its own."""
+        device = self.device
+        if device.ordering.breadth is Breadth.ONE or device.is_drained:
+            return
+        if device.free_bytes <= 0 or device.first_parked() is not None:
+            return
+        for session in self.candidates(counts_promises=False):
+            lane = session.lane
+            assert lane is not None
+            # One that was named successor may be running already: it stays where its predecessor starts it.
+            is_free_to_go = lane.holder is not None and session.id not in lane.holder.offers.values()
+            if not is_free_to_go or not device.has_lane_to_spare() or session.ephemeral_bytes > device.free_bytes:
+                continue
+            own = self.placement.add_lane(session.domain)
+            self.placement.bind(session, own)
+            self._open(own)

@@ -1,0 +1,71 @@
+"""Which lane a session uses: joining, moving and merging. Bytes and grants are not its business (core.claims)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nodedaemon.core.commands import BindSession, Command
+from nodedaemon.core.lanes import Device, Lane, LaneState
+from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.types import Domain, LaneId
+
+
+class Placement:
+    """Binds sessions of one device to lanes and says so by commands."""
+
+    def __init__(self, device: Device, commands: list[Command], new_lane: Callable[[], LaneId]) -> None:
+        self.device = device
+        self.commands = commands
+        self._new_lane = new_lane
+
+    def add_lane(self, domain: Domain) -> Lane:
+        lane = Lane(self._new_lane(), domain)
+        self.device.add_lane(lane)
+        return lane
+
+    def bind(self, session: Session, lane: Lane) -> None:
+        """Join the lane, leaving another; a waiter takes its place in the order along."""
+        if session.lane is not None:
+            session.lane.leave(session)
+        lane.join(session)
+        self.commands.append(BindSession(session.id, lane.id))
+        if session.state is SessionState.WAITING and not session.is_stopped:
+            lane.add_waiter(session.place, session)
+            if lane.state is LaneState.PARKED:
+                self.device.note_parked(lane)
+
+    def place(self, session: Session) -> None:
+        """Join the best lane of the domain, or a parked one, whose bytes are claimed when the session wants to run."""
+        lane = self.device.find_lane(session) or self.device.parked_lane(session.domain)
+        self.bind(session, lane or self.add_lane(session.domain))
+
+    def merge(self, lane: Lane, heir: Lane) -> None:
+        """Move every session of `lane` to `heir`, for good."""
+        for session in list(lane.sessions.values()):
+            self.bind(session, heir)
+
+    def heir(self, lane: Lane, claimant: Lane | None, leaving: Sequence[Lane]) -> Lane | None:
+        """The lane of the same domain into which `lane` is merged rather than parked, if there is one."""
+        if claimant is not None and claimant.domain == lane.domain:
+            return claimant
+        target_bytes = lane.target_bytes
+        mates = (
+            mate
+            for mate in self.device.domains[lane.domain].values()
+            if mate is not lane
+            and mate not in leaving
+            and mate.state in (LaneState.OPEN, LaneState.OPENING)
+            and not mate.is_stuck
+            and mate.held_bytes >= target_bytes
+        )
+        return min(mates, key=lambda mate: (mate.held_bytes, mate.id), default=None)
+
+    def clear(self, lane: Lane, keeper: Session) -> None:
+        """Move all but `keeper` elsewhere: its lane will be free for nobody else.
+
+        One that was named successor stays: its predecessor may have started it already.
+        """
+        named = set(keeper.offers.values())
+        mates = [one for one in lane.sessions.values() if one is not keeper and one.id not in named]
+        for session in mates:
+            self.place(session)

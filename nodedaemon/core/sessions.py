@@ -1,0 +1,116 @@
+"""A session's life, as a table: one process of a job attached to one device.
+
+The table is the truth: docs/sessions.md is generated from it, and a step that it does not have is a bug of ours or a
+misbehaving peer, told with the session's last steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from nodedaemon.core.errors import PeerError
+from nodedaemon.core.fairness import SCALE_BITS
+from nodedaemon.core.ordering import Waiting
+from nodedaemon.core.types import Domain, Epoch, JobId, Rank, SessionId
+
+if TYPE_CHECKING:
+    from nodedaemon.core.lanes import Lane
+
+
+class SessionState(StrEnum):
+    ARRIVING = "arriving"  # claims its persistent bytes
+    IDLE = "idle"  # admitted; wants no grant now
+    WAITING = "waiting"  # stands at a boundary, blocked in the gate
+    RUNNING = "running"  # holds a grant
+    REVOKED = "revoked"  # holds a grant that ends at the next boundary
+    UNGATED = "ungated"  # admitted without lane: runs by its peak
+    LEAVING = "leaving"  # its process is gone, its memory not yet seen free
+
+
+TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
+    SessionState.ARRIVING: frozenset({SessionState.IDLE, SessionState.UNGATED}),
+    SessionState.IDLE: frozenset({SessionState.WAITING, SessionState.LEAVING}),
+    SessionState.WAITING: frozenset({SessionState.RUNNING, SessionState.LEAVING}),
+    SessionState.RUNNING: frozenset(
+        {SessionState.REVOKED, SessionState.WAITING, SessionState.IDLE, SessionState.LEAVING}
+    ),
+    SessionState.REVOKED: frozenset(
+        {SessionState.RUNNING, SessionState.WAITING, SessionState.IDLE, SessionState.LEAVING}
+    ),
+    SessionState.UNGATED: frozenset({SessionState.LEAVING}),
+    SessionState.LEAVING: frozenset(),
+}
+
+HOLDING = frozenset({SessionState.RUNNING, SessionState.REVOKED})
+
+#: Steps of a session that an error tells.
+STORY_LENGTH = 12
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """State of a session; only the engine changes it."""
+
+    id: SessionId
+    job: JobId
+    domain: Domain
+    persistent_bytes: int
+    ephemeral_bytes: int
+    rank: Rank
+    weight: int
+    remaining_ns: int | None
+    arrival_order: int
+    arrived_ns: int
+    state: SessionState = SessionState.ARRIVING
+    lane: Lane | None = None
+    is_stopped: bool = False
+    is_ungated: bool = False
+    # Waiting: since when, and which entry of its lane's heap is the valid one.
+    wanted_ns: int = 0
+    wait_order: int = 0
+    place: tuple[int, tuple[int, ...], int] = (0, (), 0)
+    # Holding: the grant's epoch, its limit, and what the service clock showed when it began.
+    epoch: Epoch | None = None
+    is_served: bool = False
+    granted_bytes: int = 0
+    iteration_limit: int | None = None
+    granted_plain: int = 0
+    granted_grown: int = 0
+    revoked_ns: int = 0
+    is_reported: bool = False
+    successor: SessionId | None = None
+    offers: dict[Epoch, SessionId] = field(default_factory=dict)
+    # Accounting.
+    service_plain: int = 0
+    virtual: int = 0
+    iteration_count: int = 0
+    handover_count: int = 0
+    waited_ns: int = 0
+    story: list[str] = field(default_factory=list)
+
+    def step(self, state: SessionState, now_ns: int) -> None:
+        """Move to `state`, or say with the session's story why that cannot be."""
+        if state not in TRANSITIONS[self.state]:
+            raise PeerError(
+                f"session step refused: session {self.id} of job {self.job}: {self.state} to {state}; "
+                f"last steps: {' '.join(self.story)}"
+            )
+        self.state = state
+        self.story.append(f"{state}@{now_ns}")
+        if len(self.story) > STORY_LENGTH:
+            del self.story[0]
+
+    @property
+    def is_holding(self) -> bool:
+        return self.state in HOLDING
+
+    def view(self, plain: int = 0, grown: int = 0) -> Waiting:
+        """What a policy is told. A holder's running service is added from the clock's readings."""
+        remaining_ns, virtual = self.remaining_ns, self.virtual
+        if self.is_served:
+            virtual += (grown - self.granted_grown) // self.weight
+            if remaining_ns is not None:
+                remaining_ns = max(0, remaining_ns - ((plain - self.granted_plain) >> SCALE_BITS))
+        return Waiting(self.id, self.arrival_order, self.rank, self.weight, remaining_ns, virtual, self.wanted_ns)

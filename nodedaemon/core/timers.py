@@ -1,0 +1,70 @@
+"""When the engine must look again although nothing happens: leases that run out, quanta, retries, hung holders."""
+
+from __future__ import annotations
+
+from nodedaemon.core.claims import Round
+from nodedaemon.core.commands import EndSession, ReportOverdue, WakeAt, WarnSession
+from nodedaemon.core.lanes import Lane
+from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.types import OnHang
+
+
+def set_wake(round_: Round) -> None:
+    """Report hung holders, then ask to be called at the next moment at which the order may change by itself."""
+    device, now_ns = round_.device, round_.now_ns
+    if device.wake_ns is not None and device.wake_ns <= now_ns:
+        device.wake_ns = None
+    if device.lost_reason is not None:
+        return
+    moments = list(round_.retry_ns)
+    candidates = round_.candidates(counts_promises=False)
+    parked = device.first_parked()
+    for lane in device.open_lanes.values():
+        holder = lane.holder
+        if holder is None or lane.is_stuck:
+            continue
+        if holder.state is SessionState.REVOKED:
+            moments.extend(_watch_hang(round_, holder))
+            continue
+        rivals = [round_.rival(lane, candidates), None if parked is None else _first(parked[1])]
+        moments.extend(
+            moment for rival in rivals if rival is not None for moment in _lease_end(round_, lane, holder, rival)
+        )
+    at_ns = min((moment for moment in moments if moment > now_ns), default=None)
+    if at_ns is not None and (device.wake_ns is None or at_ns < device.wake_ns):
+        device.wake_ns = at_ns
+        round_.commands.append(WakeAt(device.id, at_ns))
+
+
+def _first(lane: Lane) -> Session:
+    first = lane.first_waiter()
+    assert first is not None
+    return first[1]
+
+
+def _lease_end(round_: Round, lane: Lane, holder: Session, rival: Session) -> list[int]:
+    service = round_.lease_service(holder, rival)
+    if service is None:
+        return []
+    # One nanosecond later, so that the look finds the lease spent and not just about to be.
+    end_ns = round_.now_ns + round_.device.clock.wall_ns(service) + 1
+    if rival.lane is not lane:
+        end_ns = max(end_ns, round_.protected_until_ns(lane, rival))
+    return [end_ns]
+
+
+def _watch_hang(round_: Round, holder: Session) -> list[int]:
+    limits = round_.device.limits
+    deadline_ns = holder.revoked_ns + limits.hang_timeout_ns
+    if holder.is_reported:
+        return []
+    if round_.now_ns < deadline_ns:
+        return [deadline_ns]
+    holder.is_reported = True
+    reason = f"no boundary for {round_.now_ns - holder.revoked_ns} ns after a revoke while others wait"
+    round_.commands.append(ReportOverdue(holder.id, holder.job, round_.now_ns - holder.revoked_ns))
+    if limits.on_hang is OnHang.KILL:
+        round_.commands.append(EndSession(holder.id, reason))
+    else:
+        round_.commands.append(WarnSession(holder.id, reason))
+    return []

@@ -1,0 +1,68 @@
+"""How often waiters were overtaken, in constant time.
+
+A waiter is overtaken when an iteration starts for a session that began to wait later. Whoever overtakes one waiter
+overtakes all older ones too, so the oldest is always the most overtaken: only its count is ever asked for. Counts are
+kept as differences along the list of waiters, and each step touches one neighbour.
+"""
+
+from __future__ import annotations
+
+from nodedaemon.core.types import SessionId
+
+
+class WaitList:
+    """The waiters of one class in the order in which they began to wait."""
+
+    __slots__ = ("_next", "_oldest", "_own", "_previous", "_total", "_youngest")
+
+    def __init__(self) -> None:
+        self._previous: dict[SessionId, SessionId | None] = {}
+        self._next: dict[SessionId, SessionId | None] = {}
+        self._own: dict[SessionId, int] = {}
+        self._oldest: SessionId | None = None
+        self._youngest: SessionId | None = None
+        self._total = 0
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    @property
+    def oldest(self) -> SessionId | None:
+        return self._oldest
+
+    @property
+    def oldest_count(self) -> int:
+        """How often the oldest waiter was overtaken: an upper bound, as a lease reports its iterations together."""
+        return self._total
+
+    def append(self, session: SessionId) -> None:
+        """The session begins to wait."""
+        self._previous[session], self._next[session] = self._youngest, None
+        self._own[session] = 0
+        if self._youngest is None:
+            self._oldest = session
+        else:
+            self._next[self._youngest] = session
+        self._youngest = session
+
+    def remove(self, session: SessionId, *, is_granted: bool) -> None:
+        """The session waits no more; a grant overtakes all that began to wait before it."""
+        previous, following = self._previous.pop(session), self._next.pop(session)
+        own = self._own.pop(session)
+        if previous is None:
+            self._oldest = following
+            self._total -= own
+        else:
+            self._next[previous] = following
+            self._own[previous] += own + is_granted
+            self._total += is_granted
+        if following is None:
+            self._youngest = previous
+        else:
+            self._previous[following] = previous
+
+    def overtake_all(self, iteration_count: int) -> None:
+        """Iterations started under a lease while all these waited."""
+        if self._youngest is not None:
+            self._own[self._youngest] += iteration_count
+            self._total += iteration_count
