@@ -5,7 +5,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: setup check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
+.PHONY: setup config check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -34,6 +34,9 @@ unit: $(STAMP)
 
 property: $(STAMP)
 	$(PYTEST) -n 2 tests/property tests/scenarios
+
+config: $(STAMP)
+	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 
 check: lint types imports tidy unit property
 

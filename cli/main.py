@@ -10,7 +10,9 @@ from typing import Annotated
 
 import typer
 
-from cli import cluster, entry
+from cli import entry
+from cli.cluster import app as cluster
+from cli.config import app as config
 
 app = typer.Typer(
     name="salus",
@@ -19,8 +21,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.add_typer(cluster.app)
 
 
 def _print_version(wanted: bool) -> None:
@@ -40,8 +40,13 @@ def _program(
         bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    # Subcommands read it by `cli.config.load(context)`.
+    # Commands read it through `cli.config.config_of(context)`.
     context.obj = config_file
+
+
+# One line a noun.
+app.add_typer(cluster, name="cluster")
+app.add_typer(config, name="config")
 
 
 def main() -> None:

@@ -1,1 +1,35 @@
-"""etc/salus.conf -> frozen dataclasses. Nobody else reads the file."""
+"""etc/salus.conf -> frozen dataclasses. Nobody else reads the file.
+
+    loaded = load(locate(path_or_none))     # Config, or Rejected with every finding
+    config = load_or_raise(locate(None))    # for programs that cannot go on without
+    settings = config.for_node("gpu01")     # typed: settings.lanes.lane_reserve_bytes, settings.order.policy, ...
+    devices = config.devices_of("gpu01")    # DeviceName records: host devices and what is special about GPUs
+
+Keys, defaults and reasons: `keys.py`. Syntax: `grammar.py`. What cannot be true at once: `check.py`.
+"""
+
+from nodedaemon.config.check import lane_reserve_problem
+from nodedaemon.config.finding import Finding, Place
+from nodedaemon.config.keys import Settings
+from nodedaemon.config.limits import RANKS, device_limits, weight_of
+from nodedaemon.config.loading import Rejected, UnreadableError, load, load_or_raise, locate, parse
+from nodedaemon.config.records import Config, Device, Record
+
+__all__ = [
+    "RANKS",
+    "Config",
+    "Device",
+    "Finding",
+    "Place",
+    "Record",
+    "Rejected",
+    "Settings",
+    "UnreadableError",
+    "device_limits",
+    "lane_reserve_problem",
+    "load",
+    "load_or_raise",
+    "locate",
+    "parse",
+    "weight_of",
+]

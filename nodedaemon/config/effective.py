@@ -1,0 +1,61 @@
+"""Every value in effect and where it came from: what `salus config show` prints."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from nodedaemon.config.keys import Settings
+from nodedaemon.config.records import FIELDS, GROUP_OF_KEY, KEYS, Config, Value
+from nodedaemon.config.spec import Key, by_folded_name, keys_of
+
+DEFAULT_ORIGIN = "default"
+
+
+@dataclass(frozen=True)
+class Effective:
+    """One value: the record that it belongs to (empty for the cluster), key, text as in the file, origin."""
+
+    record: str
+    key: str
+    value: str
+    origin: str
+
+
+def values_in_effect(config: Config) -> Iterator[Effective]:
+    """All keys of the cluster, then what each record says."""
+    yield from _all_keys(config.settings, config.values, "")
+    for record in config.records:
+        for value in (*record.fields.values(), *record.values.values()):
+            yield Effective(record.title, value.key.name, value.key.kind.write(value.value), str(value.place))
+
+
+def values_of_node(config: Config, node: str) -> Iterator[Effective]:
+    """All keys as they hold for one node, then those of its devices."""
+    yield from _all_keys(config.for_node(node), {**config.values, **config.values_for_node(node)}, f"NodeName={node}")
+    for device in config.devices_of(node):
+        for value in (*device.record.fields.values(), *device.record.values.values()):
+            text = value.key.kind.write(value.value)
+            yield Effective(f"DeviceName={device.name}", value.key.name, text, str(value.place))
+
+
+def values_of_partition(config: Config, partition: str) -> Iterator[Effective]:
+    """All keys as they hold for the jobs of one partition."""
+    values = {**config.values, **config.values_for_partition(partition)}
+    yield from _all_keys(config.for_partition(partition), values, f"PartitionName={partition}")
+
+
+def find_key(name: str) -> Key | None:
+    """The key of that name, whatever its case, also one that only stands in records."""
+    known = by_folded_name((*(key for group in FIELDS.values() for key in keys_of(group)), *KEYS))
+    return known.get(name.casefold())
+
+
+def key_names() -> tuple[str, ...]:
+    """Every name that `find_key` knows."""
+    return tuple(sorted({key.name for group in FIELDS.values() for key in keys_of(group)} | {key.name for key in KEYS}))
+
+
+def _all_keys(settings: Settings, values: Mapping[str, Value], record: str) -> Iterator[Effective]:
+    for key in KEYS:
+        value = getattr(getattr(settings, GROUP_OF_KEY[key.name]), key.attribute)
+        origin = str(values[key.name].place) if key.name in values else DEFAULT_ORIGIN
+        yield Effective(record, key.name, key.kind.write(value), origin)

@@ -1,0 +1,339 @@
+"""The kinds of value that a key may have: how each is read, written back and described.
+
+`parse` raises ValueError with a reason that a reader of the file can act on; it never raises anything else. Bytes and
+nanoseconds are integers. Suffixes are binary, as everywhere in Slurm: 1K is 1024.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, Protocol, TypeVar
+
+from nodedaemon.config.finding import nearest_of, shown
+from nodedaemon.core.types import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
+
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
+
+T = TypeVar("T")
+
+_SIZE = re.compile(r"([0-9]{1,18})(?:([KMGTP])(?:i?B)?|B)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
+_SPAN = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?(us|ms|s)", re.IGNORECASE)
+_PERCENT = re.compile(r"([0-9]{1,4})%")
+_COUNT = re.compile(r"[0-9]{1,18}")
+_WORD = re.compile(r"[^\s,]+")
+_SIZE_SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
+_SPAN_NS = {"us": MICROSECOND_NS, "ms": MILLISECOND_NS, "s": SECOND_NS}
+
+
+class Kind(Protocol[T]):
+    """What a key's value may be."""
+
+    @property
+    def words(self) -> str:
+        """What to write, for the manual: `size`, `yes or no`, `fifo, srtf or fair`."""
+
+    def parse(self, text: str) -> T: ...
+
+    def write(self, value: T) -> str: ...
+
+
+def _wrong(text: str, expected: str) -> ValueError:
+    """Names the unit that was found where another was expected: most wrong values are right ones of another kind."""
+    looks = (
+        "a size"
+        if _SIZE.fullmatch(text) and not text.isdigit()
+        else "a time"
+        if _SPAN.fullmatch(text) or (":" in text and _CLOCK.fullmatch(text))
+        else "a percentage"
+        if _PERCENT.fullmatch(text)
+        else None
+    )
+    if not text:
+        return ValueError(f"has no value; expected {expected}")
+    return ValueError(f"{shown(text)!r} is {looks or 'not understood'}; expected {expected}")
+
+
+def _check_range(value: int, low: int, high: int, low_text: str, high_text: str) -> int:
+    if not low <= value <= high:
+        raise ValueError(f"is out of range; expected {low_text} to {high_text}")
+    return value
+
+
+@dataclass(frozen=True)
+class Size:
+    """Bytes."""
+
+    low_bytes: int = 0
+    high_bytes: int = 1 << 60
+    words: str = "size"
+
+    def parse(self, text: str) -> int:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise _wrong(text, "a size in whole units such as 16M or 10G")
+        size_bytes = int(match.group(1)) << _SIZE_SHIFT[(match.group(2) or "").upper()]
+        return _check_range(
+            size_bytes, self.low_bytes, self.high_bytes, self.write(self.low_bytes), self.write(self.high_bytes)
+        )
+
+    def write(self, value: int) -> str:
+        for suffix, shift in reversed(_SIZE_SHIFT.items()):
+            if value and shift and value % (1 << shift) == 0:
+                return f"{value >> shift}{suffix}"
+        return str(value)
+
+
+@dataclass(frozen=True)
+class SizeOrAuto:
+    """Bytes, or None for `auto`."""
+
+    low_bytes: int = 0
+    words: str = "size or auto"
+
+    def parse(self, text: str) -> int | None:
+        if text.casefold() == "auto":
+            return None
+        try:
+            return Size(self.low_bytes).parse(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
+
+    def write(self, value: int | None) -> str:
+        return "auto" if value is None else Size().write(value)
+
+
+@dataclass(frozen=True)
+class Time:
+    """Nanoseconds. A bare number is seconds."""
+
+    low_ns: int = 0
+    high_ns: int = 3650 * DAY_NS
+    words: str = "time"
+
+    def parse(self, text: str) -> int:
+        span_ns = self._parse_span(text)
+        if span_ns is None:
+            span_ns = self._parse_clock(text)
+        if span_ns is None:
+            raise _wrong(text, "a time such as 500ms, 30, 5:00, 12:00:00 or 7-00:00:00")
+        return _check_range(span_ns, self.low_ns, self.high_ns, self.write(self.low_ns), self.write(self.high_ns))
+
+    def write(self, value: int) -> str:
+        if value % SECOND_NS:
+            for suffix, unit_ns in (("ms", MILLISECOND_NS), ("us", MICROSECOND_NS)):
+                if value % unit_ns == 0:
+                    return f"{value // unit_ns}{suffix}"
+            return f"{value // SECOND_NS}.{value % SECOND_NS:09}s"
+        if value < MINUTE_NS:
+            return f"{value // SECOND_NS}s"
+        days, seconds = divmod(value // SECOND_NS, 86_400)
+        clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        return f"{days}-{clock}" if days else clock
+
+    @staticmethod
+    def _parse_span(text: str) -> int | None:
+        match = _SPAN.fullmatch(text)
+        if match is None:
+            return None
+        whole, part, suffix = match.groups()
+        unit_ns = _SPAN_NS[suffix.lower()]
+        # Digits below a nanosecond are dropped.
+        return int(whole) * unit_ns + int((part or "0").ljust(9, "0")) * unit_ns // SECOND_NS
+
+    @staticmethod
+    def _parse_clock(text: str) -> int | None:
+        match = _CLOCK.fullmatch(text)
+        if match is None:
+            return None
+        days, first, second, third = (None if group is None else int(group) for group in match.groups())
+        if first is None:
+            return None
+        if days is not None:
+            # Slurm's D-HH, D-HH:MM, D-HH:MM:SS.
+            return days * DAY_NS + first * HOUR_NS + (second or 0) * MINUTE_NS + (third or 0) * SECOND_NS
+        if third is not None:
+            return first * HOUR_NS + (second or 0) * MINUTE_NS + third * SECOND_NS
+        if second is not None:
+            return first * MINUTE_NS + second * SECOND_NS
+        return first * SECOND_NS
+
+
+@dataclass(frozen=True)
+class Count:
+    """A whole number."""
+
+    low: int = 0
+    high: int = 1_000_000_000
+    words: str = "number"
+
+    def parse(self, text: str) -> int:
+        if not (_COUNT.fullmatch(text) and text.isascii()):
+            raise _wrong(text, f"a whole number from {self.low} to {self.high}")
+        return _check_range(int(text), self.low, self.high, str(self.low), str(self.high))
+
+    def write(self, value: int) -> str:
+        return str(value)
+
+
+def port() -> Count:
+    """A TCP port, 0 for none."""
+    return Count(0, 65_535, words="port")
+
+
+@dataclass(frozen=True)
+class Percent:
+    """Whole percents; the sign is part of the value, so that nobody takes 10 for a factor."""
+
+    high: int = 1000
+    words: str = "percentage"
+
+    def parse(self, text: str) -> int:
+        match = _PERCENT.fullmatch(text)
+        if match is None:
+            raise _wrong(text, "a percentage such as 10%")
+        return _check_range(int(match.group(1)), 0, self.high, "0%", f"{self.high}%")
+
+    def write(self, value: int) -> str:
+        return f"{value}%"
+
+
+@dataclass(frozen=True)
+class YesNo:
+    """A claim."""
+
+    words: str = "yes or no"
+
+    def parse(self, text: str) -> bool:
+        answer = {
+            "yes": True,
+            "true": True,
+            "on": True,
+            "1": True,
+            "no": False,
+            "false": False,
+            "off": False,
+            "0": False,
+        }
+        if text.casefold() not in answer:
+            raise _wrong(text, "yes or no")
+        return answer[text.casefold()]
+
+    def write(self, value: bool) -> str:  # noqa: FBT001  the value is the subject, not a switch
+        return "yes" if value else "no"
+
+
+E = TypeVar("E", bound=StrEnum)
+
+
+@dataclass(frozen=True)
+class Choice(Generic[E]):
+    """One of a few names, whatever their case."""
+
+    members: type[E]
+
+    @property
+    def words(self) -> str:
+        return ", ".join(self.members)
+
+    def parse(self, text: str) -> E:
+        for member in self.members:
+            if member.casefold() == text.casefold():
+                return member
+        nearest = nearest_of(text, self.members)
+        hint = f"; did you mean {nearest}?" if nearest else ""
+        raise ValueError(f"{shown(text)!r} is not one of {self.words}{hint}")
+
+    def write(self, value: E) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names in a comma list, perhaps none."""
+
+    words: str = "comma list"
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",")) if text else ()
+        if not all(_WORD.fullmatch(name) for name in names):
+            raise ValueError("a name in the list is empty or has a space")
+        if len(set(names)) != len(names):
+            raise ValueError("a name stands in the list twice")
+        return names
+
+    def write(self, value: tuple[str, ...]) -> str:
+        return ",".join(value)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Whole numbers and ranges in a comma list, perhaps none: 0,2-3."""
+
+    high: int = 4095
+    words: str = "number list"
+
+    def parse(self, text: str) -> tuple[int, ...]:
+        numbers: list[int] = []
+        for item in text.split(",") if text else ():
+            low_text, _, high_text = item.partition("-")
+            low = Count(0, self.high).parse(low_text)
+            high = Count(0, self.high).parse(high_text) if "-" in item else low
+            if high < low:
+                raise ValueError(f"the range {item} runs backwards")
+            numbers += range(low, high + 1)
+        if len(set(numbers)) != len(numbers):
+            raise ValueError("a number stands in the list twice")
+        return tuple(numbers)
+
+    def write(self, value: tuple[int, ...]) -> str:
+        return ",".join(map(str, value))
+
+
+@dataclass(frozen=True)
+class Text:
+    """Any text on one line."""
+
+    is_optional: bool = True
+    words: str = "text"
+
+    def parse(self, text: str) -> str:
+        if not text and not self.is_optional:
+            raise ValueError(f"has no value; expected {self.words}")
+        if not text.isprintable():
+            raise ValueError("has characters that cannot be printed")
+        return text
+
+    def write(self, value: str) -> str:
+        return f'"{value}"' if " " in value or "#" in value else value
+
+
+@dataclass(frozen=True)
+class FilePath:
+    """An absolute path; %c stands for the cluster, %n for the node (where it may differ by node), %% for a %."""
+
+    is_optional: bool = False
+    has_node: bool = False
+    # A unix socket's address holds 107 bytes and a final zero.
+    is_socket: bool = False
+    words: str = "path"
+
+    def parse(self, text: str) -> str:
+        if not text and self.is_optional:
+            return text
+        if not text.startswith("/"):
+            raise _wrong(text, "an absolute path")
+        if not text.isprintable():
+            raise ValueError("has characters that cannot be printed")
+        known = ("c", "n") if self.has_node else ("c",)
+        if any(not piece.startswith(known) for piece in text.replace("%%", "").split("%")[1:]):
+            node = ", %n (node)" if self.has_node else ""
+            raise ValueError(f"has a per cent sign that is not %c (cluster){node} or %%")
+        if self.is_socket and len(text.encode()) > 107:
+            raise ValueError("is longer than the 107 bytes that a socket's address holds")
+        return text
+
+    def write(self, value: str) -> str:
+        return Text().write(value)

@@ -1,0 +1,190 @@
+"""Records: lines that speak of some nodes, a partition or a device, and the whole that a file amounts to.
+
+A value is looked up from the special to the general: device, node, partition (through its Nodes), line of its own,
+default. Files give texts; here everything is typed and frozen.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nodedaemon.config.choices import DeviceType
+from nodedaemon.config.finding import Place
+from nodedaemon.config.keys import Settings
+from nodedaemon.config.kinds import Choice, FilePath, Numbers, Size, Text
+from nodedaemon.config.spec import Key, Scope, keys_of, required_key
+from nodedaemon.config.spec import key as record_key
+from nodedaemon.core.types import MIB
+
+ALL_NODES = "ALL"
+
+
+@dataclass(frozen=True)
+class NodeFields:
+    """`NodeName=gpu[01-04] Policy=srtf`: other values for some nodes"""
+
+
+@dataclass(frozen=True)
+class PartitionFields:
+    """`PartitionName=debug Nodes=gpu[01-04] Policy=fifo`: other values for a partition of Slurm"""
+
+    nodes: str = record_key(
+        "Nodes", Text(), "", "The partition's nodes, ALL for every one; needed where the line sets a node's keys."
+    )
+
+
+@dataclass(frozen=True)
+class DeviceFields:
+    """`DeviceName=host0 Type=host Memory=2G Cores=0`: a device that is not detected, or other values for one"""
+
+    type: DeviceType = required_key(
+        "Type", Choice(DeviceType), "cuda for a GPU, host for a slice of the node's memory."
+    )
+    nodes: str = record_key("Nodes", Text(), ALL_NODES, "The nodes that have it.")
+    memory_bytes: int = record_key("Memory", Size(64 * MIB), 0, "Of a host device: bytes taken from the node's memory.")
+    cores: tuple[int, ...] = record_key(
+        "Cores", Numbers(), (), "Of a host device: CPUs to which its sessions are pinned."
+    )
+    uuid: str = record_key("Uuid", Text(), "", "Of a cuda device: which GPU, as nvidia-smi -L prints it.")
+
+
+FIELDS: Mapping[Scope, type] = {
+    Scope.NODE: NodeFields,
+    Scope.PARTITION: PartitionFields,
+    Scope.DEVICE: DeviceFields,
+}
+GROUPS: Mapping[str, type] = {name: type(group) for name, group in vars(Settings()).items()}
+KEYS: tuple[Key, ...] = tuple(key for group in GROUPS.values() for key in keys_of(group))
+GROUP_OF_KEY: Mapping[str, str] = {key.name: name for name, group in GROUPS.items() for key in keys_of(group)}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A parsed value and the line that gives it."""
+
+    key: Key
+    value: Any
+    place: Place
+
+
+@dataclass(frozen=True)
+class Record:
+    """A NodeName, PartitionName or DeviceName line: whom it speaks of, its own fields, the keys that it overrides."""
+
+    scope: Scope
+    title: str
+    place: Place
+    # Of a node or device record the names it stands for; of a partition one name.
+    names: tuple[str, ...]
+    # None stands for every node.
+    nodes: frozenset[str] | None
+    fields: Mapping[str, Value]
+    values: Mapping[str, Value]
+
+    def covers(self, node: str) -> bool:
+        """Whether the record speaks of `node`."""
+        return self.nodes is None or node in self.nodes
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that the configuration names on one node, with the settings that hold for it."""
+
+    name: str
+    record: "Record"
+    type: DeviceType
+    memory_bytes: int
+    cores: tuple[int, ...]
+    uuid: str
+    settings: Settings
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a file amounts to. `settings` holds for the cluster; ask `for_node` and the others for the rest."""
+
+    settings: Settings = field(default_factory=Settings)
+    values: Mapping[str, Value] = field(default_factory=dict)
+    records: tuple[Record, ...] = ()
+    files: tuple[str, ...] = ()
+
+    def for_node(self, node: str) -> Settings:
+        """The settings of one node, %n in paths filled in. A node that no record names has the cluster's."""
+        return _fill_paths(_overlay(self.settings, self.values_for_node(node)), node)
+
+    def for_partition(self, partition: str) -> Settings:
+        """The settings of one partition, for jobs that ask for it."""
+        return _overlay(self.settings, self.values_for_partition(partition))
+
+    def devices_of(self, node: str) -> tuple[Device, ...]:
+        """The devices that records name for `node`, in the order of the file; detected ones are not known here."""
+        node_settings = self.for_node(node)
+        return tuple(
+            device
+            for record in self.records
+            if record.scope is Scope.DEVICE and record.covers(node)
+            for device in _devices(record, node_settings)
+        )
+
+    def for_device(self, node: str, uuid: str) -> Settings:
+        """The settings of a detected device: those of the record with its UUID, else the node's."""
+        return next(
+            (device.settings for device in self.devices_of(node) if device.uuid == uuid and uuid), self.for_node(node)
+        )
+
+    def node_names(self) -> tuple[str, ...]:
+        """Every node that some record names, sorted."""
+        return tuple(sorted({node for record in self.records for node in record.nodes or ()}))
+
+    def values_for_node(self, node: str) -> Mapping[str, Value]:
+        """The values that records set for `node`, by key name; the check sees to it that partitions do not clash."""
+        found: dict[str, Value] = {}
+        # Partitions first, so that a node's own line wins.
+        for scope in (Scope.PARTITION, Scope.NODE):
+            for record in self.records:
+                if record.scope is scope and record.covers(node):
+                    found |= {name: value for name, value in record.values.items() if Scope.NODE in value.key.scopes}
+        return found
+
+    def values_for_partition(self, partition: str) -> Mapping[str, Value]:
+        """The values that the record of `partition` sets, by key name."""
+        return next(
+            (
+                record.values
+                for record in self.records
+                if record.scope is Scope.PARTITION and record.names == (partition,)
+            ),
+            {},
+        )
+
+
+def _devices(record: Record, node_settings: Settings) -> tuple[Device, ...]:
+    own = DeviceFields(**{value.key.attribute: value.value for value in record.fields.values()})
+    settings = _overlay(node_settings, record.values)
+    return tuple(
+        Device(name, record, own.type, own.memory_bytes, own.cores, own.uuid, settings) for name in record.names
+    )
+
+
+def settings_of(values: Mapping[str, Value]) -> Settings:
+    """The defaults with `values` over them. Paths that may differ by node keep their %n and %c for `for_node`."""
+    return _fill_paths(_overlay(Settings(), values), None)
+
+
+def _overlay(settings: Settings, values: Mapping[str, Value]) -> Settings:
+    changes: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        changes.setdefault(GROUP_OF_KEY[name], {})[value.key.attribute] = value.value
+    return replace(settings, **{name: replace(getattr(settings, name), **change) for name, change in changes.items()})
+
+
+def _fill_paths(settings: Settings, node: str | None) -> Settings:
+    filled: dict[str, dict[str, Any]] = {}
+    for key in KEYS:
+        if isinstance(key.kind, FilePath) and key.kind.has_node == (node is not None):
+            group = GROUP_OF_KEY[key.name]
+            path: str = getattr(getattr(settings, group), key.attribute)
+            filled.setdefault(group, {})[key.attribute] = "%".join(
+                piece.replace("%c", settings.cluster.name).replace("%n", node or "") for piece in path.split("%%")
+            )
+    return replace(settings, **{name: replace(getattr(settings, name), **change) for name, change in filled.items()})

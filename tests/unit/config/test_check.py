@@ -1,0 +1,106 @@
+"""Contradictions between values that are right alone."""
+
+from pathlib import Path
+
+import pytest
+
+from nodedaemon.config import Config, Rejected, lane_reserve_problem, parse
+from nodedaemon.config.keys import Settings
+
+HOST = "DeviceName=host0 Type=host Memory=2G Cores=0"
+
+
+def _findings(text: str) -> list[str]:
+    loaded = parse(Path("c"), text.encode())
+    return [str(finding) for finding in loaded.findings] if isinstance(loaded, Rejected) else []
+
+
+@pytest.mark.parametrize(
+    ("text", "finding"),
+    [
+        (f"LaneReserve=2G\n{HOST}", "c:1: LaneReserve: on host0 (c:2): 2G leaves nothing of a device of 2G"),
+        (f"{HOST} LaneReserve=3G", "c:1: LaneReserve: on host0 (c:1): 3G leaves nothing of a device of 2G"),
+        (f"ShardUnit=1G LaneReserve=1280M\n{HOST}", "less than one ShardUnit (1G)"),
+        (f"{HOST} Nodes=n1\nNodeName=n1 LaneReserve=4G", "c:2: LaneReserve: on host0 (c:1): 4G leaves nothing"),
+        ("DeviceName=h Type=host", "c:1: Memory: is missing; a host device is a slice of memory such as Memory=2G"),
+        ("DeviceName=g Type=cuda Memory=1G", "c:1: Memory: has no meaning for a device of type cuda"),
+        (f"{HOST} Uuid=GPU-1", "c:1: Uuid: has no meaning for a device of type host"),
+        ("DeviceName=g[0-1] Type=cuda Uuid=GPU-1", "c:1: Uuid: names one device; write a record for each"),
+        (f"{HOST}\nDeviceName=h1 Type=host Memory=1G Cores=0-1", "c:2: Cores: core 0 is host0's already"),
+        (f"{HOST}\n{HOST}", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
+        (f"{HOST} Nodes=n1\n{HOST}", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
+        (f"{HOST}\n{HOST} Nodes=n1", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
+        ("NodeName=n[1-3]\nNodeName=n[2-4]", "c:2: NodeName: n[2-3] has a record already, at c:1; write one for each"),
+        ("PartitionName=p\nPartitionName=p", "c:2: PartitionName: p has a record already, at c:1; write one for each"),
+        ("DeviceName=d[0-999] Nodes=n[0-999] Type=cuda", "c:1: DeviceName: stands for more than 262144 devices"),
+        ("PartitionName=p Policy=fifo", "c:1: Policy: belongs to nodes, and PartitionName=p names none; add Nodes="),
+        (
+            "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=n[1-2] Policy=srtf",
+            "c:2: Policy: n1 is also in PartitionName=p (c:1), which says fifo; settle it in a NodeName record",
+        ),
+        (
+            "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=ALL Policy=srtf",
+            "c:1: Policy: n1 is also in PartitionName=q (c:2), which says srtf; settle it in a NodeName record",
+        ),
+        ("MetricsPort=6827", "c:1: MetricsPort: is the same as AdmissionPort (6827); give each its own"),
+        ("AdmissionPort=9827", "c:1: MetricsPort: is the same as AdmissionPort (9827); give each its own"),
+        ("ControlSocket=/run/salus/salusd.sock", "c:1: ControlSocket: is the same as DaemonSocket"),
+        ("IdleRelease=2:00", "c:1: HangTimeout: is not longer than IdleRelease"),
+        ("NodeName=n1 HangTimeout=1 IdleRelease=1", "c:1: HangTimeout: is not longer than IdleRelease"),
+        ("ShareMode=mps LaneSharing=all", "c:1: ShareMode: mps serves one user at a time; it needs LaneSharing=user"),
+        (
+            "LaneSharing=all\nDeviceName=g Type=cuda ShareMode=mps",
+            "c:2: ShareMode: mps serves one user at a time; it needs LaneSharing=user",
+        ),
+        ("StorageUrl=oracle://x", "c:1: StorageUrl: is not a URL of sqlite, postgresql+psycopg"),
+        ("StorageUrl=http://[", "c:1: StorageUrl: is not a URL of sqlite, postgresql+psycopg"),
+        (
+            "StorageUrl=mysql+pymysql://u:hidden@h/d",
+            "c:1: StorageUrl: has a password in it; put it into the StoragePassFile",
+        ),
+        ("StoragePassFile=/etc/salus/pass", "c:1: StoragePassFile: has no meaning with SQLite; leave it out"),
+        ("NodeName=n[1-2]", "c:1: StorageUrl: SQLite serves writers on one host only, and there are 2 nodes"),
+    ],
+)
+def test_contradictions_are_found(text, finding):
+    found = _findings(text)
+    assert any(finding in line for line in found), found
+    assert len(found) == 1 or "SQLite serves" in "".join(found)
+    assert "hidden" not in "".join(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"LaneReserve=1G\n{HOST}",
+        "NodeName=n[1-2]\nSingleHost=yes",
+        "NodeName=n[1-2]\nStorageUrl=postgresql+psycopg://salus@db/salus\nStoragePassFile=/etc/salus/pass",
+        "MetricsPort=0 AdmissionMetricsPort=0",
+        "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=n1 Policy=srtf\nNodeName=n1 Policy=fair",
+        "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=n1 Policy=fifo",
+        "PartitionName=p UnknownJob=declared",
+        f"SingleHost=yes\n{HOST} Nodes=n1\n{HOST} Nodes=n2",
+        "DeviceName=g[0-1] Type=cuda MaxLanes=2",
+    ],
+)
+def test_what_fits_together_has_no_finding(text):
+    assert _findings(text) == []
+
+
+def test_what_follows_from_a_misspelt_key_is_not_reported_beside_it():
+    assert len(_findings("HangTimeot=5:00\nIdleRelease=2:00")) == 1
+    assert len(_findings("HangTimeout=5M\nIdleRelease=2:00")) == 1
+    assert len(_findings("DeviceName=h Typ=host Memory=1G")) == 1
+    # But other contradictions are.
+    assert len(_findings("HangTimeot=5:00\nIdleRelease=2:00\nMetricsPort=6827")) == 2
+
+
+def test_a_large_cluster_is_checked_once_for_each_kind_of_node():
+    loaded = parse(Path("c"), b"SingleHost=yes\nNodeName=n[00001-60000] Policy=srtf\nNodeName=x[1-5000] MaxLanes=2\n")
+    assert isinstance(loaded, Config)
+    assert loaded.for_node("n30000").order.policy == "srtf"
+
+
+def test_a_daemon_can_ask_for_a_detected_device():
+    assert lane_reserve_problem(Settings(), 16 << 30) is None
+    assert lane_reserve_problem(Settings(), 1 << 20) is not None

@@ -1,0 +1,99 @@
+"""Defaults, overrides by node, partition and device, and what core gets of them."""
+
+from pathlib import Path
+
+import pytest
+
+from nodedaemon.config import Config, device_limits, load, load_or_raise, locate, parse, weight_of
+from nodedaemon.config.choices import DeviceType, PolicyName, UnknownJob
+from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import DeviceLimits, Rank
+
+TEXT = """
+ClusterName=lab
+SingleHost=yes
+Policy=srtf
+DaemonSocket=/run/%c/%n/salusd.sock
+AdmissionSocket=/run/%c/admitd.sock
+PartitionName=debug Nodes=gpu[01-02] Policy=fifo UnknownJob=declared
+NodeName=gpu01 Policy=pack MaxLanes=2 StateDir=/var/50%%/%n
+DeviceName=host[0-1] Nodes=gpu01 Type=host Memory=2G Policy=priority
+DeviceName=big Type=cuda Uuid=GPU-1 LaneReserve=24G
+"""
+
+
+@pytest.fixture
+def config() -> Config:
+    loaded = parse(Path("salus.conf"), TEXT.encode())
+    assert isinstance(loaded, Config), str(loaded)
+    return loaded
+
+
+def test_the_most_special_value_wins(config):
+    assert config.settings.order.policy is PolicyName.SRTF
+    assert config.for_node("gpu03").order.policy is PolicyName.SRTF
+    assert config.for_node("gpu02").order.policy is PolicyName.FIFO
+    assert config.for_node("gpu01").order.policy is PolicyName.PACK
+    assert {
+        device.settings.order.policy for device in config.devices_of("gpu01") if device.type is DeviceType.HOST
+    } == {PolicyName.PRIORITY}
+
+
+def test_partitions_have_settings_for_their_jobs(config):
+    assert config.for_partition("debug").admission.unknown_job is UnknownJob.DECLARED
+    assert config.for_partition("other").admission.unknown_job is UnknownJob.EXCLUSIVE
+
+
+def test_devices_are_those_of_the_node(config):
+    assert [device.name for device in config.devices_of("gpu01")] == ["host0", "host1", "big"]
+    assert [device.name for device in config.devices_of("gpu09")] == ["big"]
+    assert config.devices_of("gpu01")[0].memory_bytes == 2 << 30
+
+
+def test_a_detected_device_gets_the_record_with_its_uuid(config):
+    assert config.for_device("gpu09", "GPU-1").lanes.lane_reserve_bytes == 24 << 30
+    assert config.for_device("gpu01", "GPU-2").lanes.lanes_max == 2
+    assert config.for_device("gpu01", "").lanes.lanes_max == 2
+
+
+def test_paths_get_cluster_and_node(config):
+    assert config.for_node("gpu03").daemon.socket == "/run/lab/gpu03/salusd.sock"
+    assert config.for_node("gpu01").daemon.state_dir == "/var/50%/gpu01"
+    assert config.settings.admission.socket == "/run/lab/admitd.sock"
+
+
+def test_nodes_named_anywhere_are_known(config):
+    assert config.node_names() == ("gpu01", "gpu02")
+
+
+def test_defaults_are_those_of_the_engine():
+    default = load(None)
+    assert isinstance(default, Config)
+    assert device_limits(default.settings, 5, 3) == DeviceLimits(capacity_bytes=5, lane_reserve_bytes=3)
+
+
+def test_classes_have_weights():
+    settings = Config().settings
+    assert [weight_of(settings, rank) for rank in Rank] == [4, 2, 1]
+
+
+def test_a_program_that_cannot_go_on_gets_all_findings_in_one_error(tmp_path):
+    path = tmp_path / "salus.conf"
+    path.write_text("MaxLanes=x\nPolicy=y\n")
+    with pytest.raises(RequestError) as raised:
+        load_or_raise(path)
+    assert str(raised.value).count(f"{path}:") == 3
+    path.write_text("")
+    assert load_or_raise(path).settings.lanes.lanes_max == 4
+
+
+def test_the_file_is_looked_for_in_order(monkeypatch, tmp_path):
+    system = tmp_path / "system.conf"
+    monkeypatch.setattr("nodedaemon.config.loading.SYSTEM_FILE", system)
+    assert locate(Path("a"), {"SALUS_CONF": "b"}) == Path("a")
+    assert locate(None, {"SALUS_CONF": "b"}) == Path("b")
+    beside = locate(None, {})
+    assert beside is not None
+    assert beside.parts[-2:] == ("etc", "salus.conf")
+    system.write_text("")
+    assert locate(None, {}) == system
