@@ -12,11 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, create_engine, event, exc
-from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy import Connection, Engine, String, Table, create_engine, event, exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.sql import ColumnElement, func
-from sqlalchemy.sql.dml import Insert
 
 from nodedaemon.core.errors import OperatingError, RequestError
 
@@ -155,48 +153,43 @@ def read_password(path: Path) -> str:
         return file.readline().rstrip("\r\n")
 
 
-def insert_missing(connection: Connection, table: Table, rows: Sequence[tuple[object, ...]]) -> int:
-    """Insert `rows`, values in the order of the table's columns; a row whose key is there already is left alone.
-
-    Returns how many were new. Dialects differ in this statement only, so it is made here and nowhere else.
+def insert_rows(
+    connection: Connection,
+    table: Table,
+    names: Sequence[str],
+    rows: Sequence[tuple[object, ...]],
+    *,
+    keys: Sequence[str] = (),
+) -> None:
+    """Insert `rows`, values in the order of `names`. With `keys`, a row whose key is there already is left alone;
+    without, it raises, and `Database.write` starts over. Dialects differ in this statement: it is made nowhere else.
     """
     if not rows:
-        return 0
-    names = [column.name for column in table.columns]
-    keys = [column.name for column in table.primary_key.columns]
-    statement: Insert
+        return
+    quote = connection.dialect.identifier_preparer.quote
+    into = f"INSERT INTO {quote(table.name)} ({', '.join(map(quote, names))})"
+    parameters: Any = list(rows)
     match connection.dialect.name:
         case "sqlite":
-            statement = sqlite.insert(table).on_conflict_do_nothing(index_elements=keys)
+            source = f"VALUES ({', '.join('?' * len(names))})"
+            conflict = f"ON CONFLICT ({', '.join(map(quote, keys))}) DO NOTHING"
         case "postgresql":
-            return _insert_arrays(connection, table, rows)
+            # One array a column: the server plans once and no row costs a message of its own.
+            arrays = ", ".join(f"%s::{_array_type(connection, table, name)}[]" for name in names)
+            source = f"SELECT * FROM unnest({arrays})"  # noqa: S608 - names and types of our own tables
+            conflict = f"ON CONFLICT ({', '.join(map(quote, keys))}) DO NOTHING"
+            parameters = tuple(list(values) for values in zip(*rows, strict=True))
         case _:
+            source = f"VALUES ({', '.join(['%s'] * len(names))})"
             # A no-op update, not INSERT IGNORE: that one would also swallow rows that do not fit their columns.
-            statement = mysql.insert(table).on_duplicate_key_update(**{keys[0]: table.c[keys[0]]})
-    compiled = statement.values(dict.fromkeys(names)).compile(dialect=connection.dialect, column_keys=names)
-    order = compiled.positiontup or list(compiled.params)
-    places = [names.index(name) for name in order]
-    if places == list(range(len(names))):
-        parameters = list(rows)
-    else:
-        parameters = [tuple(row[place] for place in places) for row in rows]
-    result = connection.exec_driver_sql(str(compiled), parameters)
-    return max(result.rowcount, 0)
+            conflict = f"ON DUPLICATE KEY UPDATE {quote(keys[0])} = {quote(keys[0])}" if keys else ""
+    connection.exec_driver_sql(f"{into} {source}{' ' + conflict if keys else ''}", parameters)
 
 
-def _insert_arrays(connection: Connection, table: Table, rows: Sequence[tuple[object, ...]]) -> int:
-    # One array a column: the server plans once and no row costs a message of its own.
-    quote = connection.dialect.identifier_preparer.quote
-    columns = list(table.columns)
-    arrays = ", ".join(f"%s::{column.type.compile(connection.dialect)}[]" for column in columns)
-    names = ", ".join(quote(column.name) for column in columns)
-    keys = ", ".join(quote(column.name) for column in table.primary_key.columns)
-    statement = (
-        f"INSERT INTO {quote(table.name)} ({names}) SELECT * FROM unnest({arrays}) "  # noqa: S608 - names of our tables
-        f"ON CONFLICT ({keys}) DO NOTHING"
-    )
-    result = connection.exec_driver_sql(statement, tuple([list(values) for values in zip(*rows, strict=True)]))
-    return max(result.rowcount, 0)
+def _array_type(connection: Connection, table: Table, name: str) -> str:
+    # A cast to varchar(n) cuts silently; text leaves it to the column to refuse what is too long.
+    kind = table.c[name].type
+    return "text" if isinstance(kind, String) else kind.compile(connection.dialect)
 
 
 def least(dialect: str, *values: ColumnElement[int]) -> ColumnElement[int]:

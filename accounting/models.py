@@ -278,6 +278,7 @@ class ProfileRow(Base):
     run_count: Mapped[int] = mapped_column(Integer)
     stale_reason: Mapped[str]
     is_forgotten: Mapped[bool]
+    forgotten_utc_ns: Mapped[int]
     seen_utc_ns: Mapped[int]
     changed_utc_ns: Mapped[int]
 

@@ -311,6 +311,11 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
+def clean_text(text: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """Any text as every database can hold it: no NUL, no half of a surrogate pair, not longer than the column."""
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")[:length_max]
+
+
 def encode(record: Record) -> bytes:
     """The record as the spool keeps it: self-describing, so that a newer reader understands an older spool."""
     return _ENCODER.encode(record)

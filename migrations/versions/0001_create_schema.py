@@ -343,6 +343,7 @@ def _create_profiles() -> None:
         sa.Column("run_count", sa.Integer(), nullable=False),
         _text_column("stale_reason", 128),
         sa.Column("is_forgotten", sa.Boolean(), nullable=False),
+        sa.Column("forgotten_utc_ns", sa.BigInteger(), nullable=False),
         sa.Column("seen_utc_ns", sa.BigInteger(), nullable=False),
         sa.Column("changed_utc_ns", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_profiles")),

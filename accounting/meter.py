@@ -1,0 +1,335 @@
+"""Measures who had a device: the definitions of busy, occupied, entitled and memory over time, as running sums.
+
+Pure: the daemon feeds one meter a device with the changes it carries out, in order of the monotonic clock, and closes
+an interval every so often, on round UTC times, and at once when the wall clock was stepped. Each instant goes whole:
+busy time to the running iterations in equal parts, idle time to the jobs present by their charge. An event costs the
+same with four sessions or four hundred, because shares grow on counters common to all; rounding is settled when an
+interval is closed, so that the records of an interval sum to its wall time to the nanosecond.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from accounting.records import DeviceUsageRecord, JobKey, Record, UsageRecord
+
+# Shares are kept in 2**-40 ns: a billion events then lose less than a thousandth of a nanosecond.
+FRACTION_BITS = 40
+_ONE = 1 << FRACTION_BITS
+_BYTE_NS_PER_MIB_MS = (1 << 20) * 1_000_000
+
+
+class Activity(Enum):
+    """What a session does. An ungated session runs for as long as it is there."""
+
+    OUTSIDE = "outside"
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUSPENDED = "suspended"
+
+
+@dataclass
+class _Session:
+    job: "_Job"
+    activity: Activity = Activity.OUTSIDE
+    run_from: int = 0
+    persistent_bytes: int = 0
+    ephemeral_bytes: int = 0
+    lane: int | None = None
+
+
+@dataclass
+class _Job:
+    key: JobKey
+    charge: int
+    weight: int
+    first_mono_ns: int
+    since_mono_ns: int
+    idle_from: int = 0
+    entitled_from: int = 0
+    sessions: int = 0
+    counts: dict[Activity, int] = field(default_factory=lambda: dict.fromkeys(Activity, 0))
+    spent_ns: dict[Activity, int] = field(default_factory=lambda: dict.fromkeys(Activity, 0))
+    busy: int = 0
+    idle: int = 0
+    entitled: int = 0
+    iteration_count: int = 0
+    handover_count: int = 0
+    persistent_bytes: int = 0
+    ephemeral_bytes: int = 0
+    persistent_bytes_max: int = 0
+    ephemeral_bytes_max: int = 0
+    peak_byte_ns: int = 0
+    held_byte_ns: int = 0
+
+    @property
+    def activity(self) -> Activity:
+        for activity in (Activity.RUNNING, Activity.WAITING, Activity.OUTSIDE):
+            if self.counts[activity]:
+                return activity
+        return Activity.SUSPENDED
+
+    @property
+    def wants(self) -> bool:
+        return self.sessions > 0 and self.activity in (Activity.RUNNING, Activity.WAITING)
+
+
+@dataclass
+class _Lane:
+    lane_bytes: int
+    sessions: set[int] = field(default_factory=set)
+    since_mono_ns: int = 0
+
+
+class DeviceMeter:
+    """The meter of one device. Times are monotonic nanoseconds and never go back."""
+
+    def __init__(
+        self,
+        cluster: str,
+        node: str,
+        device: str,
+        incarnation: str,
+        *,
+        capacity_bytes: int,
+        now_utc_ns: int,
+        now_mono_ns: int,
+    ) -> None:
+        self._names = {"node": node, "device": device, "incarnation": incarnation}
+        self._cluster = cluster
+        self._capacity_bytes = capacity_bytes
+        self._sessions: dict[int, _Session] = {}
+        self._jobs: dict[JobKey, _Job] = {}
+        self._lanes: dict[int, _Lane] = {}
+        self._now_ns = now_mono_ns
+        # Shares per running session, per unit of charge and per unit of weight since the beginning.
+        self._run = self._idle = self._entitled = 0
+        self._running_count = self._charge_sum = self._weight_sum = self._present_count = 0
+        self._foreign_bytes = self._lane_bytes = self._persistent_bytes = self._job_count_max = 0
+        self._begin(now_utc_ns)
+
+    def join(self, session: int, job: JobKey, now_mono_ns: int, *, charge: int, weight: int = 1) -> None:
+        """A session of `job` is there from now on; `charge` (at least 1) and `weight` are the job's, given once."""
+        self._advance(now_mono_ns)
+        known = self._jobs.get(job)
+        if known is None:
+            known = self._jobs[job] = _Job(job, max(1, charge), max(1, weight), now_mono_ns, now_mono_ns)
+        self._settle(known)
+        known.sessions += 1
+        if known.sessions == 1:
+            known.charge, known.weight = max(1, charge), max(1, weight)
+            self._charge_sum += known.charge
+            self._present_count += 1
+            self._job_count_max = max(self._job_count_max, self._present_count)
+        known.counts[Activity.OUTSIDE] += 1
+        self._sessions[session] = _Session(known)
+
+    def leave(self, session: int, now_mono_ns: int) -> None:
+        """The session is gone, whatever it was doing."""
+        self.change(session, Activity.OUTSIDE, now_mono_ns)
+        self.bind(session, None, now_mono_ns)
+        self.set_memory(session, 0, 0, now_mono_ns)
+        job = self._sessions.pop(session).job
+        self._settle(job)
+        job.counts[Activity.OUTSIDE] -= 1
+        was_wanting = job.activity in (Activity.RUNNING, Activity.WAITING)
+        job.sessions -= 1
+        assert job.sessions > 0 or not was_wanting
+        if job.sessions == 0:
+            self._charge_sum -= job.charge
+            self._present_count -= 1
+
+    def change(self, session: int, activity: Activity, now_mono_ns: int, *, iteration_count: int = 0) -> None:
+        """The session does something else from now on, having finished `iteration_count` iterations meanwhile."""
+        self._advance(now_mono_ns)
+        known = self._sessions[session]
+        job = known.job
+        self._settle(job)
+        job.iteration_count += iteration_count
+        if known.activity is activity:
+            return
+        if known.activity is Activity.RUNNING:
+            job.busy += self._run - known.run_from
+            self._running_count -= 1
+        wanted = job.wants
+        job.counts[known.activity] -= 1
+        job.counts[activity] += 1
+        known.activity = activity
+        if activity is Activity.RUNNING:
+            known.run_from = self._run
+            self._running_count += 1
+        self._weight_sum += job.weight * (int(job.wants) - int(wanted))
+
+    def hand_over(self, session: int) -> None:
+        """Count one hand-over away from the session."""
+        self._sessions[session].job.handover_count += 1
+
+    def set_memory(self, session: int, persistent_bytes: int, ephemeral_bytes: int, now_mono_ns: int) -> None:
+        """What the session needs at its peak: persistent, and in a lane."""
+        self._advance(now_mono_ns)
+        known = self._sessions[session]
+        job = known.job
+        self._settle(job)
+        job.persistent_bytes += persistent_bytes - known.persistent_bytes
+        job.ephemeral_bytes += ephemeral_bytes - known.ephemeral_bytes
+        self._persistent_bytes += persistent_bytes - known.persistent_bytes
+        known.persistent_bytes, known.ephemeral_bytes = persistent_bytes, ephemeral_bytes
+        job.persistent_bytes_max = max(job.persistent_bytes_max, job.persistent_bytes)
+        job.ephemeral_bytes_max = max(job.ephemeral_bytes_max, job.ephemeral_bytes)
+
+    def set_lane(self, lane: int, lane_bytes: int, now_mono_ns: int) -> None:
+        """The lane holds so many bytes from now on; 0 while it is parked."""
+        self._advance(now_mono_ns)
+        known = self._lanes.setdefault(lane, _Lane(0, since_mono_ns=now_mono_ns))
+        self._settle_lane(known)
+        self._lane_bytes += lane_bytes - known.lane_bytes
+        known.lane_bytes = lane_bytes
+        if lane_bytes == 0 and not known.sessions:
+            del self._lanes[lane]
+
+    def bind(self, session: int, lane: int | None, now_mono_ns: int) -> None:
+        """The session uses this lane from now on, or none."""
+        self._advance(now_mono_ns)
+        known = self._sessions[session]
+        for number, is_in in ((known.lane, False), (lane, True)):
+            if number is None:
+                continue
+            place = self._lanes.setdefault(number, _Lane(0, since_mono_ns=now_mono_ns))
+            self._settle_lane(place)
+            (place.sessions.add if is_in else place.sessions.discard)(session)
+        known.lane = lane
+
+    def set_foreign(self, foreign_bytes: int, now_mono_ns: int) -> None:
+        """Bytes that processes outside Salus hold on the device."""
+        self._advance(now_mono_ns)
+        self._foreign_bytes = foreign_bytes
+
+    def close(self, now_utc_ns: int, now_mono_ns: int) -> list[Record]:
+        """End the interval: one record a job that was there, and one for the device. The next begins at once."""
+        self._advance(now_mono_ns)
+        for lane in self._lanes.values():
+            self._settle_lane(lane)
+        for session in self._sessions.values():
+            if session.activity is Activity.RUNNING:
+                session.job.busy += self._run - session.run_from
+                session.run_from = self._run
+        jobs = list(self._jobs.values())
+        for job in jobs:
+            self._settle(job)
+        records = self._records(jobs)
+        for job in jobs:
+            if job.sessions == 0:
+                del self._jobs[job.key]
+            else:
+                self._restart(job)
+        self._begin(now_utc_ns)
+        return records
+
+    def _begin(self, now_utc_ns: int) -> None:
+        self._start_utc_ns, self._start_mono_ns = now_utc_ns, self._now_ns
+        self._busy_ns = self._idle_ns = self._wanted_ns = 0
+        self._persistent_byte_ns = self._lane_byte_ns = self._foreign_byte_ns = 0
+        self._job_count_max = self._present_count
+
+    def _restart(self, job: _Job) -> None:
+        job.first_mono_ns = self._now_ns
+        job.spent_ns = dict.fromkeys(Activity, 0)
+        job.busy = job.idle = job.entitled = job.iteration_count = job.handover_count = 0
+        job.peak_byte_ns = job.held_byte_ns = 0
+        job.persistent_bytes_max, job.ephemeral_bytes_max = job.persistent_bytes, job.ephemeral_bytes
+
+    def _advance(self, now_mono_ns: int) -> None:
+        passed_ns = now_mono_ns - self._now_ns
+        assert passed_ns >= 0, "the monotonic clock went back"
+        if passed_ns == 0:
+            return
+        self._now_ns = now_mono_ns
+        if self._running_count:
+            self._busy_ns += passed_ns
+            self._run += passed_ns * _ONE // self._running_count
+        elif self._present_count:
+            self._idle_ns += passed_ns
+            self._idle += passed_ns * _ONE // self._charge_sum
+        if self._weight_sum:
+            self._wanted_ns += passed_ns
+            self._entitled += passed_ns * _ONE // self._weight_sum
+        self._persistent_byte_ns += self._persistent_bytes * passed_ns
+        self._lane_byte_ns += self._lane_bytes * passed_ns
+        self._foreign_byte_ns += self._foreign_bytes * passed_ns
+
+    def _settle(self, job: _Job) -> None:
+        passed_ns = self._now_ns - job.since_mono_ns
+        if job.sessions:
+            job.spent_ns[job.activity] += passed_ns
+            job.idle += (self._idle - job.idle_from) * job.charge
+            if job.wants:
+                job.entitled += (self._entitled - job.entitled_from) * job.weight
+            job.peak_byte_ns += (job.persistent_bytes + job.ephemeral_bytes) * passed_ns
+            job.held_byte_ns += job.persistent_bytes * passed_ns
+        job.since_mono_ns = self._now_ns
+        job.idle_from, job.entitled_from = self._idle, self._entitled
+
+    def _settle_lane(self, lane: _Lane) -> None:
+        byte_ns = lane.lane_bytes * (self._now_ns - lane.since_mono_ns)
+        for session in lane.sessions:
+            self._sessions[session].job.held_byte_ns += byte_ns // len(lane.sessions)
+        lane.since_mono_ns = self._now_ns
+
+    def _records(self, jobs: list[_Job]) -> list[Record]:
+        busy = apportion(self._busy_ns, [job.busy for job in jobs])
+        idle = apportion(self._idle_ns, [job.idle for job in jobs])
+        entitled = apportion(self._wanted_ns, [job.entitled for job in jobs])
+        records: list[Record] = []
+        for job, busy_ns, idle_ns, entitled_ns in zip(jobs, busy, idle, entitled, strict=True):
+            present_ns = sum(job.spent_ns.values())
+            records.append(
+                UsageRecord(
+                    job=job.key,
+                    **self._names,
+                    start_utc_ns=self._start_utc_ns + job.first_mono_ns - self._start_mono_ns,
+                    start_mono_ns=job.first_mono_ns,
+                    span_ns=self._now_ns - job.first_mono_ns,
+                    present_ns=present_ns,
+                    running_ns=job.spent_ns[Activity.RUNNING],
+                    wait_ns=job.spent_ns[Activity.WAITING],
+                    suspended_ns=job.spent_ns[Activity.SUSPENDED],
+                    outside_ns=job.spent_ns[Activity.OUTSIDE],
+                    busy_ns=busy_ns,
+                    occupied_ns=busy_ns + idle_ns,
+                    entitled_ns=entitled_ns,
+                    iteration_count=job.iteration_count,
+                    handover_count=job.handover_count,
+                    persistent_bytes_max=job.persistent_bytes_max,
+                    ephemeral_bytes_max=job.ephemeral_bytes_max,
+                    peak_mib_ms=job.peak_byte_ns // _BYTE_NS_PER_MIB_MS,
+                    held_mib_ms=job.held_byte_ns // _BYTE_NS_PER_MIB_MS,
+                )
+            )
+        span_ns = self._now_ns - self._start_mono_ns
+        records.append(
+            DeviceUsageRecord(
+                cluster=self._cluster,
+                **self._names,
+                start_utc_ns=self._start_utc_ns,
+                start_mono_ns=self._start_mono_ns,
+                span_ns=span_ns,
+                present_ns=self._busy_ns + self._idle_ns,
+                busy_ns=self._busy_ns,
+                job_count_max=self._job_count_max,
+                capacity_bytes=self._capacity_bytes,
+                persistent_bytes_mean=self._persistent_byte_ns // max(1, span_ns),
+                lane_bytes_mean=self._lane_byte_ns // max(1, span_ns),
+                foreign_bytes_mean=self._foreign_byte_ns // max(1, span_ns),
+            )
+        )
+        return records
+
+
+def apportion(total: int, shares: list[int]) -> list[int]:
+    """Whole numbers near `shares` (in 2**-40) that sum to `total`: the largest remainders are rounded up."""
+    floors = [share >> FRACTION_BITS for share in shares]
+    missing = total - sum(floors)
+    assert 0 <= missing <= len(shares), "shares were lost"
+    by_remainder = sorted(range(len(shares)), key=lambda place: -(shares[place] & (_ONE - 1)))
+    for place in by_remainder[:missing]:
+        floors[place] += 1
+    return floors

@@ -1,0 +1,402 @@
+"""Profiles: what admission knows of a user's signature on a device model, each change of it, and the runs behind it.
+
+Rules kept: maxima only grow while a profile lives; what a user sets never goes below what was measured; each change
+of what admission uses is a version with a cause; a measurement that was seen before changes nothing.
+"""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+
+from accounting.database import Database, insert_rows
+from accounting.models import ClusterRow, ProfileRow, ProfileRunRow, ProfileVersionRow
+from accounting.places import Places, Row, table_of
+from accounting.records import DETAIL_LENGTH_MAX, MeasurementRecord, clean_text
+from accounting.viewer import AbsentError, DeniedError, Viewer
+from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import Profile
+
+PROFILES, VERSIONS, RUNS = table_of(ProfileRow), table_of(ProfileVersionRow), table_of(ProfileRunRow)
+CLUSTERS = table_of(ClusterRow)
+
+# The solo time follows a framework's upgrades within weeks and still shrugs off one odd run.
+SOLO_RUNS_MAX = 25
+
+Cause = Literal["measured", "set", "imported", "forgotten", "stale", "confirmed"]
+
+
+class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, order=True):
+    """Whose profile it is: a user never meets another's, whatever the signature says."""
+
+    cluster: str
+    user: str
+    signature: str
+    device_model: str
+
+
+class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
+    """A profile as admission and `salus profiles` see it. Bytes are without headroom."""
+
+    key: ProfileKey
+    version: int
+    persistent_bytes: int
+    ephemeral_bytes: int
+    measured_persistent_bytes: int = 0
+    measured_ephemeral_bytes: int = 0
+    live_persistent_bytes: int = 0
+    live_ephemeral_bytes: int = 0
+    solo_iteration_ns: int | None = None
+    boundary_rule: str = ""
+    model_hash: str = ""
+    input_hash: str = ""
+    run_count: int = 0
+    stale_reason: str = ""
+    is_forgotten: bool = False
+    seen_utc_ns: int = 0
+    changed_utc_ns: int = 0
+
+    def core(self) -> Profile:
+        """The value that core.admission takes."""
+        return Profile(self.persistent_bytes, self.ephemeral_bytes, self.solo_iteration_ns, self.run_count)
+
+    def why(self) -> str:
+        """One sentence on where the figures come from: what `salus profiles show` prints."""
+        if self.is_forgotten:
+            return "forgotten: the next run is taken for an unknown job"
+        is_set = (self.persistent_bytes, self.ephemeral_bytes) != (
+            self.measured_persistent_bytes,
+            self.measured_ephemeral_bytes,
+        )
+        source = "set by hand, never below what was measured" if is_set else "largest seen"
+        told = f"{source}; {self.run_count} run{'s' if self.run_count != 1 else ''} measured"
+        return f"{told}; stale: {self.stale_reason}" if self.stale_reason else told
+
+
+class ProfileChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One version of a profile's history."""
+
+    key: ProfileKey
+    version: int
+    persistent_bytes: int
+    ephemeral_bytes: int
+    solo_iteration_ns: int | None
+    changed_utc_ns: int
+    changed_by: str
+    cause: str
+    detail: str
+
+
+def learn(connection: Connection, cluster_id: int, job_number: int, measured: MeasurementRecord) -> None:
+    """Raise the profile to what a run showed, inside the ledger's transaction."""
+    user, signature = clean_text(measured.user, 64), clean_text(measured.signature)
+    model = clean_text(measured.device_model)
+    row = _locked(connection, cluster_id, user, signature, model)
+    if row is None:
+        # Versions begin at 0 so that the first measurement is version 1, as any later change.
+        row = _EMPTY | {"cluster_id": cluster_id, "user": user, "signature": signature, "device_model": model}
+        insert_rows(connection, PROFILES, list(row), [tuple(row.values())])
+        row = _locked(connection, cluster_id, user, signature, model)
+        assert row is not None
+    if measured.measured_utc_ns <= row["forgotten_utc_ns"]:
+        return
+    if not _record_run(connection, row["id"], job_number, measured):
+        return
+    changed: Row = {
+        "measured_persistent_bytes": max(row["measured_persistent_bytes"], measured.persistent_bytes),
+        "measured_ephemeral_bytes": max(row["measured_ephemeral_bytes"], measured.ephemeral_bytes),
+        "live_persistent_bytes": max(row["live_persistent_bytes"], measured.live_persistent_bytes),
+        "live_ephemeral_bytes": max(row["live_ephemeral_bytes"], measured.live_ephemeral_bytes),
+        "seen_utc_ns": max(row["seen_utc_ns"], measured.measured_utc_ns),
+        "solo_iteration_ns": _solo_iteration_ns(connection, row["id"]),
+        "run_count": connection.scalar(select(func.count()).where(RUNS.c.profile_id == row["id"])),
+        "is_forgotten": False,
+    }
+    changed["persistent_bytes"] = max(row["persistent_bytes"], changed["measured_persistent_bytes"])
+    changed["ephemeral_bytes"] = max(row["ephemeral_bytes"], changed["measured_ephemeral_bytes"])
+    cause = _hashes(row, measured, changed)
+    is_new = any(row[name] != changed[name] for name in ("persistent_bytes", "ephemeral_bytes"))
+    if is_new or cause != "measured" or row["version"] == 0:
+        detail = f"job {measured.job.job_id}" + (f": {measured.stale_reason}" if measured.stale_reason else "")
+        _add_version(connection, row, changed, measured.measured_utc_ns, "salus", cause, detail)
+    connection.execute(update(PROFILES).where(PROFILES.c.id == row["id"]).values(changed))
+
+
+def list_profiles(
+    database: Database,
+    viewer: Viewer,
+    *,
+    cluster: str | None = None,
+    users: Iterable[str] = (),
+    signature: str | None = None,
+    device_model: str | None = None,
+    changed_from_utc_ns: int = 0,
+    with_forgotten: bool = False,
+) -> list[ProfileView]:
+    """Profiles that `viewer` may see, by user, signature and model.
+
+    Admission refreshes its cache with `changed_from_utc_ns` (seen or changed since) and `with_forgotten=True`.
+    """
+    wanted = select(PROFILES, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == PROFILES.c.cluster_id)
+    conditions: list[ColumnElement[bool]] = []
+    if not viewer.is_operator:
+        conditions.append(PROFILES.c.user == viewer.user)
+    if names := sorted(set(users)):
+        conditions.append(PROFILES.c.user.in_(names))
+    for column, value in (
+        (CLUSTERS.c.name, cluster),
+        (PROFILES.c.signature, signature),
+        (PROFILES.c.device_model, device_model),
+    ):
+        if value is not None:
+            conditions.append(column == value)
+    if changed_from_utc_ns:
+        since = changed_from_utc_ns
+        conditions.append((PROFILES.c.changed_utc_ns >= since) | (PROFILES.c.seen_utc_ns >= since))
+    if not with_forgotten:
+        conditions.append(PROFILES.c.is_forgotten.is_(False))
+    order = (PROFILES.c.user, PROFILES.c.signature, PROFILES.c.device_model)
+    with database.reading() as connection:
+        return [_view(dict(row)) for row in connection.execute(wanted.where(*conditions).order_by(*order)).mappings()]
+
+
+def find_profile(database: Database, key: ProfileKey) -> ProfileView | None:
+    """The profile that admission uses for `key`, or None for an unknown job."""
+    operator = Viewer(uid=0, user="root", is_operator=True)
+    found = list_profiles(
+        database,
+        operator,
+        cluster=key.cluster,
+        users=[key.user],
+        signature=key.signature,
+        device_model=key.device_model,
+    )
+    return found[0] if found else None
+
+
+def set_profile(
+    database: Database,
+    viewer: Viewer,
+    key: ProfileKey,
+    *,
+    persistent_bytes: int,
+    ephemeral_bytes: int,
+    now_utc_ns: int,
+    solo_iteration_ns: int | None = None,
+    cause: Cause = "set",
+) -> ProfileView:
+    """Fix what admission uses from now on. RequestError below what was measured; a later run may still raise it."""
+    _require_owner(viewer, key)
+
+    def work(connection: Connection) -> None:
+        places = Places()
+        places.find_clusters(connection, [key.cluster])
+        cluster_id = places.clusters[key.cluster]
+        names = {"user": key.user, "signature": key.signature, "device_model": key.device_model}
+        row = _locked(connection, cluster_id, key.user, key.signature, key.device_model)
+        if row is None:
+            row = _EMPTY | {"cluster_id": cluster_id, **names}
+            insert_rows(connection, PROFILES, list(row), [tuple(row.values())])
+            row = _locked(connection, cluster_id, key.user, key.signature, key.device_model)
+            assert row is not None
+        _require_measured(row, key, persistent_bytes, ephemeral_bytes)
+        changed: Row = {
+            "persistent_bytes": persistent_bytes,
+            "ephemeral_bytes": ephemeral_bytes,
+            "solo_iteration_ns": row["solo_iteration_ns"] if solo_iteration_ns is None else solo_iteration_ns,
+            "is_forgotten": False,
+        }
+        if all(row[name] == value for name, value in changed.items()):
+            return
+        _add_version(connection, row, changed, now_utc_ns, viewer.user, cause, "")
+        connection.execute(update(PROFILES).where(PROFILES.c.id == row["id"]).values(changed))
+
+    database.write(work)
+    stored = find_profile(database, key)
+    assert stored is not None
+    return stored
+
+
+def forget_profile(database: Database, viewer: Viewer, key: ProfileKey, *, now_utc_ns: int) -> None:
+    """Make the signature an unknown job again. Its history stays; measurements from before do not come back."""
+    _require_owner(viewer, key)
+
+    def work(connection: Connection) -> None:
+        cluster_id = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == key.cluster))
+        row = _locked(connection, cluster_id or 0, key.user, key.signature, key.device_model)
+        if row is None or row["is_forgotten"]:
+            raise AbsentError(f"profile not forgotten: {describe(key)}: there is none; see salus profiles list")
+        changed = {name: value for name, value in _EMPTY.items() if name not in ("version", "changed_utc_ns")}
+        changed |= {"is_forgotten": True, "forgotten_utc_ns": now_utc_ns, "seen_utc_ns": row["seen_utc_ns"]}
+        _add_version(connection, row, changed, now_utc_ns, viewer.user, "forgotten", "")
+        connection.execute(update(PROFILES).where(PROFILES.c.id == row["id"]).values(changed))
+        connection.execute(delete(RUNS).where(RUNS.c.profile_id == row["id"]))
+
+    database.write(work)
+
+
+def list_changes(
+    database: Database,
+    viewer: Viewer,
+    *,
+    signature: str | None = None,
+    users: Iterable[str] = (),
+    window: tuple[int, int] | None = None,
+    count_max: int = 1000,
+) -> list[ProfileChange]:
+    """History of profiles that `viewer` may see, newest first."""
+    wanted = (
+        select(VERSIONS, PROFILES.c.user, PROFILES.c.signature, PROFILES.c.device_model, CLUSTERS.c.name)
+        .join(PROFILES, PROFILES.c.id == VERSIONS.c.profile_id)
+        .join(CLUSTERS, CLUSTERS.c.id == PROFILES.c.cluster_id)
+        .order_by(VERSIONS.c.changed_utc_ns.desc(), VERSIONS.c.profile_id, VERSIONS.c.version.desc())
+        .limit(count_max)
+    )
+    if not viewer.is_operator:
+        wanted = wanted.where(PROFILES.c.user == viewer.user)
+    if names := sorted(set(users)):
+        wanted = wanted.where(PROFILES.c.user.in_(names))
+    if signature is not None:
+        wanted = wanted.where(PROFILES.c.signature == signature)
+    if window is not None:
+        wanted = wanted.where(VERSIONS.c.changed_utc_ns >= window[0], VERSIONS.c.changed_utc_ns < window[1])
+    names_kept = [name for name in ProfileChange.__struct_fields__ if name != "key"]
+    with database.reading() as connection:
+        return [
+            ProfileChange(
+                key=ProfileKey(
+                    cluster=row["name"],
+                    user=row["user"],
+                    signature=row["signature"],
+                    device_model=row["device_model"],
+                ),
+                **{name: row[name] for name in names_kept},
+            )
+            for row in connection.execute(wanted).mappings()
+        ]
+
+
+def describe(key: ProfileKey) -> str:
+    """A profile's name in messages."""
+    return f"{key.signature} of {key.user} on {key.device_model} ({key.cluster})"
+
+
+_EMPTY: Row = {
+    "version": 0,
+    **dict.fromkeys(("persistent_bytes", "ephemeral_bytes", "measured_persistent_bytes"), 0),
+    **dict.fromkeys(("measured_ephemeral_bytes", "live_persistent_bytes", "live_ephemeral_bytes"), 0),
+    "solo_iteration_ns": None,
+    **dict.fromkeys(("boundary_rule", "model_hash", "input_hash", "stale_reason"), ""),
+    "run_count": 0,
+    "is_forgotten": False,
+    **dict.fromkeys(("forgotten_utc_ns", "seen_utc_ns", "changed_utc_ns"), 0),
+}
+
+
+def _locked(connection: Connection, cluster_id: int, user: str, signature: str, model: str) -> Row | None:
+    statement = (
+        select(PROFILES)
+        .where(PROFILES.c.cluster_id == cluster_id, PROFILES.c.user == user)
+        .where(PROFILES.c.signature == signature, PROFILES.c.device_model == model)
+        .with_for_update()
+    )
+    row = connection.execute(statement).mappings().first()
+    return None if row is None else dict(row)
+
+
+def _record_run(connection: Connection, profile_id: int, job_number: int, measured: MeasurementRecord) -> bool:
+    """Keep the run's newest measurement; False if it was seen before."""
+    target = (RUNS.c.profile_id == profile_id, RUNS.c.job_id == job_number)
+    stored = connection.execute(select(RUNS).where(*target)).mappings().first()
+    values: Row = {
+        "measured_utc_ns": measured.measured_utc_ns,
+        "persistent_bytes": measured.persistent_bytes,
+        "ephemeral_bytes": measured.ephemeral_bytes,
+        "solo_iteration_ns": measured.solo_iteration_ns,
+        "iteration_count": measured.iteration_count,
+    }
+    if stored is None:
+        connection.execute(insert(RUNS).values(profile_id=profile_id, job_id=job_number, **values))
+        return True
+    if measured.measured_utc_ns <= stored["measured_utc_ns"]:
+        return False
+    for name in ("persistent_bytes", "ephemeral_bytes", "iteration_count"):
+        values[name] = max(values[name], stored[name])
+    if values["solo_iteration_ns"] is None:
+        values["solo_iteration_ns"] = stored["solo_iteration_ns"]
+    connection.execute(update(RUNS).where(*target).values(values))
+    return True
+
+
+def _solo_iteration_ns(connection: Connection, profile_id: int) -> int | None:
+    statement = (
+        select(RUNS.c.solo_iteration_ns)
+        .where(RUNS.c.profile_id == profile_id, RUNS.c.solo_iteration_ns.is_not(None))
+        .order_by(RUNS.c.measured_utc_ns.desc())
+        .limit(SOLO_RUNS_MAX)
+    )
+    times = sorted(connection.execute(statement).scalars())
+    return times[(len(times) - 1) // 2] if times else None
+
+
+def _hashes(row: Row, measured: MeasurementRecord, changed: Row) -> Cause:
+    """Follow model and input; the first run that agrees with the stored hashes again takes the stale mark away."""
+    for name in ("boundary_rule", "model_hash", "input_hash"):
+        changed[name] = clean_text(getattr(measured, name)) or row[name]
+    if measured.stale_reason:
+        changed["stale_reason"] = clean_text(measured.stale_reason)
+        return "stale"
+    if row["stale_reason"] and all(row[name] == changed[name] for name in ("model_hash", "input_hash")):
+        changed["stale_reason"] = ""
+        return "confirmed"
+    return "measured"
+
+
+def _add_version(
+    connection: Connection, row: Row, changed: Row, now_utc_ns: int, by: str, cause: Cause, detail: str
+) -> None:
+    changed["version"] = row["version"] + 1
+    changed["changed_utc_ns"] = max(now_utc_ns, row["changed_utc_ns"])
+    connection.execute(
+        insert(VERSIONS).values(
+            profile_id=row["id"],
+            version=changed["version"],
+            persistent_bytes=changed["persistent_bytes"],
+            ephemeral_bytes=changed["ephemeral_bytes"],
+            solo_iteration_ns=changed["solo_iteration_ns"],
+            changed_utc_ns=changed["changed_utc_ns"],
+            changed_by=clean_text(by),
+            cause=cause,
+            detail=clean_text(detail, DETAIL_LENGTH_MAX),
+        )
+    )
+
+
+def _require_owner(viewer: Viewer, key: ProfileKey) -> None:
+    if not viewer.is_operator and viewer.user != key.user:
+        raise DeniedError(f"profile not changed: {describe(key)}: it is {key.user}'s; ask an operator")
+
+
+def _require_measured(row: Row, key: ProfileKey, persistent_bytes: int, ephemeral_bytes: int) -> None:
+    too_low = [
+        f"{word} {value} bytes is below the measured {row[name]}"
+        for word, value, name in (
+            ("persistent", persistent_bytes, "measured_persistent_bytes"),
+            ("ephemeral", ephemeral_bytes, "measured_ephemeral_bytes"),
+        )
+        if value < row[name]
+    ]
+    if too_low:
+        raise RequestError(
+            f"profile not set: {describe(key)}: {' and '.join(too_low)}; "
+            "forget the profile first if the program has changed"
+        )
+
+
+def _view(row: Row) -> ProfileView:
+    key = ProfileKey(
+        cluster=row["cluster"], user=row["user"], signature=row["signature"], device_model=row["device_model"]
+    )
+    names = [name for name in ProfileView.__struct_fields__ if name != "key"]
+    return ProfileView(key=key, **{name: row[name] for name in names})

@@ -1,0 +1,165 @@
+"""Facts about devices and sessions, written once: usage, device usage, lane spans, sessions, events.
+
+An interval is never changed after it was written, so its insert ignores a key that is there. Only sessions grow, from
+hello to bye, and are merged.
+"""
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection
+
+from accounting.database import insert_rows
+from accounting.models import DeviceUsageRow, EventRow, LaneSpanRow, SessionRow, UsageRow
+from accounting.places import Places, Row, merge_rows, table_of
+from accounting.records import (
+    DETAIL_LENGTH_MAX,
+    DeviceUsageRecord,
+    EventRecord,
+    JobKey,
+    LaneSpanRecord,
+    SessionRecord,
+    UsageRecord,
+    clean_text,
+)
+
+USAGE, DEVICE_USAGE = table_of(UsageRow), table_of(DeviceUsageRow)
+LANE_SPANS, SESSIONS, EVENTS = table_of(LaneSpanRow), table_of(SessionRow), table_of(EventRow)
+
+USAGE_NAMES = tuple(column.name for column in USAGE.columns)
+DEVICE_USAGE_NAMES = tuple(column.name for column in DEVICE_USAGE.columns)
+
+Numbers = dict[JobKey, int]
+
+
+def record_usage(connection: Connection, places: Places, jobs: Numbers, records: Sequence[UsageRecord]) -> None:
+    """Insert intervals; the hot path of the ledger, hence tuples."""
+    devices, incarnations = places.devices, places.incarnations
+    rows = [
+        (
+            jobs[r.job],
+            devices[r.job.cluster, r.node, r.device],
+            incarnations[r.incarnation],
+            r.start_mono_ns,
+            r.start_utc_ns,
+            r.span_ns,
+            r.present_ns,
+            r.running_ns,
+            r.wait_ns,
+            r.suspended_ns,
+            r.outside_ns,
+            r.busy_ns,
+            r.occupied_ns,
+            r.entitled_ns,
+            r.iteration_count,
+            r.handover_count,
+            r.persistent_bytes_max,
+            r.ephemeral_bytes_max,
+            r.peak_mib_ms,
+            r.held_mib_ms,
+        )
+        for r in records
+    ]
+    insert_rows(connection, USAGE, USAGE_NAMES, rows, keys=USAGE_NAMES[:4])
+
+
+def record_device_usage(connection: Connection, places: Places, records: Sequence[DeviceUsageRecord]) -> None:
+    """Insert the intervals of whole devices."""
+    rows = [
+        (
+            places.devices[r.cluster, r.node, r.device],
+            places.incarnations[r.incarnation],
+            r.start_mono_ns,
+            r.start_utc_ns,
+            r.span_ns,
+            r.present_ns,
+            r.busy_ns,
+            r.job_count_max,
+            r.capacity_bytes,
+            r.persistent_bytes_mean,
+            r.lane_bytes_mean,
+            r.foreign_bytes_mean,
+        )
+        for r in records
+    ]
+    insert_rows(connection, DEVICE_USAGE, DEVICE_USAGE_NAMES, rows, keys=DEVICE_USAGE_NAMES[:3])
+
+
+def record_lane_spans(connection: Connection, places: Places, jobs: Numbers, records: Sequence[LaneSpanRecord]) -> None:
+    """Insert stays in lanes."""
+    names = tuple(column.name for column in LANE_SPANS.columns)
+    rows = [
+        (
+            places.devices[r.job.cluster, r.node, r.device],
+            places.incarnations[r.incarnation],
+            r.session,
+            r.start_mono_ns,
+            jobs[r.job],
+            r.lane,
+            r.lane_bytes,
+            r.start_utc_ns,
+            r.span_ns,
+            r.iteration_count,
+        )
+        for r in records
+    ]
+    insert_rows(connection, LANE_SPANS, names, rows, keys=names[:4])
+
+
+def record_sessions(connection: Connection, places: Places, jobs: Numbers, records: Sequence[SessionRecord]) -> None:
+    """Keep each session once, with the latest of what its daemon said."""
+    rows: list[Row] = [
+        {
+            "job_id": jobs[r.job],
+            "device_id": places.devices[r.job.cluster, r.node, r.device],
+            "incarnation_id": places.incarnations[r.incarnation],
+            "number": r.session,
+            "start_utc_ns": r.start_utc_ns,
+            "start_mono_ns": r.start_mono_ns,
+            "end_utc_ns": r.end_utc_ns,
+            "end_mono_ns": r.end_mono_ns,
+            "is_gated": r.is_gated,
+            "end_reason": clean_text(r.end_reason),
+            "iteration_count": r.iteration_count,
+            "handover_count": r.handover_count,
+            "persistent_bytes_max": r.persistent_bytes_max,
+            "ephemeral_bytes_max": r.ephemeral_bytes_max,
+        }
+        for r in records
+    ]
+    if rows:
+        merge_rows(connection, SESSIONS, ("device_id", "number", "start_utc_ns"), rows, merge_session)
+
+
+def merge_session(stored: Row, new: Row) -> Row:
+    """Counters only grow, an end stays an end, and a session that was ungated once stays so."""
+    merged = dict(stored)
+    for name in ("iteration_count", "handover_count", "persistent_bytes_max", "ephemeral_bytes_max"):
+        merged[name] = max(stored[name], new[name])
+    for name in ("end_utc_ns", "end_mono_ns"):
+        values = [row[name] for row in (stored, new) if row[name] is not None]
+        merged[name] = max(values) if values else None
+    merged["is_gated"] = stored["is_gated"] and new["is_gated"]
+    merged["end_reason"] = max(stored["end_reason"], new["end_reason"])
+    merged["incarnation_id"] = min(stored["incarnation_id"], new["incarnation_id"])
+    return merged
+
+
+def record_events(connection: Connection, places: Places, jobs: Numbers, records: Sequence[EventRecord]) -> None:
+    """Insert what happened."""
+    names = tuple(column.name for column in EVENTS.columns)
+    rows = [
+        (
+            places.incarnations[r.incarnation],
+            r.sequence,
+            r.kind,
+            r.happened_utc_ns,
+            r.happened_mono_ns,
+            places.devices[r.cluster, r.node, r.device] if r.device else None,
+            jobs[r.job] if r.job is not None else None,
+            r.code,
+            r.amount_bytes,
+            clean_text(r.detail, DETAIL_LENGTH_MAX),
+        )
+        for r in records
+    ]
+    insert_rows(connection, EVENTS, names, rows, keys=names[:2])

@@ -1,0 +1,50 @@
+"""The schema goes up, down and up again, equals the models, and refuses what it does not know."""
+
+import pytest
+from sqlalchemy import text
+
+from accounting import schema
+from accounting.database import Database
+from accounting.ledger import LedgerWriter
+from nodedaemon.core.errors import OperatingError
+from tests.support.scenario import dump, records
+
+
+def test_models_and_head_do_not_differ(database: Database) -> None:
+    state = schema.check(database)
+    assert state.differences == ()
+    assert state.current == state.head == schema.head()
+
+
+def test_up_down_and_up_again_on_a_seeded_database(database: Database) -> None:
+    LedgerWriter(database).write(records())
+    seeded = dump(database)
+    assert all(seeded.values()), "the scenario fills each table"
+    schema.downgrade(database, "base")
+    assert schema.current(database) is None
+    schema.upgrade(database)
+    assert schema.check(database).differences == ()
+    LedgerWriter(database).write(records())
+    assert dump(database) == seeded
+
+
+def test_a_second_upgrade_keeps_every_row(database: Database) -> None:
+    LedgerWriter(database).write(records())
+    seeded = dump(database)
+    schema.upgrade(database)
+    assert dump(database) == seeded
+
+
+def test_a_newer_schema_is_refused_with_a_clear_line(database: Database) -> None:
+    def pretend(connection: object) -> None:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))  # type: ignore[attr-defined]
+
+    database.write(pretend)
+    for refused in (lambda: schema.require(database), lambda: schema.upgrade(database)):
+        with pytest.raises(OperatingError, match=r"its schema 9999 is newer than 0\d+.*upgrade Salus on this host"):
+            refused()
+
+
+def test_an_empty_database_is_refused_with_what_to_do(empty_database: Database) -> None:
+    with pytest.raises(OperatingError, match=r"its schema is empty.*run salus-acct db upgrade"):
+        schema.require(empty_database)
