@@ -5,7 +5,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: setup config check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
+.PHONY: setup man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -35,8 +35,10 @@ unit: $(STAMP)
 property: $(STAMP)
 	$(PYTEST) -n 2 tests/property tests/scenarios
 
-config: $(STAMP)
+# Files that are written from the code; tests compare them.
+man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
+	$(PY) -m cli.manual docs/man
 
 check: lint types imports tidy unit property
 

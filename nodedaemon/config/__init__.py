@@ -9,6 +9,7 @@ Keys, defaults and reasons: `keys.py`. Syntax: `grammar.py`. What cannot be true
 """
 
 from nodedaemon.config.check import lane_reserve_problem
+from nodedaemon.config.effective import changed_keys
 from nodedaemon.config.finding import Finding, Place
 from nodedaemon.config.keys import Settings
 from nodedaemon.config.limits import RANKS, device_limits, weight_of
@@ -25,6 +26,7 @@ __all__ = [
     "Rejected",
     "Settings",
     "UnreadableError",
+    "changed_keys",
     "device_limits",
     "lane_reserve_problem",
     "load",

@@ -1,6 +1,6 @@
 """The shipped etc/salus.conf and the key reference docs/man/salus.conf.md, written from the dataclasses.
 
-`make config` writes both; a test compares them with what is in the tree, so that no key goes undocumented.
+`make man` writes both; a test compares them with what is in the tree, so that no key goes undocumented.
 """
 
 import sys

@@ -43,6 +43,17 @@ def values_of_partition(config: Config, partition: str) -> Iterator[Effective]:
     yield from _all_keys(config.for_partition(partition), values, f"PartitionName={partition}")
 
 
+def changed_keys(old: Config, new: Config, node: str) -> tuple[Key, ...]:
+    """The keys whose value for `node` or a device of it differs; those that are not live wait for a restart."""
+    before, after = (
+        {(value.record, value.key): value.value for value in values_of_node(config, node)} for config in (old, new)
+    )
+    names = {
+        name for record, name in before.keys() | after.keys() if before.get((record, name)) != after.get((record, name))
+    }
+    return tuple(key for name in sorted(names) if (key := find_key(name)) is not None)
+
+
 def find_key(name: str) -> Key | None:
     """The key of that name, whatever its case, also one that only stands in records."""
     known = by_folded_name((*(key for group in FIELDS.values() for key in keys_of(group)), *KEYS))

@@ -1,6 +1,6 @@
 """Every key of salus.conf with its default and one line of why, grouped by what it is about.
 
-etc/salus.conf and docs/man/salus.conf.md are generated from this module (`make config`); tests compare them.
+etc/salus.conf and docs/man/salus.conf.md are generated from this module (`make man`); tests compare them.
 An attribute ends with its unit; 0 switches a bound or a timer off where the line says so.
 """
 
@@ -320,6 +320,9 @@ class Daemon:
         "Look for GPUs beside the DeviceName records.",
         NODE,
         is_live=False,
+    )
+    local_jobs: bool = key(
+        "LocalJobs", YesNo(), False, "Users may also start jobs without Slurm, by salus run: for workstations.", NODE
     )
     share_mode: ShareMode = key(
         "ShareMode", Choice(ShareMode), ShareMode.TIMESLICE, "mps lets a user's lanes run at once.", NODE, DEVICE

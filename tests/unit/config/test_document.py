@@ -6,7 +6,14 @@ import pytest
 
 from nodedaemon.config import Config, parse
 from nodedaemon.config.document import main, manual_text, template_text
-from nodedaemon.config.effective import find_key, key_names, values_in_effect, values_of_node, values_of_partition
+from nodedaemon.config.effective import (
+    changed_keys,
+    find_key,
+    key_names,
+    values_in_effect,
+    values_of_node,
+    values_of_partition,
+)
 from nodedaemon.config.records import KEYS
 from nodedaemon.config.spec import Scope
 
@@ -16,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_files_in_the_tree_are_the_generated_ones(tmp_path):
     main(str(tmp_path / "template"), str(tmp_path / "manual"))
     for written, shipped in (("template", "etc/salus.conf"), ("manual", "docs/man/salus.conf.md")):
-        assert (tmp_path / written).read_text() == (ROOT / shipped).read_text(), f"{shipped}: stale; run make config"
+        assert (tmp_path / written).read_text() == (ROOT / shipped).read_text(), f"{shipped}: stale; run make man"
 
 
 def test_every_key_is_in_both_with_its_default_and_its_reason():
@@ -80,3 +87,16 @@ def test_keys_are_found_in_any_case():
     assert find_key("CORES").name == "Cores"
     assert find_key("nope") is None
     assert {"LaneReserve", "Cores"} <= set(key_names())
+
+
+def test_a_reload_knows_what_changed_for_its_node(config):
+    text = "MaxLanes=3\nNodeName=n1 MaxLanes=1 LogFile=/a\nDeviceName=h Type=host Memory=2G\n"
+    new = parse(Path("c"), text.encode())
+    assert isinstance(new, Config)
+    assert [(key.name, key.is_live) for key in changed_keys(config, new, "n1")] == [
+        ("LogFile", False),
+        ("MaxLanes", True),
+        ("Memory", True),
+    ]
+    assert [key.name for key in changed_keys(config, new, "n2")] == ["Memory"]
+    assert changed_keys(config, config, "n1") == ()

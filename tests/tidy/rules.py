@@ -1,0 +1,243 @@
+"""The house rules as functions: a file's path and text in, problems out. The tests apply them to the tree.
+
+Each rule names the offender and what to do; each has a bad sample in test_rules.py that it must find.
+"""
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+MODULE_LINES_MAX = 600
+FUNCTION_LINES_MAX = 60
+POLICY_LINES_MAX = 100
+
+SOURCE_SUFFIXES = {".py", ".c", ".h", ".lua", ".sh"}
+BANNED_STEM = re.compile(r"(^|_)(utils?|helpers?|common|managers?|misc|stuff|info|data|handlers?|part\d+)$")
+# Written so that this file does not break its own rule.
+OPEN_END = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X|HA" + r"CK)\b(?!\(?#\d+)")
+BANNER = re.compile(r"^\s*(#|//|/\*)\s*[-=*#~]{5,}")
+BARE_IGNORE = re.compile(r"#\s*type:\s*ignore(?!\[)")
+# As above.
+MACHINE_PATH = re.compile(r"(?<![\w.~$}-])/(?:" + "wo" + r"rk|root|home/[a-z]\w*)/[\w.-]")
+LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+\s+(.*?)\s*$", re.MULTILINE)
+
+# Refused in docs/glossary.md, less what Python needs itself (step, hash, error, message).
+NEVER_WORDS = {
+    "task": "job",
+    "workload": "job",
+    "client": "session",
+    "kernel": "iteration",
+    "gpu": "device",
+    "card": "device",
+    "slot": "lane",
+    "queue": "lane",
+    "partition": "lane",
+    "token": "grant",
+    "lock": "grant",
+    "tenant": "domain",
+    "estimate": "profile",
+    "stats": "profile",
+    "fingerprint": "signature",
+    "static": "persistent",
+    "dynamic": "ephemeral",
+    "temp": "ephemeral",
+    "scheduling": "admission",
+    "validation": "admission",
+    "scheduler": "policy",
+    "strategy": "policy",
+    "action": "command",
+}
+
+
+def tracked_files() -> list[Path]:
+    """What a commit would hold: tracked files, and new ones that are not ignored."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    names = {name for name in listing.stdout.decode().split("\0") if name}
+    return sorted(Path(name) for name in names if (ROOT / name).is_file() and not (ROOT / name).is_symlink())
+
+
+def text_of(path: Path) -> str:
+    """The text of a file of the tree; binary files have none."""
+    data = (ROOT / path).read_bytes()
+    return "" if b"\0" in data else data.decode("utf-8", errors="replace")
+
+
+def long_modules(path: Path, text: str) -> Iterator[str]:
+    """Files are split by noun before they grow past the bound."""
+    limit = POLICY_LINES_MAX if path.parent.name == "policies" and path.stem != "__init__" else MODULE_LINES_MAX
+    count = len(text.splitlines())
+    if path.suffix in SOURCE_SUFFIXES and count > limit:
+        yield f"{path}: {count} lines, more than {limit}; split it by noun"
+
+
+def long_functions(path: Path, text: str) -> Iterator[str]:
+    """A function is read on one screen."""
+    if path.suffix == ".py":
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                count = (node.end_lineno or node.lineno) - node.lineno + 1
+                if count > FUNCTION_LINES_MAX:
+                    yield f"{path}:{node.lineno}: {node.name}: {count} lines, more than {FUNCTION_LINES_MAX}; split it"
+    elif path.suffix == ".c":
+        yield from _long_c_functions(path, text)
+
+
+def _long_c_functions(path: Path, text: str) -> Iterator[str]:
+    # With .clang-format a function's body opens with a brace in the first column and closes with one.
+    start = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line == "{":
+            start = number
+        elif line == "}" and start is not None:
+            count = number - start + 1
+            if count > FUNCTION_LINES_MAX:
+                yield f"{path}:{start}: function of {count} lines, more than {FUNCTION_LINES_MAX}; split it"
+            start = None
+
+
+def banned_names(path: Path, _text: str) -> Iterator[str]:
+    """A file is called after its noun; these names are where unrelated things meet."""
+    if path.suffix not in SOURCE_SUFFIXES:
+        return
+    for part in (*path.parent.parts, path.stem):
+        if BANNED_STEM.search(part):
+            yield f"{path}: {part} says nothing; name the noun"
+
+
+def open_ends(path: Path, text: str) -> Iterator[str]:
+    """What is left to do stands in the tracker, and the comment names the issue."""
+    if path.suffix in SOURCE_SUFFIXES or path.suffix == ".toml":
+        for number, line in enumerate(text.splitlines(), start=1):
+            if OPEN_END.search(line):
+                yield f"{path}:{number}: open end without an issue number; write TODO(#7) or do it"
+
+
+def banners(path: Path, text: str) -> Iterator[str]:
+    """Comments are sentences."""
+    if path.suffix in SOURCE_SUFFIXES:
+        for number, line in enumerate(text.splitlines(), start=1):
+            if BANNER.match(line):
+                yield f"{path}:{number}: banner; write a sentence or nothing"
+
+
+def bare_ignores(path: Path, text: str) -> Iterator[str]:
+    """Whoever silences the type checker says about what."""
+    if path.suffix == ".py":
+        for number, line in enumerate(text.splitlines(), start=1):
+            if BARE_IGNORE.search(line):
+                yield f"{path}:{number}: type: ignore without a code"
+
+
+def missing_docstrings(path: Path, text: str) -> Iterator[str]:
+    """A module opens with what it is for. An empty package marker has nothing to say."""
+    if path.suffix == ".py" and text.strip() and ast.get_docstring(ast.parse(text)) is None:
+        yield f"{path}: no docstring; say what the module is for and which rule it keeps"
+
+
+def machine_paths(path: Path, text: str) -> Iterator[str]:
+    """Nothing in the tree knows the machine on which it was written."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        found = MACHINE_PATH.search(line)
+        if found:
+            yield f"{path}:{number}: {found.group()}...: a path of one machine; make it relative"
+
+
+def never_words(path: Path, text: str) -> Iterator[str]:
+    """One thing has one name in the core: docs/glossary.md. Foreign words belong to the shells."""
+    if path.suffix != ".py" or path.parts[:2] != ("nodedaemon", "core"):
+        return
+    for name, number in _defined_names(ast.parse(text)):
+        words = re.findall(r"[a-z0-9]+|[A-Z][a-z0-9]*", name)
+        for word in {item.lower() for item in words} & NEVER_WORDS.keys():
+            yield f"{path}:{number}: {name}: {word} is not our word; {NEVER_WORDS[word]} is (docs/glossary.md)"
+
+
+def _defined_names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield node.name, node.lineno
+            case ast.arg():
+                yield node.arg, node.lineno
+            case ast.Name(ctx=ast.Store()):
+                yield node.id, node.lineno
+            case ast.Attribute(ctx=ast.Store()):
+                yield node.attr, node.lineno
+
+
+def sleeps(path: Path, text: str) -> Iterator[str]:
+    """A test waits for an event with a deadline, never for time to pass; a function that polls is called wait_...."""
+    if path.suffix != ".py" or path.parts[0] != "tests" or path.parts[1] == "bench":
+        return
+    tree = ast.parse(text)
+    allowed = {
+        id(call)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lstrip("_").startswith("wait")
+        for call in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and id(node) not in allowed:
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            if name == "sleep":
+                yield f"{path}:{node.lineno}: sleep in a test; poll with a deadline in a function called wait_..."
+
+
+def broken_links(path: Path, text: str) -> Iterator[str]:
+    """Links of a Markdown file to files of the tree lead somewhere, and so do their anchors."""
+    if path.suffix != ".md":
+        return
+    for match in LINK.finditer(CODE_BLOCK.sub("", text)):
+        target = match.group(1) or match.group(2)
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (ROOT / path).parent / name
+        if name and not file.exists():
+            yield f"{path}: link to {target}: no such file"
+        elif (
+            anchor and (not name or file.suffix == ".md") and anchor not in anchors(file.read_text() if name else text)
+        ):
+            yield f"{path}: link to {target}: no such heading"
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that a Markdown page's headings have, as GitHub and Sphinx make them."""
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in HEADING.findall(CODE_BLOCK.sub("", text)))
+    return {heading.replace(" ", "-") for heading in plain}
+
+
+RULES = (
+    long_modules,
+    long_functions,
+    banned_names,
+    open_ends,
+    banners,
+    bare_ignores,
+    missing_docstrings,
+    machine_paths,
+    never_words,
+    sleeps,
+    broken_links,
+)
+
+
+def problems(files: Iterable[Path]) -> Iterator[str]:
+    """Everything that the rules find in `files`."""
+    for path in files:
+        text = text_of(path)
+        for rule in RULES:
+            yield from rule(path, text)

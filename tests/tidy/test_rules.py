@@ -1,0 +1,80 @@
+"""Every house rule finds a bad sample and leaves a good one alone: a check that cannot fail checks nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.tidy import rules
+
+FUNCTION = "def f():\n" + "    x = 1\n" * 60
+C_FUNCTION = "int f(void)\n{\n" + "    g();\n" * 59 + "}\n"
+OPEN = "TO" + "DO"
+DIRECTORY = "/ro" + "ot/x"
+
+BAD = [
+    (rules.long_modules, "nodedaemon/a.py", "x = 1\n" * 601),
+    (rules.long_modules, "nodedaemon/job/a.c", "\n" * 601),
+    (rules.long_modules, "nodedaemon/core/policies/a.py", "x = 1\n" * 101),
+    (rules.long_functions, "a.py", FUNCTION),
+    (rules.long_functions, "a.py", "async " + FUNCTION),
+    (rules.long_functions, "a.c", C_FUNCTION),
+    (rules.banned_names, "nodedaemon/utils.py", ""),
+    (rules.banned_names, "nodedaemon/job_helpers.py", ""),
+    (rules.banned_names, "nodedaemon/common/a.c", ""),
+    (rules.banned_names, "tests/lanes_part2.py", ""),
+    (rules.open_ends, "a.py", f"x = 1  # {OPEN}: later"),
+    (rules.open_ends, "a.c", f"/* {OPEN} */"),
+    (rules.banners, "a.py", "    # ------- lanes -------"),
+    (rules.banners, "a.c", "/*********"),
+    (rules.bare_ignores, "a.py", "x = f()  # type" + ": ignore"),
+    (rules.missing_docstrings, "a.py", "x = 1"),
+    (rules.machine_paths, "README.md", f"see {DIRECTORY} for it"),
+    (rules.machine_paths, "a.py", "open('/ho" + "me/ada/x')"),
+    (rules.machine_paths, "Makefile", "\tcd /wo" + "rk/main"),
+    (rules.never_words, "nodedaemon/core/a.py", "def pick_slot(): ..."),
+    (rules.never_words, "nodedaemon/core/a.py", "class LaneScheduler: ..."),
+    (rules.never_words, "nodedaemon/core/a.py", "def f(client_id): ..."),
+    (rules.never_words, "nodedaemon/core/a.py", "waiting_queue = []"),
+    (rules.never_words, "nodedaemon/core/a.py", "self.token = 1"),
+    (rules.sleeps, "tests/unit/a.py", "import time\ntime.sleep(1)"),
+    (rules.sleeps, "tests/unit/a.py", "async def f():\n    await sleep(0)"),
+    (rules.broken_links, "docs/a.md", "see [b](no-such-page.md)"),
+    (rules.broken_links, "README.md", "![picture](docs/no-such.png)"),
+    (rules.broken_links, "docs/a.md", "# Title\nsee [b](#other)"),
+]
+
+GOOD = [
+    (rules.long_modules, "nodedaemon/a.py", "x = 1\n" * 600),
+    (rules.long_modules, "etc/grafana.json", "\n" * 5000),
+    (rules.long_functions, "a.py", FUNCTION.removesuffix("    x = 1\n")),
+    (rules.long_functions, "a.c", C_FUNCTION.replace("    g();\n", "", 1)),
+    (rules.banned_names, "nodedaemon/core/lanes.py", ""),
+    (rules.banned_names, "nodedaemon/sim/data/models.csv", ""),
+    (rules.open_ends, "a.py", f"x = 1  # {OPEN}(#12): later"),
+    (rules.banners, "a.py", "# A sentence - with a dash."),
+    (rules.bare_ignores, "a.py", "x = f()  # type: ignore[no-untyped-call]"),
+    (rules.missing_docstrings, "a/__init__.py", ""),
+    (rules.missing_docstrings, "a.py", '"""What it is for."""\nx = 1'),
+    (rules.machine_paths, "README.md", "/etc/salus, https://example.org/work/x, $HOME/work/x, /workers/x, root/work/x"),
+    (rules.never_words, "nodedaemon/core/a.py", "def lane_of(session): return session.queue"),
+    (rules.never_words, "nodedaemon/service/a.py", "task = 1"),
+    (rules.sleeps, "tests/unit/a.py", "def wait_for(ready):\n    while not ready():\n        time.sleep(0.01)"),
+    (rules.broken_links, "docs/a.md", "# A title, here\n[b](../README.md) [c](https://x) [d](#a-title-here)"),
+    (rules.broken_links, "docs/a.md", "```\n[b](none.md)\n```\n"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BAD)
+def test_a_bad_sample_is_found(rule, path, text):
+    assert len(list(rule(Path(path), text))) == 1
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), GOOD)
+def test_a_good_sample_is_left_alone(rule, path, text):
+    assert list(rule(Path(path), text)) == []
+
+
+def test_every_rule_has_both():
+    for rule in rules.RULES:
+        assert rule in {sample[0] for sample in BAD}
+        assert rule in {sample[0] for sample in GOOD}
