@@ -6,11 +6,19 @@ STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
 .PHONY: setup man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
+.PHONY: native native-emulator
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
 	@bash .ci/setup
 	@touch $@
+
+# Additive: each C part has its own target.
+native: native-emulator
+
+native-emulator: $(STAMP)
+	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator
+	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator-inject INJECT=1
 
 format: $(STAMP)
 	$(PY) -m ruff format .

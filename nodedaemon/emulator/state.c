@@ -1,0 +1,186 @@
+/*
+ * The shared file: found by SALUS_EMULATOR_STATE, made by whoever comes first,
+ * locked by a robust mutex.
+ */
+#include "state.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+struct emu_state *emu;
+
+static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
+
+uint64_t emu_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+}
+
+#ifdef SALUS_EMULATOR_INJECT
+/*
+ * Ends this process before its n-th store into the shared file, n from
+ * SALUS_EMULATOR_DIE_AT. Counting starts when the file named by
+ * SALUS_EMULATOR_DIE_ARMED exists, so that a test chooses which calls are cut.
+ */
+void emu_inject(void)
+{
+    static long left = -1;
+    static const char *armed;
+    if (left < 0) {
+        const char *at = getenv("SALUS_EMULATOR_DIE_AT");
+        armed = getenv("SALUS_EMULATOR_DIE_ARMED");
+        left = at ? atol(at) : 0;
+    }
+    if (left == 0 || (armed && access(armed, F_OK) != 0))
+        return;
+    if (--left == 0)
+        raise(SIGKILL);
+}
+#endif
+
+const char *emu_path(void)
+{
+    static char fallback[64];
+    const char *path = getenv("SALUS_EMULATOR_STATE");
+    if (path && *path)
+        return path;
+    snprintf(fallback, sizeof(fallback), "/dev/shm/salus-emulator-%u", (unsigned int)getuid());
+    return fallback;
+}
+
+static int add_devices(struct emu_state *state, const char *devices)
+{
+    char list[512];
+    char *rest = list;
+    snprintf(list, sizeof(list), "%s", devices && *devices ? devices : "a100-40g");
+    for (char *name; (name = strsep(&rest, ",")) != NULL;) {
+        uint32_t profile = 0;
+        while (profile < emu_profile_count && strcmp(emu_profiles[profile].name, name) != 0)
+            profile++;
+        if (profile == emu_profile_count || state->device_count == EMU_DEVICES_MAX)
+            return -EINVAL;
+        struct emu_device *device = &state->devices[state->device_count];
+        device->profile = profile;
+        device->speed_permille = 1000;
+        device->slice_process = NONE;
+        device->advanced_ns = emu_now_ns();
+        /* A device keeps its UUID from run to run: FNV-1a of its name and place. */
+        uint64_t hash = 1469598103934665603ULL + state->device_count;
+        for (unsigned int i = 0; i < 16; i++) {
+            hash = (hash ^ (unsigned char)name[i % strlen(name)]) * 1099511628211ULL;
+            device->uuid[i] = (unsigned char)(hash >> 32);
+        }
+        state->device_count++;
+    }
+    return 0;
+}
+
+static int fill(struct emu_state *state, const char *devices)
+{
+    pthread_mutexattr_t attributes;
+    int rc = add_devices(state, devices);
+    if (rc)
+        return rc;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&state->lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    state->bytes = sizeof(*state);
+    state->magic = EMU_MAGIC;
+    __atomic_store_n(&state->is_ready, 1, __ATOMIC_RELEASE);
+    return 0;
+}
+
+static int map(const char *path, int flags, const char *devices)
+{
+    struct stat status;
+    void *mapping = MAP_FAILED;
+    int rc = -EINVAL;
+    int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0666);
+    if (fd < 0)
+        return -errno;
+    /* The file lock covers only the making of the file; it falls with its holder.
+     */
+    if (flock(fd, LOCK_EX) || fstat(fd, &status)) {
+        rc = -errno;
+        goto out;
+    }
+    if (status.st_size == 0 && ftruncate(fd, sizeof(struct emu_state))) {
+        rc = -errno;
+        goto out;
+    }
+    if (status.st_size != 0 && status.st_size != (off_t)sizeof(struct emu_state))
+        goto out;
+    mapping = mmap(NULL, sizeof(struct emu_state), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (mapping == MAP_FAILED) {
+        rc = -errno;
+        goto out;
+    }
+    struct emu_state *state = mapping;
+    if (!state->is_ready) {
+        memset(state, 0, offsetof(struct emu_state, processes));
+        rc = fill(state, devices);
+        if (rc == 0 && fchmod(fd, 0666) != 0)
+            rc = 0; /* not ours: the maker has set the mode */
+    } else {
+        rc = state->magic == EMU_MAGIC && state->bytes == sizeof(*state) ? 0 : -EINVAL;
+    }
+    if (rc == 0)
+        emu = state;
+out:
+    if (rc && mapping != MAP_FAILED)
+        munmap(mapping, sizeof(struct emu_state));
+    /* Said aloud: the mapping keeps the open file, and with it the lock, alive after close. */
+    flock(fd, LOCK_UN);
+    close(fd);
+    return rc;
+}
+
+int emu_create(const char *path, const char *devices)
+{
+    return map(path, O_CREAT | O_EXCL, devices);
+}
+
+int emu_open(void)
+{
+    int rc = 0;
+    pthread_mutex_lock(&open_lock);
+    if (!emu)
+        rc = map(emu_path(), O_CREAT, getenv("SALUS_EMULATOR_DEVICES"));
+    pthread_mutex_unlock(&open_lock);
+    return rc;
+}
+
+void emu_lock(void)
+{
+    if (pthread_mutex_lock(&emu->lock) == EOWNERDEAD) {
+#ifdef SALUS_EMULATOR_INJECT
+        /* Negative control of the tests: what happens when the counters are believed. */
+        if (getenv("SALUS_EMULATOR_TRUST_COUNTERS"))
+            emu_reap();
+        else
+#endif
+            emu_recompute();
+        PUT(emu->recoveries, emu->recoveries + 1);
+        pthread_mutex_consistent(&emu->lock);
+    }
+}
+
+void emu_unlock(void)
+{
+    emu_inject();
+    pthread_mutex_unlock(&emu->lock);
+}

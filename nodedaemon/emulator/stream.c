@@ -1,0 +1,330 @@
+/* Streams and events. */
+#include "local.h"
+
+#include <stdlib.h>
+
+struct emu_stream *streams;
+
+static uint64_t last_id;
+static _Thread_local struct emu_stream *per_thread;
+
+CUresult stream_new(struct emu_context *context, int32_t priority, uint32_t flags,
+                    struct emu_stream **out)
+{
+    uint32_t ring = 0;
+    struct emu_stream *stream = calloc(1, sizeof(*stream));
+    if (!stream)
+        return CU_OUT_OF_MEMORY;
+    emu_lock();
+    while (ring < EMU_STREAMS_MAX && emu->rings[ring].in_use)
+        ring++;
+    if (ring == EMU_STREAMS_MAX)
+        emu_reap();
+    for (ring = 0; ring < EMU_STREAMS_MAX && emu->rings[ring].in_use; ring++)
+        ;
+    if (ring < EMU_STREAMS_MAX)
+        emu_ring_reset(ring, emu_self(), context->device, priority);
+    emu_unlock();
+    if (ring == EMU_STREAMS_MAX) {
+        free(stream);
+        return CU_OUT_OF_MEMORY;
+    }
+    *stream =
+        (struct emu_stream){.context = context, .ring = ring, .priority = priority, .flags = flags};
+    pthread_mutex_lock(&local_lock);
+    stream->id = ++last_id;
+    stream->next = streams;
+    streams = stream;
+    pthread_mutex_unlock(&local_lock);
+    *out = stream;
+    return CU_OK;
+}
+
+void stream_free(struct emu_stream *stream)
+{
+    pthread_mutex_lock(&local_lock);
+    for (struct emu_stream **link = &streams; *link; link = &(*link)->next)
+        if (*link == stream) {
+            *link = stream->next;
+            break;
+        }
+    pthread_mutex_unlock(&local_lock);
+    emu_lock();
+    PUT(emu->rings[stream->ring].in_use, 0);
+    emu_unlock();
+    free(stream);
+}
+
+static bool is_known(const struct emu_stream *stream)
+{
+    bool found = false;
+    pthread_mutex_lock(&local_lock);
+    for (const struct emu_stream *at = streams; at && !found; at = at->next)
+        found = at == stream;
+    pthread_mutex_unlock(&local_lock);
+    return found;
+}
+
+struct emu_stream *emu_stream_of(struct emu_context *context, CUstream handle, CUresult *rc)
+{
+    if (handle == CU_STREAM_PER_THREAD) {
+        if (!per_thread || !is_known(per_thread) || per_thread->context != context)
+            *rc = stream_new(context, 0, 0, &per_thread);
+        return per_thread;
+    }
+    if (handle && handle != CU_STREAM_LEGACY) {
+        if (!is_known(handle))
+            *rc = CU_INVALID_HANDLE;
+        return handle;
+    }
+    if (!context->legacy)
+        *rc = stream_new(context, 0, 0, &context->legacy);
+    return context->legacy;
+}
+
+EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+    struct emu_context *context;
+    CUresult rc = emu_enter(&context);
+    if (rc)
+        return rc;
+    /* Out of range is brought into range, as the driver does. */
+    priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+    return stream_new(context, priority, flags, stream);
+}
+
+EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+    return cuStreamCreateWithPriority(stream, flags, 0);
+}
+
+EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    CUresult rc = emu_ready();
+    if (rc || !is_known(stream))
+        return rc ? rc : CU_INVALID_HANDLE;
+    op_wait(stream, op_queued(stream));
+    stream_free(stream);
+    return CU_OK;
+}
+
+EXPORT CUresult cuStreamDestroy(CUstream stream)
+{
+    return cuStreamDestroy_v2(stream);
+}
+
+static CUresult find(CUstream handle, struct emu_stream **stream)
+{
+    struct emu_context *context;
+    CUresult rc = emu_enter(&context);
+    if (!rc)
+        *stream = emu_stream_of(context, handle, &rc);
+    return rc;
+}
+
+EXPORT CUresult cuStreamSynchronize(CUstream handle)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    return rc ? rc : op_wait(stream, op_queued(stream));
+}
+
+EXPORT CUresult cuStreamQuery(CUstream handle)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    return rc ? rc : op_query(stream, op_queued(stream));
+}
+
+EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    if (!rc)
+        *priority = stream->priority;
+    return rc;
+}
+
+EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    if (!rc)
+        *flags = stream->flags;
+    return rc;
+}
+
+EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    if (!rc)
+        *id = stream->id;
+    return rc;
+}
+
+EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    if (!rc)
+        *context = stream->context;
+    return rc;
+}
+
+EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    if (!rc)
+        *device = (CUdevice)stream->context->device;
+    return rc;
+}
+
+EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
+{
+    (void)handle;
+    *status = 0;
+    return emu_ready();
+}
+
+static CUresult queue_call(CUstream handle, struct emu_op *op)
+{
+    static const struct emu_item mark = {.work = WORK_MARK};
+    struct emu_stream *stream;
+    if (!op)
+        return CU_OUT_OF_MEMORY;
+    CUresult rc = find(handle, &stream);
+    if (rc) {
+        free(op);
+        return rc;
+    }
+    return op_queue(stream, &mark, op, NULL);
+}
+
+EXPORT CUresult cuLaunchHostFunc(CUstream handle, void (*call)(void *), void *argument)
+{
+    struct emu_op *op = op_new(OP_CALL);
+    if (op) {
+        op->call = call;
+        op->call_argument = argument;
+    }
+    return queue_call(handle, op);
+}
+
+EXPORT CUresult cuStreamAddCallback(CUstream handle, void (*call)(CUstream, CUresult, void *),
+                                    void *argument, unsigned int flags)
+{
+    struct emu_op *op = op_new(OP_CALL);
+    (void)flags;
+    if (op) {
+        op->stream_call = call;
+        op->call_argument = argument;
+    }
+    return queue_call(handle, op);
+}
+
+EXPORT CUresult cuEventCreate(CUevent *out, unsigned int flags)
+{
+    struct emu_context *context;
+    CUresult rc = emu_enter(&context);
+    if (rc)
+        return rc;
+    if (flags & 4)
+        return CU_NOT_SUPPORTED; /* interprocess events */
+    struct emu_event *event = calloc(1, sizeof(*event));
+    if (!event)
+        return CU_OUT_OF_MEMORY;
+    event->flags = flags;
+    event->device = context->device;
+    *out = event;
+    return CU_OK;
+}
+
+EXPORT CUresult cuEventDestroy_v2(CUevent event)
+{
+    if (!event)
+        return CU_INVALID_HANDLE;
+    op_forget_event(event);
+    free(event);
+    return CU_OK;
+}
+
+EXPORT CUresult cuEventDestroy(CUevent event)
+{
+    return cuEventDestroy_v2(event);
+}
+
+EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
+{
+    static const struct emu_item mark = {.work = WORK_MARK};
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    if (rc || !event)
+        return rc ? rc : CU_INVALID_HANDLE;
+    struct emu_op *op = op_new(OP_STAMP);
+    if (!op)
+        return CU_OUT_OF_MEMORY;
+    pthread_mutex_lock(&local_lock);
+    op->event = event;
+    event->is_recorded = true;
+    event->is_done = false;
+    event->stream = stream;
+    event->until = UINT64_MAX;
+    event->ring_id = stream->id;
+    pthread_mutex_unlock(&local_lock);
+    rc = op_queue(stream, &mark, op, &event->until);
+    return rc;
+}
+
+EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
+{
+    return flags ? CU_NOT_SUPPORTED : cuEventRecord(event, handle);
+}
+
+/* A stream that is gone has finished its work: destroying it waits. */
+static bool is_pending(const struct emu_event *event)
+{
+    return event->is_recorded && !event->is_done && is_known(event->stream) &&
+           event->stream->id == event->ring_id;
+}
+
+EXPORT CUresult cuEventQuery(CUevent event)
+{
+    if (!event)
+        return CU_INVALID_HANDLE;
+    return is_pending(event) ? op_query(event->stream, event->until) : CU_OK;
+}
+
+EXPORT CUresult cuEventSynchronize(CUevent event)
+{
+    if (!event)
+        return CU_INVALID_HANDLE;
+    return is_pending(event) ? op_wait(event->stream, event->until) : CU_OK;
+}
+
+EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    if (!start || !end || !start->is_recorded || !end->is_recorded ||
+        ((start->flags | end->flags) & 2))
+        return CU_INVALID_HANDLE;
+    if (cuEventQuery(start) || cuEventQuery(end) || !start->is_done || !end->is_done)
+        return CU_NOT_READY;
+    *milliseconds = (float)((double)(int64_t)(end->done_ns - start->done_ns) / 1e6);
+    return CU_OK;
+}
+
+EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    return cuEventElapsedTime(milliseconds, start, end);
+}
+
+EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
+{
+    struct emu_stream *stream;
+    CUresult rc = find(handle, &stream);
+    (void)flags;
+    if (rc || !event)
+        return rc ? rc : CU_INVALID_HANDLE;
+    return is_pending(event) ? op_order_after(stream, event->stream, event->until) : CU_OK;
+}
