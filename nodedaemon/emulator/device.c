@@ -125,54 +125,30 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
     return rc;
 }
 
-/* Numbers of the public attribute enumeration. What is not listed reads 0,
- * "no", as on a card without it. */
+/*
+ * Numbers of the public attribute enumeration, for what is the same on all cards. What is not
+ * listed reads 0, "no", as on a card without it.
+ */
+static const int fixed_attributes[][2] = {
+    {1, 1024},   {2, 1024},  {3, 1024},    {4, 64},  {5, 2147483647},  {6, 65535},
+    {7, 65535},  {8, 49152}, {9, 65536},   {10, 32}, {11, 2147483647}, {12, 65536},
+    {14, 512},   {15, 1},    {19, 1},      {31, 1},  {32, 1},          {39, 2048},
+    {40, 2},     {41, 1},    {78, 1},      {79, 1},  {80, 1},          {81, 102400},
+    {82, 65536}, {90, 1},    {97, 101376}, {99, 1}, /* host memory can be registered */
+    {102, 1},                                       /* virtual memory management */
+    {103, 1},                                       /* export as a file descriptor */
+    {106, 32},   {115, 1},                          /* pools */
+    {130, -1},   {131, -1},
+};
+
 static int attribute_of(int attribute, uint32_t device)
 {
     const struct emu_profile *profile = emu_profile_of(device);
     switch (attribute) {
-    case 1:
-    case 2:
-    case 3:
-        return 1024;
-    case 4:
-        return 64;
-    case 5:
-        return 2147483647;
-    case 6:
-    case 7:
-        return 65535;
-    case 8:
-        return 49152;
-    case 9:
-        return 65536;
-    case 10:
-        return 32;
-    case 11:
-        return 2147483647;
-    case 12:
-    case 82:
-        return 65536;
     case 13:
         return profile->clock_mhz * 1000;
-    case 14:
-        return 512;
     case 16:
         return profile->sm_count;
-    case 15:
-    case 19:
-    case 31:
-    case 32:
-    case 41:
-    case 78:
-    case 79:
-    case 80:
-    case 90:
-    case 99:  /* host memory can be registered */
-    case 102: /* virtual memory management */
-    case 103: /* export as a file descriptor */
-    case 115: /* pools */
-        return 1;
     case 33:
         return 0x10 + (int)device;
     case 36:
@@ -181,28 +157,19 @@ static int attribute_of(int attribute, uint32_t device)
         return profile->bus_bits;
     case 38:
         return profile->l2_bytes;
-    case 39:
-        return 2048;
-    case 40:
-        return 2;
     case 75:
         return profile->major;
     case 76:
         return profile->minor;
-    case 81:
-        return 102400;
-    case 97:
-        return 101376;
-    case 106:
-        return 32;
-    case 130:
-    case 131:
-        return -1;
     case 133:
         return emu->devices[device].mps ? 1 : 0;
     default:
-        return 0;
+        break;
     }
+    for (size_t i = 0; i < sizeof(fixed_attributes) / sizeof(fixed_attributes[0]); i++)
+        if (fixed_attributes[i][0] == attribute)
+            return fixed_attributes[i][1];
+    return 0;
 }
 
 EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
