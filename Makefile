@@ -6,7 +6,7 @@ STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
 .PHONY: setup man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
-.PHONY: native native-emulator native-libsalus
+.PHONY: native native-emulator native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -14,14 +14,14 @@ $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
 	@touch $@
 
 # Additive: each C part has its own target.
-native: native-emulator native-libsalus
-
-native-libsalus: $(STAMP)
-	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus all tests
+native: native-emulator native-spank
 
 native-emulator: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator
 	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator-inject INJECT=1
+
+native-spank: $(STAMP)
+	@$(MAKE) --no-print-directory -s -C slurm_plugin/spank OUT=$(CURDIR)/build/spank
 
 format: $(STAMP)
 	$(PY) -m ruff format .
@@ -56,7 +56,7 @@ check: lint types imports tidy unit property
 integration: $(STAMP)
 	$(PYTEST) tests/integration
 
-e2e: $(STAMP)
+e2e: native-spank
 	$(PYTEST) tests/e2e
 
 coverage: $(STAMP)

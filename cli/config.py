@@ -34,7 +34,14 @@ def config_of(context: typer.Context) -> Config:
 
 
 @app.command()
-def check(context: typer.Context, file: File = None, json: Json = False) -> None:
+def check(
+    context: typer.Context,
+    file: File = None,
+    slurm: Annotated[
+        bool, typer.Option("--slurm", help="Also compare with slurm.conf and gres.conf (SlurmConf).")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Report everything that is wrong with a configuration file: unknown keys, bad units, contradictions.
 
     Exit code 0: usable; 1: there are findings; 2: the file cannot be read.
@@ -42,6 +49,9 @@ def check(context: typer.Context, file: File = None, json: Json = False) -> None
     path = _path(context, file)
     loaded = load(path)
     findings = loaded.findings if isinstance(loaded, Rejected) else ()
+    if slurm and isinstance(loaded, Config):
+        _check_slurm(loaded, is_json=json)
+        return
     if json:
         shown = [{**asdict(finding.place), **asdict(finding), "text": str(finding)} for finding in findings]
         for row in shown:
@@ -54,6 +64,19 @@ def check(context: typer.Context, file: File = None, json: Json = False) -> None
         print(loaded)
         print(f"salus: config check: {path}: {len(findings)} findings; mend them all", file=sys.stderr)
     if findings:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _check_slurm(config: Config, *, is_json: bool) -> None:
+    from cli.slurm_config import check_slurm
+
+    found = check_slurm(config)
+    errors = [text for text in found if text.startswith("error")]
+    if is_json:
+        write_json({"file": config.settings.slurm.conf, "ok": not errors, "findings": found})
+    else:
+        print("\n".join(found) or f"{config.settings.slurm.conf}: agrees with salus.conf")
+    if errors:
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -13,6 +13,7 @@ import typer
 from cli import entry
 from cli.cluster import app as cluster
 from cli.config import app as config
+from cli.slurm_config import print_gres, write_lua
 
 app = typer.Typer(
     name="salus",
@@ -46,6 +47,8 @@ def _program(
 
 # One line a noun.
 app.add_typer(cluster, name="cluster")
+config.command("lua")(write_lua)
+config.command("gres")(print_gres)
 app.add_typer(config, name="config")
 
 

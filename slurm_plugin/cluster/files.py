@@ -7,15 +7,19 @@ real cluster is in etc/slurm/ and docs/admin-guide.md.
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import stat
 import sys
 from pathlib import Path
 
+from nodedaemon.config import load_or_raise
+from nodedaemon.core.types import MIB
 from slurm_plugin.cluster.plan import ClusterPlan
+from slurm_plugin.lua_table import FILE_NAME, lua_table
 
 PLUGIN_ROOT = Path(__file__).resolve().parent.parent
-SPANK_LIBRARY = PLUGIN_ROOT / "spank" / "build" / "salus_spank.so"
+SPANK_LIBRARY = PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so"
 
 # Character devices that no driver serves: Slurm only looks at type and number, and they must differ (a device cgroup
 # refuses two nodes with the same one). 240 to 254 is the range for local use.
@@ -114,7 +118,8 @@ def hook_script(plan: ClusterPlan, module: str) -> str:
     """Prolog or Epilog of this cluster: the shipped one, told where this node's daemon listens."""
     hook = PLUGIN_ROOT / f"{module}.py"
     socket = plan.path("run", "$SLURMD_NODENAME", "salusd.sock")
-    return f'#!/bin/sh\nexec "{sys.executable}" -I -S "{hook}" --socket "{socket}"\n'
+    run = f'exec "{sys.executable}" -I -S "{hook}" --socket "{socket}"'
+    return f'#!/bin/sh\nexport SLURM_CONF="{plan.slurm_conf}"\n{run}\n'
 
 
 def plugstack_conf(plan: ClusterPlan) -> str:
@@ -152,11 +157,40 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
             number = os.makedev(DEVICE_MAJOR, position * plan.device_count + index)
             os.mknod(plan.device_path(node, index), stat.S_IFCHR | 0o666, number)
     if plan.with_salus:
-        write_salus_files(plan)
+        write_salus_files(plan, release)
 
 
-def write_salus_files(plan: ClusterPlan) -> None:
+def salus_conf(plan: ClusterPlan) -> str:
+    cpus = sorted(os.sched_getaffinity(0))
+    devices = [
+        f"DeviceName=host{index} Type=host Nodes={','.join(plan.nodes)} Memory={plan.device_bytes // MIB}M "
+        f"Cores={cpus[index % len(cpus)]}"
+        for index in range(plan.device_count)
+    ]
+    return "\n".join(
+        [
+            f"ClusterName={plan.name}\nSingleHost=yes\nAutoDetect=off",
+            f"LaneReserve={plan.lane_reserve_bytes // MIB}M\nShardUnit={plan.unit_bytes // MIB}M",
+            f"AdmissionSocket={plan.admission_socket}\nAdmissionHost=127.0.0.1\nAdmissionPort={plan.ports.admission}",
+            "AdmissionMetricsPort=0\nMetricsPort=0\nReadmitInterval=1\nReconcileInterval=2",
+            f"SlurmConf={plan.slurm_conf}",
+            f"DaemonSocket={plan.path('run', '%n', 'salusd.sock')}",
+            f"ControlSocket={plan.path('run', '%n', 'control.sock')}",
+            f"StateDir={plan.path('db', '%n')}",
+            f"StorageUrl=sqlite:///{plan.path('db', 'salus.db')}",
+            "LedgerInterval=1",
+            *plan.salus_lines,
+            *devices,
+            "",
+        ]
+    )
+
+
+def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     etc = plan.path("etc")
+    plan.salus_conf.write_text(salus_conf(plan))
+    table = lua_table(load_or_raise(plan.salus_conf), plan.device_shards, pwd.getpwnam("slurm").pw_uid, release)
+    (etc / FILE_NAME).write_text(table)
     for module in ("prolog", "epilog"):
         script = etc / module
         script.write_text(hook_script(plan, module))

@@ -36,6 +36,12 @@ from slurm_plugin.cluster.processes import (
 COMMAND_TIMEOUT_S = 30
 START_TIMEOUT_S = 60
 REQUEST_BYTES_MAX = 4096
+SCHEMA_PROGRAM = """
+import sys
+from accounting.database import open_database
+from accounting.schema import upgrade
+upgrade(open_database(sys.argv[1]))
+"""
 ACCOUNTING_SQL = (
     "CREATE DATABASE slurm_acct_db; CREATE USER slurm@localhost IDENTIFIED VIA unix_socket; "
     "GRANT ALL ON slurm_acct_db.* TO slurm@localhost;"
@@ -128,6 +134,7 @@ class Supervisor:
              "--auth-root-authentication-method=socket"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        schema = self.start_schema()
         self.start("munged")
         self.say("munged")
         _, told = maker.communicate(timeout=START_TIMEOUT_S)
@@ -138,6 +145,10 @@ class Supervisor:
         self.say("mariadb")
         self.start("slurmdbd")
         self.say("slurmdbd")
+        if schema is not None and schema.wait(START_TIMEOUT_S) != 0:
+            raise OperatingError(
+                f"cluster: schema of {plan.path('db')}: not made; see {plan.path('log', 'schema.out')}"
+            )
         for name in self.children:
             if name.startswith(("admitd", "salusd")):
                 self.children[name].start()
@@ -151,6 +162,18 @@ class Supervisor:
                 self.wait_ready(name)
         wait_until(lambda: self.idle_count() == plan.node_count, "all nodes idle", START_TIMEOUT_S)
         self.say(f"{plan.node_count} nodes idle")
+
+    def start_schema(self) -> subprocess.Popen[bytes] | None:
+        """Make the tables of Salus's own database, beside the rest."""
+        if not self.plan.with_salus:
+            return None
+        with self.plan.path("log", "schema.out").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-c", SCHEMA_PROGRAM, f"sqlite:///{self.plan.path('db', 'salus.db')}"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def idle_count(self) -> int:
         told = run(["sinfo", "-h", "-t", "idle", "-o", "%D"], self.plan.environment()).split()
@@ -170,7 +193,7 @@ class Supervisor:
             "munged": plan.munge_socket,
             "mariadb": plan.path("mysql", "mysql.sock"),
             "admitd": plan.admission_socket,
-            "salusd": plan.node_socket(node) if node else plan.admission_socket,
+            "salusd": plan.path("run", node, "control.sock"),
         }
         if kind in sockets:
             wait_until(lambda: accepts(sockets[kind]), name, START_TIMEOUT_S, child)

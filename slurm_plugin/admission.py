@@ -1,0 +1,235 @@
+"""salus-admitd: the service beside slurmctld that answers job_submit.lua and the commands on login nodes.
+
+Two doors. The unix socket takes submits, from root and SlurmUser only. The TCP port takes questions with a munge
+credential. Behind them run the refresh of the catalog, re-admission, and the writer of decisions. A fault of one
+request ends that request; nothing waits for Slurm or the database longer than a submit may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import pwd
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from nodedaemon.config import Config, load_or_raise, locate
+from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
+from nodedaemon.core.types import SECOND_NS
+from slurm_plugin.catalog import catalog_of
+from slurm_plugin.credentials import verify
+from slurm_plugin.database import DatabaseRecords
+from slurm_plugin.queries import Queries, kind_of, viewer_of
+from slurm_plugin.rate import UserRate
+from slurm_plugin.readmission import Readmission
+from slurm_plugin.service import Admission
+from slurm_plugin.slurm import Slurm
+from slurm_plugin.slurm.choice import open_slurm
+from slurm_plugin.storage import Storage
+
+log = structlog.get_logger()
+
+LINE_BYTES_MAX = 256 * 1024
+CATALOG_INTERVAL_S = 60.0
+CATALOG_RETRY_S = 1.0
+ANSWER_TIMEOUT_S = 15.0
+
+Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
+
+
+class Metrics:
+    """What Prometheus reads of salus-admitd."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.decisions = Counter(
+            "salus_admission_decisions", "Answers at submit.", ["decision", "basis"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "salus_admission_seconds", "Time to answer a submit.", registry=self.registry,
+            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5),
+        )  # fmt: skip
+        self.refused_peers = Counter("salus_admission_refused_peers", "Connections refused.", registry=self.registry)
+        self.readmitted = Gauge("salus_admission_readmitted", "Waiting jobs recharged.", registry=self.registry)
+        self.lookup_failures = Gauge("salus_admission_lookup_failures", "Profiles not read.", registry=self.registry)
+        self.dropped = Gauge("salus_admission_decisions_dropped", "Decisions lost.", registry=self.registry)
+
+    def count(self, decision: str, basis: str) -> None:
+        self.decisions.labels(decision, basis).inc()
+
+
+def peer_uid(connection: socket.socket) -> int:
+    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)
+
+
+def uids_of(config: Config) -> frozenset[int]:
+    """Who may submit: root, SlurmUser, and the service's own user."""
+    uids = {0, os.geteuid()}
+    with contextlib.suppress(KeyError):
+        uids.add(pwd.getpwnam(config.settings.slurm.user).pw_uid)
+    return frozenset(uids)
+
+
+class Service:
+    def __init__(self, config: Config, slurm: Slurm, records: DatabaseRecords) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self.storage = Storage(records, config.settings.admission.profile_cache_ns / SECOND_NS)
+        self.admission = Admission(config, self.storage, decided=self.metrics.count)
+        self.readmission = Readmission(self.admission, slurm)
+        self.queries = Queries(self.admission, slurm, records)
+        self.rate = UserRate(config.settings.admission.user_requests_per_s)
+        self._slurm = slurm
+        self._uids = uids_of(config)
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def serve_unix(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        uid = peer_uid(writer.get_extra_info("socket"))
+        if uid not in self._uids:
+            self.metrics.refused_peers.inc()
+            log.warning("refused", uid=uid, reason="neither root nor SlurmUser")
+            writer.close()
+            return
+        await self._serve(reader, writer, self._timed_answer)
+
+    async def _timed_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        started = time.perf_counter()
+        answer = await self.admission.answer(request)
+        self.metrics.seconds.observe(time.perf_counter() - started)
+        return answer
+
+    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._serve(reader, writer, self._checked_answer)
+
+    async def _checked_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        settings = self.config.settings
+        uid = await verify(request, settings.admission.credential_ttl_ns / SECOND_NS)
+        if not self.rate.allows(uid):
+            raise RequestError("salus-admitd: too many requests; wait a second")
+        viewer = viewer_of(uid, settings.cluster.operators, settings.cluster.admins)
+        return await asyncio.wait_for(self.queries.answer(viewer, request), ANSWER_TIMEOUT_S)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            while line := await reader.readline():
+                writer.write(json.dumps(await self._one(line, answer)).encode() + b"\n")
+                await writer.drain()
+        except (ConnectionError, ValueError, asyncio.CancelledError) as error:
+            log.debug("connection ended", reason=str(error))
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _one(self, line: bytes, answer: Answer) -> dict[str, Any]:
+        try:
+            request = json.loads(line.decode(errors="replace"))
+            if not isinstance(request, dict):
+                raise PeerError("request: not an object")
+            return await answer(request)
+        except RequestError as error:
+            return {"ok": False, "why": str(error), "kind": kind_of(error)}
+        except PeerError as error:
+            return {"ok": False, "why": str(error), "kind": "not_permitted"}
+        except (SalusError, TimeoutError) as error:
+            return {"ok": False, "why": str(error) or "no answer in time", "kind": "failed"}
+        except Exception as error:  # the handler of a connection: one request may not end the service
+            log.exception("request failed")
+            return {"ok": False, "say": "salus: submit: internal error; ask your administrator", "why": repr(error)}
+
+    async def refresh_forever(self) -> None:
+        while True:
+            try:
+                self.admission.release = await asyncio.to_thread(self._slurm.release)
+                nodes = await asyncio.to_thread(self._slurm.nodes)
+                default = await asyncio.to_thread(self._slurm.default_partition)
+                self.admission.catalog = catalog_of(self.config, nodes, default)
+            except OperatingError as error:
+                log.warning("nodes not read", reason=str(error))
+                await asyncio.sleep(CATALOG_RETRY_S)
+                continue
+            self._export()
+            await asyncio.sleep(CATALOG_INTERVAL_S)
+
+    def _export(self) -> None:
+        self.metrics.readmitted.set(self.readmission.corrected_count)
+        self.metrics.lookup_failures.set(self.storage.counters.lookup_failures)
+        self.metrics.dropped.set(self.storage.counters.decisions_dropped)
+
+    async def run(self, stopped: asyncio.Event) -> None:
+        """Serve until `stopped`."""
+        settings = self.config.settings
+        path = Path(settings.admission.socket)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        servers = [await asyncio.start_unix_server(self.serve_unix, str(path), limit=LINE_BYTES_MAX, backlog=1024)]
+        # Everybody may connect and is told apart by SO_PEERCRED; slurmctld is not of our group.
+        path.chmod(0o666)
+        if settings.admission.port:
+            host = settings.admission.host
+            servers.append(
+                await asyncio.start_server(self.serve_tcp, host, settings.admission.port, limit=LINE_BYTES_MAX)
+            )
+        tasks = [
+            asyncio.create_task(self.refresh_forever()),
+            asyncio.create_task(self.storage.write_forever()),
+            asyncio.create_task(self.readmission.run_forever(settings.admission.readmit_interval_ns / SECOND_NS)),
+        ]
+        log.info("ready", socket=str(path), port=settings.admission.port)
+        await stopped.wait()
+        for server in servers:
+            server.close()
+        for task in [*tasks, *self._connections]:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._connections, return_exceptions=True)
+        await self.storage.flush()
+        self.storage.close()
+        path.unlink(missing_ok=True)
+
+
+async def serve(config: Config) -> None:
+    settings = config.settings
+    service = Service(config, open_slurm(settings.slurm), DatabaseRecords(config))
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    if settings.readings.admission_metrics_port:
+        start_http_server(
+            settings.readings.admission_metrics_port, settings.readings.metrics_address, service.metrics.registry
+        )
+    await service.run(stopped)
+
+
+def main() -> None:
+    """Console script `salus-admitd`."""
+    parser = argparse.ArgumentParser(prog="salus-admitd", description="Answers Slurm's submits and users' questions.")
+    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; SALUS_CONF comes second")
+    arguments = parser.parse_args()
+    try:
+        asyncio.run(serve(load_or_raise(locate(arguments.config_file))))
+    except RequestError as error:
+        print(f"salus-admitd: {error}", file=sys.stderr)
+        sys.exit(2)
+    except (SalusError, OSError) as error:
+        print(f"salus-admitd: start: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

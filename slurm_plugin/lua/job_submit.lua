@@ -1,0 +1,149 @@
+-- Salus at submit: gathers a job's fields, asks salus-admitd, applies the answer. Decides nothing itself.
+-- What it must know before it can ask is in salus_admission.lua beside it, written by `salus config lua`.
+-- Lua 5.1. slurmctld waits while this runs: every way out has a deadline.
+-- On 22.05 and 24.11 Slurm accepts a job unchanged when the script fails, so each entry runs under pcall and refuses.
+
+local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
+-- An error here would stop slurmctld from starting; without the table the script refuses Salus jobs and no others.
+local found, known = pcall(dofile, here .. "salus_admission.lua")
+if not found then
+  slurm.log_error("salus: job_submit.lua: %s", tostring(known))
+  known = { socket = "/run/salus/admitd.sock", timeout_s = 0.5, timeouts_max = 3, pause_s = 10, on_loss = "refuse" }
+end
+local cjson = require "cjson"
+local socket = require "socket"
+local unix = require "socket.unix"
+local new_socket = type(unix) == "table" and (unix.stream or unix.tcp) or unix
+
+local TRES_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task" }
+local FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account", "qos",
+  "admin_comment", "name", "features", "req_nodes", "array_inx", "time_limit", "min_nodes", "max_nodes", "num_tasks",
+  "requeue", "shared", "het_job_offset", "reservation" }
+local MODIFY_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account",
+  "qos", "features", "req_nodes" }
+
+local connection
+local timeout_count, silent_until = 0, 0
+
+local function fields_of(record, names)
+  local found = {}
+  for _, name in ipairs(names) do
+    local value = record[name]
+    if type(value) == "string" or type(value) == "number" then found[name] = value end
+  end
+  return found
+end
+
+-- True where the job has anything to do with us: everything else must not cost a round trip.
+local function concerns(fields)
+  for _, name in ipairs(TRES_FIELDS) do
+    local value = fields[name]
+    if type(value) == "string" and (value:find("salus", 1, true) or value:find("shard", 1, true)) then return true end
+  end
+  return false
+end
+
+local function options_of(record)
+  local found = {}
+  for index = 0, (tonumber(record.spank_job_env_size) or 0) - 1 do
+    local name, value = (record.spank_job_env[index] or ""):match("^([%w_]*SALUS_[%u_]+)=(.*)$")
+    if name then found[name:gsub("^SPANK_", "")] = value end
+  end
+  return found
+end
+
+-- One line out, one line back, within the deadline; nil and the reason otherwise.
+local function exchange(line)
+  local deadline = socket.gettime() + known.timeout_s
+  for attempt = 1, 2 do
+    local is_reused = connection ~= nil
+    local peer = connection or new_socket()
+    connection = nil
+    local ok, why = true, nil
+    peer:settimeout(math.max(0.001, deadline - socket.gettime()))
+    if not is_reused then ok, why = peer:connect(known.socket) end
+    peer:settimeout(math.max(0.001, deadline - socket.gettime()), "t")
+    if ok then ok, why = peer:send(line .. "\n") end
+    if ok then
+      local reply
+      reply, why = peer:receive("*l")
+      if reply then connection = peer return reply end
+    end
+    peer:close()
+    -- One that the service closed since the last job is opened again, once.
+    if not is_reused or why == "timeout" then return nil, why end
+  end
+  return nil, "closed"
+end
+
+local function ask(request)
+  if socket.gettime() < silent_until then return nil, "not asked again yet" end
+  local reply, why = exchange(cjson.encode(request))
+  if not reply then
+    timeout_count = why == "timeout" and timeout_count + 1 or 0
+    if timeout_count >= known.timeouts_max then
+      timeout_count, silent_until = 0, socket.gettime() + known.pause_s
+    end
+    return nil, tostring(why)
+  end
+  timeout_count = 0
+  local ok, answer = pcall(cjson.decode, reply)
+  if ok and type(answer) == "table" and type(answer.ok) == "boolean" then return answer end
+  return nil, "unreadable answer"
+end
+
+local function apply(record, answer)
+  if type(answer.say) == "string" and answer.say ~= "" then slurm.log_user("%s", answer.say) end
+  if not answer.ok then return slurm.ERROR end
+  for name, value in pairs(answer.set or {}) do record[name] = value end
+  return slurm.SUCCESS
+end
+
+-- Nobody answers: a plain salus:1 may have a device of its own, so that no charge must be known; the rest is refused.
+local function without_answer(record, why)
+  slurm.log_error("salus: submit: salus-admitd: %s", why)
+  local wanted = record.tres_per_node or ""
+  local mark = wanted:match("^gres([:/])salus$") or wanted:match("^gres([:/])salus[:=]1$")
+  if known.on_loss ~= "exclusive" or not mark or record.tres_per_job or record.tres_per_task
+      or record.tres_per_socket then
+    slurm.log_user("salus: submit: admission service unavailable (%s); try again later", why)
+    return slurm.ERROR
+  end
+  record.tres_per_node = wanted .. ",gres" .. mark .. known.whole_device
+  record.admin_comment = ((record.admin_comment or "") .. " salus:1;K=lost"):match("^ ?(.*)$")
+  slurm.log_user("salus: submit: admission service unavailable (%s); the job gets a device of its own", why)
+  return slurm.SUCCESS
+end
+
+local function submit(record, uid)
+  local fields = fields_of(record, FIELDS)
+  if not concerns(fields) then return slurm.SUCCESS end
+  local answer, why = ask({ op = "submit", uid = uid, job = fields, options = options_of(record),
+    batch = record.script ~= nil })
+  if not answer then return without_answer(record, why) end
+  return apply(record, answer)
+end
+
+local function modify(record, old, uid)
+  if uid == 0 or uid == known.slurm_uid then return slurm.SUCCESS end
+  local fields, before = fields_of(record, MODIFY_FIELDS), fields_of(old, FIELDS)
+  if next(fields) == nil or not (concerns(fields) or concerns(before)) then return slurm.SUCCESS end
+  local answer, why = ask({ op = "modify", uid = uid, job = fields, old = before, id = old.job_id })
+  if answer then return apply(record, answer) end
+  slurm.log_error("salus: modify: salus-admitd: %s", why)
+  slurm.log_user("salus: modify: admission service unavailable (%s); try again later", why)
+  return slurm.ERROR
+end
+
+local function guarded(...)
+  local ok, code = pcall(...)
+  if ok and type(code) == "number" then return code end
+  slurm.log_error("salus: job_submit.lua: %s", tostring(code))
+  slurm.log_user("salus: internal error at submit; ask your administrator")
+  return slurm.ERROR
+end
+
+function slurm_job_submit(record, _, uid) return guarded(submit, record, uid) end
+function slurm_job_modify(record, old, _, uid) return guarded(modify, record, old, uid) end
+
+return slurm.SUCCESS

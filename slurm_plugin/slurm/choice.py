@@ -1,0 +1,19 @@
+"""Which back end serves: Slurm's commands, or pyslurm where salus.conf asks for it and it fits the cluster."""
+
+from __future__ import annotations
+
+from nodedaemon.config.choices import SlurmAccess
+from nodedaemon.config.keys import Slurm as SlurmSettings
+from nodedaemon.core.types import SECOND_NS
+from slurm_plugin.slurm import Slurm
+from slurm_plugin.slurm.cli import SlurmCommands
+
+
+def open_slurm(settings: SlurmSettings) -> Slurm:
+    commands = SlurmCommands(settings.bin_dir, settings.timeout_ns / SECOND_NS)
+    if settings.access is SlurmAccess.PYSLURM:
+        # Imported here: the extra is optional, and importing it loads libslurm.
+        from slurm_plugin.slurm.pyslurm import open_pyslurm  # noqa: PLC0415
+
+        return open_pyslurm(commands)
+    return commands

@@ -1,0 +1,113 @@
+"""Slurm through pyslurm, where it is installed and made for the cluster's release: queue and nodes without a process.
+
+Changes still go through scontrol: pyslurm names a job by one number, and the waiting tasks of an array have none. It
+is built for one Slurm release and refuses others only when it is built, so the versions are compared here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode
+from slurm_plugin.slurm.cli import SlurmCommands
+
+#: What is read of pyslurm's values; a test compares it with the interface of pyslurm's newest release.
+JOB_ATTRIBUTES = (
+    "id", "array_id", "array_task_id", "array_tasks_waiting", "state", "user_id", "user_name", "account", "qos",
+    "partition", "name", "gres_per_node", "admin_comment", "state_reason", "allocated_nodes",
+)  # fmt: skip
+NODE_ATTRIBUTES = ("name", "state", "configured_gres", "partitions")
+PARTITION_ATTRIBUTES = ("name", "is_default")
+
+
+def open_pyslurm(commands: SlurmCommands) -> PyslurmSlurm:
+    """The back end; SlurmError where pyslurm is not there or does not fit this cluster."""
+    try:
+        module = importlib.import_module("pyslurm")
+    except ImportError as error:
+        raise SlurmError(f"pyslurm: {error}; install salus[pyslurm] or set SlurmAccess=cli") from error
+    check_version(str(getattr(module, "__version__", "")), commands.release())
+    return PyslurmSlurm(module, commands)
+
+
+def check_version(version: str, release: tuple[int, int]) -> None:
+    """pyslurm's first two numbers are the release it was made for; 22.05 is written 22.5."""
+    parts = version.split(".")
+    made_for = (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() else None
+    if made_for != release:
+        raise SlurmError(
+            f"pyslurm: version {version or 'unknown'} is not made for Slurm {release[0]}.{release[1]:02d}; "
+            "install the matching one or set SlurmAccess=cli"
+        )
+
+
+def tres_text(gres: object) -> str:
+    """`{"gpu:a100": 2}` as Slurm writes it."""
+    if not isinstance(gres, Mapping):
+        return ""
+    return ",".join(f"gres:{name}:{count}" for name, count in gres.items())
+
+
+class PyslurmSlurm:
+    def __init__(self, module: ModuleType, commands: SlurmCommands) -> None:
+        self._pyslurm: Any = module
+        self._commands = commands
+
+    def release(self) -> tuple[int, int]:
+        return self._commands.release()
+
+    def _load(self, what: str) -> list[Any]:
+        try:
+            return list(getattr(self._pyslurm, what).load().values())
+        except self._pyslurm.PyslurmError as error:
+            raise SlurmError(f"pyslurm: {what} not read: {error}; see slurmctld's log") from error
+
+    def jobs(self) -> list[QueuedJob]:
+        return [read_job(job) for job in self._load("Jobs")]
+
+    def nodes(self) -> list[SlurmNode]:
+        return [
+            SlurmNode(
+                node.name,
+                str(node.state).lower(),
+                tres_text(node.configured_gres).replace("gres:", ""),
+                tuple(node.partitions or ()),
+            )
+            for node in self._load("Nodes")
+        ]
+
+    def default_partition(self) -> str:
+        return next((str(partition.name) for partition in self._load("Partitions") if partition.is_default), "")
+
+    def update_job(self, target: str, change: JobChange) -> None:
+        self._commands.update_job(target, change)
+
+    def requeue_job(self, target: str) -> None:
+        self._commands.requeue_job(target)
+
+
+def read_job(job: Any) -> QueuedJob:
+    target = str(job.id)
+    if job.array_id and job.array_tasks_waiting:
+        target = f"{job.array_id}_[{job.array_tasks_waiting}]"
+    elif job.array_id and job.array_task_id is not None:
+        target = f"{job.array_id}_{job.array_task_id}"
+    return QueuedJob(
+        id=int(job.id),
+        target=target,
+        state=str(job.state),
+        uid=int(job.user_id),
+        user=job.user_name or "",
+        account=job.account or "",
+        qos=job.qos or "",
+        partition=job.partition or "",
+        name=job.name or "",
+        tres_per_node=tres_text(job.gres_per_node),
+        admin_comment=job.admin_comment or "",
+        reason=str(job.state_reason or ""),
+        nodes=job.allocated_nodes or "",
+        array_tasks=job.array_tasks_waiting or "",
+    )

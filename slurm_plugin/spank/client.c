@@ -1,0 +1,57 @@
+/* One request to salusd and its answer, over its SEQPACKET socket. Bounded: slurmstepd waits while
+ * this runs. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "salus_spank.h"
+
+int salus_ask(const char *socket_path, const char *request, char *answer, size_t size)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct timeval limit = {.tv_sec = SALUS_TIMEOUT_S};
+    int fault = 0;
+    ssize_t got;
+    int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    if (peer < 0)
+        return errno;
+    if (strlen(socket_path) >= sizeof address.sun_path) {
+        fault = ENAMETOOLONG;
+        goto done;
+    }
+    strcpy(address.sun_path, socket_path);
+    if (setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
+        setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0 ||
+        connect(peer, (struct sockaddr *)&address, sizeof address) != 0 ||
+        send(peer, request, strlen(request), MSG_NOSIGNAL) < 0) {
+        fault = errno;
+        goto done;
+    }
+    got = recv(peer, answer, size - 1, 0);
+    if (got < 0)
+        fault = errno;
+    else if (got == 0)
+        fault = ECONNRESET;
+    answer[got > 0 ? got : 0] = '\0';
+done:
+    close(peer);
+    return fault;
+}
+
+/* The Prolog leaves a file for each job of ours, so that other jobs cost nothing and ours are known
+ * without salusd. */
+bool salus_marker_exists(const char *socket_path, uint32_t job)
+{
+    char path[SALUS_PATH_MAX + 32];
+    const char *slash = strrchr(socket_path, '/');
+
+    if (!slash)
+        return false;
+    snprintf(path, sizeof path, "%.*s/jobs/%u", (int)(slash - socket_path), socket_path, job);
+    return access(path, F_OK) == 0;
+}

@@ -1,0 +1,165 @@
+/*
+ * Slurm's callbacks, by context. In sbatch, srun and salloc: options and signature. In slurmstepd:
+ * environment before a task starts, its registration, its end. slurm_spank_user_init is left alone:
+ * it runs as the user, and a failure there drains the node.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "salus_spank.h"
+
+SPANK_PLUGIN(salus, 1)
+
+static struct salus_settings settings = {.socket = "/run/salus/salusd.sock"};
+
+static void read_arguments(int count, char **arguments)
+{
+    const char *named = getenv("SALUS_SOCKET");
+
+    if (named && spank_context() == S_CTX_REMOTE)
+        snprintf(settings.socket, sizeof settings.socket, "%s", named);
+    for (int i = 0; i < count; i++) {
+        if (strncmp(arguments[i], "socket=", 7) == 0)
+            snprintf(settings.socket, sizeof settings.socket, "%s", arguments[i] + 7);
+        else if (strcmp(arguments[i], "on_loss=refuse") == 0)
+            settings.is_refused_on_loss = true;
+        else if (strcmp(arguments[i], "on_loss=run") == 0)
+            settings.is_refused_on_loss = false;
+        else
+            slurm_error(
+                "salus: start: plugstack.conf: unknown argument %s; known are socket= and on_loss=",
+                arguments[i]);
+    }
+}
+
+/* Fills in the node's name: only a machine with several nodes has it in the path. */
+static void socket_of(spank_t spank, char *path, size_t size)
+{
+    char node[64] = "";
+    const char *sign = strstr(settings.socket, "%n");
+
+    if (!sign) {
+        snprintf(path, size, "%s", settings.socket);
+        return;
+    }
+    if (spank_getenv(spank, "SLURMD_NODENAME", node, sizeof node) != ESPANK_SUCCESS || !node[0])
+        gethostname(node, sizeof node - 1);
+    snprintf(path, size, "%.*s%s%s", (int)(sign - settings.socket), settings.socket, node,
+             sign + 2);
+}
+
+int slurm_spank_init(spank_t spank, int count, char **arguments)
+{
+    read_arguments(count, arguments);
+    return salus_options_register(spank);
+}
+
+int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments)
+{
+    (void)count, (void)arguments;
+    if (spank_context() == S_CTX_LOCAL || spank_context() == S_CTX_ALLOCATOR)
+        salus_options_send(spank);
+    return 0;
+}
+
+struct task {
+    uint32_t job, step, number;
+    uid_t uid;
+    pid_t pid;
+    int status;
+};
+
+/* True for a task of a job of ours. */
+static bool task_of(spank_t spank, struct task *task, char *path, size_t size)
+{
+    *task = (struct task){0};
+    if (spank_get_item(spank, S_JOB_ID, &task->job) != ESPANK_SUCCESS)
+        return false;
+    spank_get_item(spank, S_JOB_STEPID, &task->step);
+    spank_get_item(spank, S_JOB_UID, &task->uid);
+    spank_get_item(spank, S_TASK_GLOBAL_ID, &task->number);
+    spank_get_item(spank, S_TASK_PID, &task->pid);
+    socket_of(spank, path, size);
+    return salus_marker_exists(path, task->job);
+}
+
+/* The text reaches the user's own error stream; Slurm's log has it too. */
+static int refuse(const char *text)
+{
+    slurm_error("salus: start: %s", text);
+    dprintf(STDERR_FILENO, "salus: start: %s\n", text);
+    return -1;
+}
+
+int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
+{
+    char path[SALUS_PATH_MAX + 64], request[512], cuda[128] = "", text[1024];
+    struct task task;
+    char *answer;
+    int fault, result = 0;
+
+    (void)count, (void)arguments;
+    if (!task_of(spank, &task, path, sizeof path))
+        return 0;
+    answer = malloc(SALUS_PACKET_MAX + 1);
+    if (!answer)
+        return 0;
+    spank_getenv(spank, "CUDA_VISIBLE_DEVICES", cuda, sizeof cuda);
+    if (strspn(cuda, "0123456789,GPUMIabcdef/-") != strlen(cuda))
+        cuda[0] = '\0';
+    snprintf(request, sizeof request,
+             "{\"verb\":\"task_env\",\"job\":\"%u\",\"step\":\"%u\",\"uid\":%u,\"pid\":%d,\"cuda\":"
+             "\"%s\"}",
+             task.job, task.step, task.uid, getpid(), cuda);
+    fault = salus_ask(path, request, answer, SALUS_PACKET_MAX);
+    if (fault) {
+        snprintf(text, sizeof text,
+                 "salusd on this node does not answer (%s); ask your administrator",
+                 strerror(fault));
+        if (settings.is_refused_on_loss)
+            result = refuse(text);
+        else
+            slurm_info("salus: start: %s", text);
+    } else if (salus_reply_text(answer, "refuse", text, sizeof text)) {
+        result = refuse(text);
+    } else {
+        salus_environment_set(spank, answer);
+    }
+    free(answer);
+    return result;
+}
+
+static void report(spank_t spank, const char *verb)
+{
+    char path[SALUS_PATH_MAX + 64], request[512], answer[1024];
+    struct task task;
+    int fault;
+
+    if (!task_of(spank, &task, path, sizeof path))
+        return;
+    spank_get_item(spank, S_TASK_EXIT_STATUS, &task.status);
+    snprintf(request, sizeof request,
+             "{\"verb\":\"%s\",\"job\":\"%u\",\"step\":\"%u\",\"task\":%u,\"uid\":%u,\"pid\":%d,"
+             "\"status\":%d}",
+             verb, task.job, task.step, task.number, task.uid, task.pid, task.status);
+    fault = salus_ask(path, request, answer, sizeof answer);
+    if (fault)
+        slurm_info("salus: %s: job %u: %s", verb, task.job, strerror(fault));
+}
+
+int slurm_spank_task_post_fork(spank_t spank, int count, char **arguments)
+{
+    (void)count, (void)arguments;
+    report(spank, "task_start");
+    return 0;
+}
+
+int slurm_spank_task_exit(spank_t spank, int count, char **arguments)
+{
+    (void)count, (void)arguments;
+    report(spank, "task_exit");
+    return 0;
+}

@@ -1,0 +1,89 @@
+"""salus.conf against slurm.conf and gres.conf: a cluster that agrees, and one fault at a time."""
+
+from pathlib import Path
+
+import pytest
+
+from nodedaemon.config import Config
+from nodedaemon.config.loading import parse
+from slurm_plugin.crosscheck import cross_check, gres_lines
+from slurm_plugin.slurmconf import read_slurm_files
+
+SALUS = b"""ClusterName=lab
+LaneReserve=256M
+SingleHost=yes
+AutoDetect=off
+DeviceName=host0 Type=host Nodes=node[1-2] Memory=1G Cores=0
+"""
+SLURM = """ClusterName=lab
+SlurmUser=slurm
+SelectType=select/cons_tres
+GresTypes=gpu,shard,salus
+JobSubmitPlugins=lua
+Prolog=/etc/salus/prolog
+Epilog=/etc/salus/epilog
+PrologFlags=Alloc
+AccountingStorageTRES=gres/gpu,gres/salus,gres/shard
+NodeName=node[1-2] Gres=gpu:1,shard:48,salus:48
+PartitionName=main Nodes=node[1-2] Default=YES
+"""
+GRES = """NodeName=node[1-2] Name=gpu File=/dev/nvidia0
+NodeName=node[1-2] Name=shard Count=48 File=/dev/nvidia0   # 768 MiB
+NodeName=node[1-2] Name=salus Count=48
+"""
+
+
+def check(tmp_path, slurm=SLURM, gres=GRES, release=(24, 11)):
+    config = parse(Path("salus.conf"), SALUS)
+    assert isinstance(config, Config), config
+    (tmp_path / "slurm.conf").write_text(slurm)
+    (tmp_path / "gres.conf").write_text(gres)
+    return [str(found) for found in cross_check(config, read_slurm_files(tmp_path / "slurm.conf"), release)]
+
+
+def test_files_that_agree_have_no_finding(tmp_path):
+    assert check(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("GresTypes=gpu,shard,salus", "GresTypes=gpu", "lacks shard, salus"),
+        ("JobSubmitPlugins=lua\n", "", "no job is ever charged"),
+        ("cons_tres", "cons_res", "select/cons_tres"),
+        ("gres/salus,", "", "AccountingStorageTRES: lacks gres/salus"),
+        ("PrologFlags=Alloc\n", "", "lacks Alloc"),
+        ("Epilog=/etc/salus/epilog\n", "", "slurm.conf Epilog: is not set"),
+        ("ClusterName=lab", "ClusterName=other", "slurm.conf has other"),
+        ("SlurmUser=slurm", "SlurmUser=daemon", "turns slurmctld away"),
+        ("gpu:1,shard:48,salus:48", "gpu:1,salus:48", "salus without gpu and shard"),
+    ],
+)
+def test_each_fault_of_slurm_conf_is_found(tmp_path, old, new, words):
+    found = check(tmp_path, slurm=SLURM.replace(old, new))
+    assert any(words in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("Count=48 File=/dev/nvidia0", "Count=64 File=/dev/nvidia0", "would overfill"),
+        ("Count=48 File=/dev/nvidia0", "Count=40 File=/dev/nvidia0", "40 shards of 48"),
+        ("Count=48 File=/dev/nvidia0", "Count=48", "no File="),
+        ("Name=gpu File=/dev/nvidia0", "Name=gpu File=/dev/nvidia1", "different files"),
+    ],
+)
+def test_each_fault_of_gres_conf_is_found(tmp_path, old, new, words):
+    found = check(tmp_path, gres=GRES.replace(old, new))
+    assert any(words in text for text in found), found
+
+
+def test_a_release_that_mixes_is_told(tmp_path):
+    assert any("may place a gres/gpu job" in text for text in check(tmp_path, release=(22, 5)))
+
+
+def test_printed_lines_agree_with_the_check(tmp_path):
+    config = parse(Path("salus.conf"), SALUS)
+    lines = [line for node in ("node1", "node2") for line in gres_lines(config, node, [("/dev/nvidia0", 2**30, 2**28)])]
+    assert "NodeName=node1 Name=shard Count=48 File=/dev/nvidia0" in lines
+    assert check(tmp_path, gres="\n".join(lines)) == []

@@ -1,0 +1,129 @@
+"""Slurm's job description as read and written back, in the spellings of all releases."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodedaemon.core.types import GIB, KIB, MIB
+from slurm_plugin.jobdesc import (
+    Segment,
+    Tres,
+    charged_tres,
+    find_segment,
+    merge_segment,
+    number,
+    parse_size,
+    parse_time,
+    parse_tres,
+    read_segment,
+    read_submission,
+    segment_text,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gres:salus:1", [Tres("salus", count=1)]),
+        ("gres/salus:1", [Tres("salus", count=1)]),
+        ("gres/salus=1", [Tres("salus", count=1)]),
+        ("gres:salus", [Tres("salus")]),
+        ("gres:gpu:a100:2,gres:shard:97", [Tres("gpu", "a100", 2), Tres("shard", count=97)]),
+        ("gres/shard:10K", [Tres("shard", count=10_240)]),
+        ("gres/gpu:tesla", [Tres("gpu", "tesla")]),
+        ("", []),
+    ],
+)
+def test_both_spellings_of_a_request_are_read(text, expected):
+    assert parse_tres(text) == expected
+
+
+@pytest.mark.parametrize("mark", [":", "/"])
+def test_a_charge_keeps_the_spelling_and_the_rest_of_the_request(mark):
+    asked = f"gres{mark}salus:1,gres{mark}license:2"
+    assert charged_tres(asked, 7) == f"gres{mark}salus:1,gres{mark}shard:7,gres{mark}license:2"
+    assert charged_tres(f"gres{mark}salus:1,gres{mark}shard:48", 7) == f"gres{mark}salus:1,gres{mark}shard:7"
+    assert charged_tres(asked, None).startswith(f"gres{mark}salus:1,gres{mark}gpu:1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"tres_per_node": "gres:salus:2"}, "salus:2"),
+        ({"tres_per_node": "gres:salus:a:1"}, "salus:a:1"),
+        ({"tres_per_node": "gres:salus:1,gres:gpu:1"}, "gpu beside salus"),
+        ({"tres_per_node": "gres/salus:1", "tres_per_job": "gres/gpu:1"}, "--gpus or --tres-per-job asks for gpu"),
+        ({"tres_per_node": "gres:shard:3"}, "ask for --gres=salus:1 instead"),
+        ({"tres_per_node": "gres:salus:1,gres:shard:3"}, "shards are what Salus charges"),
+        ({"tres_per_task": "gres/salus:1"}, "counted by node"),
+    ],
+)
+def test_a_request_that_cannot_be_says_what_to_do(fields, words):
+    problems = read_submission(5, fields, {}).problems
+    assert len(problems) == 1
+    assert words in problems[0]
+
+
+def test_every_problem_is_told_at_once():
+    options = {"SALUS_MEM": "x", "SALUS_TIME": "y", "SALUS_CLASS": "z", "SALUS_PROFILE": "a b"}
+    assert len(read_submission(5, {"tres_per_node": "gres:salus:2"}, options).problems) == 5
+
+
+def test_options_are_read():
+    options = {"SALUS_MEM": "2G,512M", "SALUS_TIME": "1:00:00", "SALUS_CLASS": "high", "SALUS_SIGNATURE": "job:ab"}
+    fields = {"tres_per_node": "gres:salus:1", "partition": "a,b", "time_limit": 30.0, "requeue": 65534}
+    submission = read_submission(5, fields, options)
+    assert submission.problems == ()
+    assert (submission.declared_persistent_bytes, submission.declared_ephemeral_bytes) == (2 * GIB, 512 * MIB)
+    assert (submission.time_s, submission.time_limit_s) == (3600, 1800)
+    assert submission.partitions == ("a", "b")
+    assert submission.signature == "job:ab"
+    assert submission.is_requeue_allowed
+    assert read_submission(5, fields, {**options, "SALUS_PROFILE": "resnet"}).signature == "name:resnet"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("300", 300 * MIB), ("2g", 2 * GIB), ("64K", 64 * KIB), ("1GiB", GIB), ("", None), ("-1", None), ("1.5G", None)],
+)
+def test_sizes(text, expected):
+    assert parse_size(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("30", 1800), ("1:30", 90), ("1:00:00", 3600), ("2-12", 60 * 3600), ("2-12:30:01", 60 * 3600 + 1801),
+        ("x", None), ("", None), ("1:2:3:4", None),
+    ],
+)  # fmt: skip
+def test_times_are_those_of_slurm(text, expected):
+    assert parse_time(text) == expected
+
+
+@pytest.mark.parametrize(("value", "bits"), [(4294967294, 32), (4294967295.0, 32), (65534, 16), (-1, 32), ("x", 32)])
+def test_what_slurm_calls_unset_is_nothing(value, bits):
+    assert number(value, bits) is None
+
+
+WORDS = st.text("abcdefghijklmnop:0123456789+._-", min_size=1, max_size=20)
+SIZES = st.none() | st.integers(0, 2**50)
+
+
+@given(
+    st.builds(
+        Segment, admission=WORDS, persistent_bytes=SIZES, ephemeral_bytes=SIZES, shard_count=SIZES,
+        kind=st.sampled_from(["", "shared", "exclusive"]), signature=WORDS, time_s=SIZES, throttle=SIZES,
+    ),
+    st.text(max_size=30),
+)  # fmt: skip
+def test_a_segment_is_read_as_it_was_written_beside_others_words(segment, others):
+    comment = merge_segment(others.replace("salus:1", ""), segment)
+    assert read_segment(comment) == segment
+    assert merge_segment(comment, segment) == comment
+    assert find_segment(comment) == segment_text(segment)
+
+
+def test_a_newer_segment_is_read_as_far_as_it_is_known():
+    assert read_segment("x salus:1;adm=a;Z=9;P=7;E=x y") == Segment(admission="a", persistent_bytes=7)
+    assert read_segment("nothing of ours") is None

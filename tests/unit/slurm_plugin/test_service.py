@@ -1,0 +1,239 @@
+"""salus-admitd's answers with a database and a Slurm that behave as told: known, unknown, away, slow."""
+
+import asyncio
+import threading
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from nodedaemon.config import Config
+from nodedaemon.config.keys import Settings
+from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.types import MIB, Profile
+from slurm_plugin.catalog import catalog_of
+from slurm_plugin.credentials import check, digest
+from slurm_plugin.decision import Known
+from slurm_plugin.jobdesc import read_segment
+from slurm_plugin.rate import UserRate
+from slurm_plugin.readmission import Readmission
+from slurm_plugin.service import Admission
+from slurm_plugin.slurm import QueuedJob, SlurmError, SlurmNode
+from slurm_plugin.storage import DECISIONS_MAX, Storage
+
+NODES = [SlurmNode("node1", "idle", "gpu:2(S:0-1),shard:96,salus:64", ("main",))]
+
+
+@dataclass
+class FakeRecords:
+    profiles: dict = field(default_factory=dict)
+    written: list = field(default_factory=list)
+    is_away: bool = False
+    hold: threading.Event | None = None
+
+    def find(self, _user, signature):
+        if self.hold:
+            self.hold.wait(10)
+        if self.is_away:
+            raise OperatingError("database: away")
+        return self.profiles.get(signature, Known())
+
+    def write(self, records):
+        if self.is_away:
+            raise OperatingError("database: away")
+        self.written.extend(records)
+
+
+@dataclass
+class FakeSlurm:
+    queue: list = field(default_factory=list)
+    changes: dict = field(default_factory=dict)
+    requeued: list = field(default_factory=list)
+    refuses: bool = False
+
+    def jobs(self):
+        return self.queue
+
+    def update_job(self, target, change):
+        if self.refuses:
+            raise SlurmError("Job is no longer pending execution")
+        self.changes[target] = change
+
+    def requeue_job(self, target):
+        self.requeued.append(target)
+
+
+def configuration(**changes):
+    lanes = replace(Settings().lanes, lane_reserve_bytes=256 * MIB)
+    return Config(replace(Settings(), lanes=lanes, admission=replace(Settings().admission, **changes)))
+
+
+def service(records, fresh_s=30.0, **changes):
+    config = configuration(**changes)
+    return Admission(config, Storage(records, fresh_s), catalog_of(config, NODES, "main"), (22, 5))
+
+
+def request(signature="job:ab", **fields):
+    return {
+        "op": "submit", "uid": 5, "batch": True, "job": {"tres_per_node": "gres:salus:1", **fields},
+        "options": {"SALUS_SIGNATURE": signature},
+    }  # fmt: skip
+
+
+def test_shards_of_a_device_are_those_that_slurm_counts():
+    device = catalog_of(configuration(), NODES, "main").for_partitions(["main"])[0]
+    assert (device.units_total, device.lane_reserve_bytes) == (48, 256 * MIB)
+    assert catalog_of(configuration(), NODES, "main").for_partitions(["nowhere"]) == []
+
+
+def test_an_unknown_job_is_asked_for_again_and_a_known_one_comes_from_memory():
+    async def scenario():
+        records = FakeRecords()
+        admission = service(records)
+        first = await admission.answer(request())
+        records.profiles["job:ab"] = Known(Profile(100 * MIB, 0), 1)
+        second = await admission.answer(request())
+        records.is_away = True
+        third = await admission.answer(request())
+        return first, second, third
+
+    first, second, third = asyncio.run(scenario())
+    assert first["set"]["tres_per_node"] == "gres:salus:1,gres:shard:48"
+    assert second["set"]["tres_per_node"] == third["set"]["tres_per_node"] == "gres:salus:1,gres:shard:7"
+
+
+def test_a_database_that_is_away_or_slow_makes_a_job_unknown_and_stale_profiles_serve_on():
+    async def scenario():
+        records = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+        admission = service(records, fresh_s=0.0)
+        await admission.answer(request())
+        records.is_away = True
+        stale, unknown = await admission.answer(request()), await admission.answer(request("job:new"))
+        records.is_away, records.hold = False, threading.Event()
+        slow = await admission.answer(request("job:slow"))
+        records.hold.set()
+        return stale, unknown, slow, admission.storage.counters.lookup_failures
+
+    stale, unknown, slow, failures = asyncio.run(scenario())
+    assert stale["set"]["tres_per_node"].endswith("shard:7")
+    assert unknown["set"]["tres_per_node"] == slow["set"]["tres_per_node"] == "gres:salus:1,gres:shard:48"
+    assert failures == 3
+
+
+def test_every_decision_is_recorded_with_its_reasons_also_after_the_database_was_away():
+    async def scenario():
+        records = FakeRecords(is_away=True)
+        admission = service(records)
+        await admission.answer(request())
+        await admission.answer(request(tres_per_node="gres:salus:2"))
+        assert not await admission.storage.flush()
+        records.is_away = False
+        assert await admission.storage.flush()
+        return records.written
+
+    admitted, refused = asyncio.run(scenario())
+    assert (admitted.decision, admitted.basis, admitted.charge_shards) == ("admit", "exclusive", 48)
+    assert (refused.decision, len(refused.reasons)) == ("refuse", 1)
+
+
+def test_the_queue_of_decisions_is_bounded():
+    async def scenario():
+        storage = Storage(FakeRecords(is_away=True), 1.0)
+        for _ in range(DECISIONS_MAX + 3):
+            storage.record(None)
+        return storage.counters.decisions_dropped
+
+    assert asyncio.run(scenario()) == 3
+
+
+OLD = {"tres_per_node": "gres:salus:1,gres:shard:48", "admin_comment": "salus:1;adm=x;N=48;K=exclusive;S=job:ab"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "old", "is_ok"),
+    [
+        ({"tres_per_node": "gres:salus:1,gres:shard:1"}, OLD, False),
+        ({"tres_per_node": "gres:shard:1"}, {"tres_per_node": ""}, False),
+        ({"partition": "main"}, OLD, True),
+        ({"partition": "nowhere"}, OLD, False),
+        ({"partition": "main"}, {"tres_per_node": "gres:gpu:1"}, True),
+    ],
+)
+def test_a_user_may_move_a_job_but_not_change_its_charge(changed, old, is_ok):
+    async def scenario():
+        return await service(FakeRecords()).answer({"op": "modify", "uid": 5, "job": changed, "old": old, "id": 3})
+
+    answer = asyncio.run(scenario())
+    assert answer["ok"] is is_ok
+    assert is_ok or "salus: modify:" in answer["say"]
+
+
+def queued(comment, **changes):
+    job = QueuedJob(7, "7_[2-12]", "PENDING", 5, partition="main", tres_per_node="gres:salus:1,gres:shard:48",
+                    admin_comment=comment)  # fmt: skip
+    return replace(job, **changes)
+
+
+def readmit(records, slurm):
+    async def scenario():
+        await Readmission(service(records), slurm).round()
+
+    asyncio.run(scenario())
+    return slurm
+
+
+def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
+    comment = "site salus:1;adm=x;N=48;K=exclusive;C=normal;S=job:ab;A=4"
+    known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+    change = readmit(known, FakeSlurm([queued(comment)])).changes["7_[2-12]"]
+    assert (change.gres, change.array_throttle) == ("salus:1,shard:7", 4)
+    assert change.admin_comment.startswith("site ")
+    assert read_segment(change.admin_comment).shard_count == 7
+    assert readmit(FakeRecords(), FakeSlurm([queued(comment)])).changes == {}
+
+
+def test_a_raised_profile_raises_waiting_jobs_and_running_ones_stay():
+    known = FakeRecords({"job:ab": Known(Profile(200 * MIB, 0), 2)})
+    comment = "salus:1;adm=x;P=115343360;E=0;N=7;K=shared;C=normal;S=job:ab"
+    waiting = queued(comment, target="8", tres_per_node="gres:salus:1,gres:shard:7")
+    running = replace(waiting, target="9", state="RUNNING")
+    assert {t: c.gres for t, c in readmit(known, FakeSlurm([waiting, running])).changes.items()} == {
+        "8": "salus:1,shard:14"
+    }
+
+
+def test_a_measured_job_of_requeue_is_put_back_and_then_charged_and_started():
+    known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+    comment = "salus:1;adm=x;N=48;K=requeue;C=normal;S=job:ab"
+    assert readmit(known, FakeSlurm([queued(comment, state="RUNNING")])).requeued == ["7_[2-12]"]
+    change = readmit(known, FakeSlurm([queued(comment)])).changes["7_[2-12]"]
+    assert change.is_begin_now
+    assert change.gres == "salus:1,shard:7"
+
+
+def test_jobs_of_others_and_jobs_that_started_meanwhile_are_left_alone():
+    known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+    assert readmit(known, FakeSlurm([queued("not ours"), queued("")])).changes == {}
+    assert readmit(known, FakeSlurm([queued("salus:1;adm=x;N=48;K=exclusive;S=job:ab")], refuses=True)).changes == {}
+
+
+TOLD = "STATUS:          Success (0)\nENCODE_TIME:     2026-11-16 06:00:00 +0000 (1000)\nUID:             games (5)\n\n"
+
+
+def test_a_credential_is_good_for_its_request_and_its_time():
+    asked = {"op": "status"}
+    assert check(TOLD + digest(asked), {**asked, "credential": "x"}, 60, 1010) == 5
+    with pytest.raises(PeerError, match="another request"):
+        check(TOLD + digest(asked), {"op": "profiles"}, 60, 1010)
+    with pytest.raises(PeerError, match="too old"):
+        check(TOLD + digest(asked), asked, 60, 1061)
+    with pytest.raises(PeerError, match="nothing of its maker"):
+        check("", asked, 60, 1010)
+
+
+def test_one_users_requests_do_not_count_for_another():
+    now = [0.0]
+    rate = UserRate(2, clock=lambda: now[0])
+    assert [rate.allows(5) for _ in range(3)] == [True, True, False]
+    assert rate.allows(6)
+    now[0] = 1.0
+    assert rate.allows(5)
