@@ -1,0 +1,61 @@
+"""The devices of a node: host devices as the configuration names them, GPUs as NVML finds them."""
+
+from __future__ import annotations
+
+import os
+
+from nodedaemon.config import Config, Settings, device_limits
+from nodedaemon.config.choices import AutoDetect, DeviceType
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import DeviceId, DeviceLimits
+from nodedaemon.drivers.cuda import CudaDevice, discover
+from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.host import HostDevice, default_memory_bytes
+from nodedaemon.drivers.nvml import Nvml
+
+
+def make_devices(config: Config, node: str) -> dict[DeviceId, Device]:
+    """Open every device; raises `OperatingError` where one that is named cannot be, or where there is none."""
+    devices: dict[DeviceId, Device] = {}
+    for device in _detect(config, node):
+        devices[device.uuid] = device
+    for named in config.devices_of(node):
+        if named.type is DeviceType.HOST:
+            memory_bytes = named.memory_bytes or default_memory_bytes()
+            made = HostDevice(named.name, memory_bytes, node=node, index=len(devices), cores=named.cores)
+            devices[made.uuid] = made
+    if not devices:
+        raise OperatingError(
+            f"start refused: node {node}: no device; add DeviceName=host0 Type=host Memory=2G to salus.conf"
+        )
+    return devices
+
+
+def _detect(config: Config, node: str) -> list[CudaDevice]:
+    named = [one for one in config.devices_of(node) if one.type is DeviceType.CUDA]
+    is_wanted = config.for_node(node).daemon.auto_detect is AutoDetect.NVML
+    if not named and not is_wanted:
+        return []
+    try:
+        found = list(discover(Nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")))
+    except OperatingError:
+        # A machine without GPUs has no NVML; only a device that somebody named may not be missing.
+        if named:
+            raise
+        return []
+    if is_wanted:
+        return found
+    uuids = {one.uuid for one in named}
+    return [device for device in found if device.uuid in uuids]
+
+
+def settings_of(config: Config, node: str, device: Device) -> Settings:
+    for named in config.devices_of(node):
+        if named.type is DeviceType.HOST and named.name == device.name and device.kind == "host":
+            return named.settings
+    return config.for_device(node, device.uuid)
+
+
+def limits_of(settings: Settings, device: Device) -> DeviceLimits:
+    """With `LaneReserve=auto` admission chooses the reserve by the profiles; the engine only guards a fixed one."""
+    return device_limits(settings, device.usable_bytes, settings.lanes.lane_reserve_bytes or 0)

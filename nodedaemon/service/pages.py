@@ -1,0 +1,285 @@
+"""The daemon's side of the shared pages: gate page (one a session) and turn page (one a user, domain and device).
+
+docs/protocol.md says who writes which word and when; nodedaemon/wire/salus_wire.h has the layout. Words change by whole
+atomic operations, taken from the compiler's own library: Python's stores give no such promise. What a session wrote is
+believed only where a lie hurts nobody but itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import fcntl
+import functools
+import mmap
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from nodedaemon.core.errors import OperatingError, PeerError
+
+PAGE_BYTES = 4096
+PAGE_VERSION = 1
+MAGIC = 0x534C4153
+UNLIMITED = 0xFFFFFFFF
+SLOT_COUNT = 63
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+_LEASE, _GRANT, _LANE, _LANE_EPOCH, _SUCCESSOR = 64, 72, 80, 88, 96
+_STATE = 128
+_ITERATIONS, _STARTED, _BOUNDARY = 192, 200, 208
+_SESSION = 8
+_SLOT_BASE, _SLOT_BYTES = 64, 64
+_BELL, _OFFER = 0, 8
+
+_SEQ_CST = 5
+_FUTEX_WAKE = 1
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "ppc64le": 221}
+_EPOCH_MASK = (1 << 48) - 1
+
+
+class GateState(enum.IntEnum):
+    OUT = 0
+    WAITING = 1
+    RUNNING = 2
+    IDLE = 3
+    REVOKED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class GateReading:
+    """The session's words, read one after the other; a wish, not a proof."""
+
+    epoch: int
+    sequence: int
+    state: GateState | None
+    iteration_count: int
+    started_count: int
+    boundary_ns: int
+
+
+class _Words:
+    """Atomic operations on one mapped page."""
+
+    def __init__(self, fd: int) -> None:
+        self._map = mmap.mmap(fd, PAGE_BYTES)
+        self._anchor = (ctypes.c_char * PAGE_BYTES).from_buffer(self._map)
+        self._base = ctypes.addressof(self._anchor)
+        self._atomics = _atomics()
+
+    def load(self, offset: int) -> int:
+        return int(self._atomics.load(self._base + offset, _SEQ_CST))
+
+    def store(self, offset: int, value: int) -> None:
+        self._atomics.store(self._base + offset, value, _SEQ_CST)
+
+    def exchange(self, offset: int, value: int) -> int:
+        return int(self._atomics.exchange(self._base + offset, value, _SEQ_CST))
+
+    def swap(self, offset: int, expected: int, value: int) -> bool:
+        slot = ctypes.c_uint64(expected)
+        found = self._atomics.swap(self._base + offset, ctypes.byref(slot), value, _SEQ_CST, _SEQ_CST)
+        return bool(found)
+
+    def ring(self, offset: int) -> None:
+        self._atomics.add(self._base + offset, 1, _SEQ_CST)
+        _wake(self._base + offset)
+
+    def write(self, offset: int, content: bytes) -> None:
+        self._map[offset : offset + len(content)] = content
+
+    def close(self) -> None:
+        del self._anchor
+        self._map.close()
+
+
+class Page:
+    """A sealed memfd of one page that the daemon shares with a session; `identity` names it in the journal."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.identity = page_identity(fd)
+        self._words = _Words(fd)
+
+    @classmethod
+    def _create(cls, name: str) -> int:
+        try:
+            fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError as error:
+            raise OperatingError(f"create page: {name}: {error.strerror}; raise the open files of salusd") from error
+        os.ftruncate(fd, PAGE_BYTES)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        return fd
+
+    def _head(self, session: int) -> None:
+        self._words.write(0, MAGIC.to_bytes(4, "little") + PAGE_VERSION.to_bytes(4, "little"))
+        self._words.store(_SESSION, session)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            self._words.close()
+            os.close(self.fd)
+            self.fd = -1
+
+
+class GatePage(Page):
+    """Lease, grant and successor go to the session, its state comes back."""
+
+    @classmethod
+    def create(cls, session: int) -> GatePage:
+        page = cls(cls._create("salus-gate"))
+        page._head(session)
+        return page
+
+    def arm(self, lane: int, lane_epoch: int, epoch: int, limit: int | None) -> None:
+        """Make ready for a start by `start` or by a predecessor's offer."""
+        self._words.store(_SUCCESSOR, 0)
+        self._words.store(_LANE, lane)
+        self._words.store(_LANE_EPOCH, lane_epoch)
+        self._words.store(_LEASE, _lease(epoch, limit))
+
+    def start(self, epoch: int) -> None:
+        self._words.store(_GRANT, epoch)
+
+    def limit(self, epoch: int, limit: int | None) -> None:
+        self._words.store(_LEASE, _lease(epoch, limit))
+
+    def limit_further(self, epoch: int, iteration_count: int) -> None:
+        # Not started yet: the count still belongs to the grant before.
+        has_started = self._words.load(_STATE) >> 16 == epoch & _EPOCH_MASK
+        started_count = self._words.load(_STARTED) & 0xFFFFFFFF if has_started else 0
+        self._words.store(_LEASE, _lease(epoch, min(started_count + iteration_count, UNLIMITED - 1)))
+
+    def name_successor(self, slot: int, epoch: int) -> None:
+        self._words.store(_SUCCESSOR, (epoch & _EPOCH_MASK) << 16 | (slot + 1))
+
+    def withdraw_successor(self) -> bool:
+        """True when the holder had not taken it."""
+        return self._words.exchange(_SUCCESSOR, 0) != 0
+
+    def has_successor(self) -> bool:
+        return self._words.load(_SUCCESSOR) != 0
+
+    def disarm(self, epoch: int) -> bool:
+        """Take an armed epoch back; False when the session runs it or has run it."""
+        if self._words.load(_STATE) >> 16 >= epoch:
+            return False
+        self._words.store(_LEASE, 0)
+        for _ in range(1000):
+            # The session may be between its look at the lease and its swap: another sequence makes that swap fail.
+            word = self._words.load(_STATE)
+            if word >> 16 >= epoch:
+                return False
+            following = (word & ~0xFF00) | ((word + 0x100) & 0xFF00)
+            if self._words.swap(_STATE, word, following):
+                return True
+        # Only a session that changes its word without pause gets here; it is treated as one that runs.
+        return False
+
+    def take_idle(self, epoch: int) -> bool:
+        """Take the lease back from a session that is idle; False when it is not, or no longer."""
+        word = self._words.load(_STATE)
+        if word & 0xFF != GateState.IDLE or word >> 16 != epoch & _EPOCH_MASK:
+            return False
+        return self._words.swap(_STATE, word, (word & ~0xFFFF) | ((word + 0x100) & 0xFF00) | GateState.REVOKED)
+
+    def read(self) -> GateReading:
+        word = self._words.load(_STATE)
+        kind = word & 0xFF
+        return GateReading(
+            epoch=word >> 16,
+            sequence=word >> 8 & 0xFF,
+            state=GateState(kind) if kind in GateState._value2member_map_ else None,
+            iteration_count=self._words.load(_ITERATIONS),
+            started_count=self._words.load(_STARTED),
+            boundary_ns=self._words.load(_BOUNDARY),
+        )
+
+
+class TurnPage(Page):
+    """The bells of up to 63 sessions that may start each other."""
+
+    @classmethod
+    def create(cls) -> TurnPage:
+        page = cls(cls._create("salus-turn"))
+        page._head(0)
+        return page
+
+    def ring(self, slot: int) -> None:
+        self._words.ring(_SLOT_BASE + slot * _SLOT_BYTES + _BELL)
+
+    def clear(self, slot: int) -> None:
+        """A slot that changes hands starts without an offer of the one before."""
+        self._words.store(_SLOT_BASE + slot * _SLOT_BYTES + _OFFER, 0)
+
+    def offer(self, slot: int) -> int:
+        return self._words.load(_SLOT_BASE + slot * _SLOT_BYTES + _OFFER)
+
+
+PageType = TypeVar("PageType", bound=Page)
+
+
+def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
+    """Take back, after a restart, the page that a session kept; owns `fd`. Raises `PeerError` if it is another."""
+    try:
+        is_ours = (
+            page_identity(fd) == identity
+            and os.fstat(fd).st_size == PAGE_BYTES
+            and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == SEALS
+        )
+    except OSError as error:
+        os.close(fd)
+        raise PeerError(f"adopt page: {identity}: {error.strerror}") from error
+    if not is_ours:
+        os.close(fd)
+        raise PeerError(f"adopt page: {identity}: the descriptor is not that page")
+    return kind(fd)
+
+
+def page_identity(fd: int) -> str:
+    status = os.fstat(fd)
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def _lease(epoch: int, limit: int | None) -> int:
+    return (epoch & 0xFFFFFFFF) << 32 | (UNLIMITED if limit is None else min(limit, UNLIMITED - 1))
+
+
+class _Atomics:
+    """The compiler's atomic library: loaded with the first page, so that what never maps one need not have it."""
+
+    def __init__(self) -> None:
+        try:
+            library = ctypes.CDLL("libatomic.so.1")
+        except OSError as error:
+            raise OperatingError("map gate page: libatomic.so.1 not found; install libatomic1") from error
+        pointer, word, order = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_int
+        self.load = _bind(library, "load_8", [pointer, order], word)
+        self.store = _bind(library, "store_8", [pointer, word, order], None)
+        self.exchange = _bind(library, "exchange_8", [pointer, word, order], word)
+        self.swap = _bind(library, "compare_exchange_8", [pointer, pointer, word, order, order], ctypes.c_bool)
+        self.add = _bind(library, "fetch_add_4", [pointer, ctypes.c_uint32, order], ctypes.c_uint32)
+
+
+def _bind(library: ctypes.CDLL, name: str, arguments: list[Any], result: Any) -> Callable[..., int]:
+    function = library[f"__atomic_{name}"]
+    function.argtypes, function.restype = arguments, result
+    return function
+
+
+@functools.cache
+def _atomics() -> _Atomics:
+    return _Atomics()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _wake(address: int) -> None:
+    number = _FUTEX_NUMBERS.get(platform.machine())
+    if number is None:
+        raise OperatingError(f"wake session: {platform.machine()}: futex number unknown; add it to pages.py")
+    # Not FUTEX_PRIVATE: the sleeper is another process.
+    _libc.syscall(number, ctypes.c_void_p(address), _FUTEX_WAKE, 1 << 30, None, None, 0)

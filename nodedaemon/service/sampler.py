@@ -1,0 +1,171 @@
+"""Takes readings of every device, and looks after what no event tells of.
+
+A device that is slow to answer is read in a thread with a time-out; one that does not answer is reported lost and comes
+back by itself. Stopped processes, idle holders and memory that grows back are looked for here, as often as somebody
+waits for the answer: a node where nothing is revoked is looked at every `SampleInterval` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from nodedaemon.core import events
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import DeviceId
+from nodedaemon.drivers.device import Device, Reading
+from nodedaemon.drivers.process import ProcessState
+from nodedaemon.service.dispatcher import Dispatcher
+from nodedaemon.service.executor import Executor
+from nodedaemon.service.lanes import LaneKeeper
+from nodedaemon.service.live import Roster
+
+#: Between two looks at a holder that was revoked: an idle or stopped one keeps others waiting.
+WATCH_INTERVAL_S = 0.02
+
+
+class Sampler:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        roster: Roster,
+        lanes: LaneKeeper,
+        executor: Executor,
+        devices: Mapping[DeviceId, Device],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        timeout_s: Callable[[], float],
+        sweep: Callable[[], None],
+        report_device: Callable[[DeviceId, str], None],
+        log: Any,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._roster = roster
+        self._lanes = lanes
+        self._executor = executor
+        self._devices = devices
+        self._loop = loop
+        self._timeout_s = timeout_s
+        self._sweep = sweep
+        self._report_device = report_device
+        self._log = log
+        self._threads: dict[DeviceId, ThreadPoolExecutor] = {}
+        self._hung: set[DeviceId] = set()
+        self._lost: set[DeviceId] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self.readings: dict[DeviceId, Reading] = {}
+        self.failure_count = 0
+
+    async def run(self, interval_s: Callable[[], float]) -> None:
+        while True:
+            await self.sample()
+            await asyncio.sleep(interval_s())
+
+    async def sample(self) -> None:
+        for device in self._devices.values():
+            await self._read(device)
+        self._look_at_processes()
+        self._lanes.watch()
+        self._sweep()
+
+    async def _read(self, device: Device) -> None:
+        pids = [
+            facts.process.pid
+            for facts in self._dispatcher.state.sessions.values()
+            if facts.device == device.uuid and facts.process.pid
+        ]
+        try:
+            reading = await self._call(device, pids)
+        except (OperatingError, TimeoutError) as error:
+            self.failure_count += 1
+            self._mark_lost(device.uuid, str(error) or "it does not answer")
+            return
+        self.readings[device.uuid] = reading
+        for fault in reading.faults:
+            self._report_device(device.uuid, fault)
+        if device.uuid in self._lost:
+            self._lost.discard(device.uuid)
+            self._log.info("device recovered", device=device.uuid)
+            self._dispatcher.submit(events.DeviceRecovered(device.uuid))
+        own = {process.pid: process.used_bytes for process in reading.processes}
+        for facts in self._dispatcher.state.sessions.values():
+            live = self._roster.get(facts.session)
+            if live is not None and facts.device == device.uuid:
+                live.own_bytes_max = max(live.own_bytes_max, own.get(facts.process.pid, 0))
+
+    async def _call(self, device: Device, pids: list[int]) -> Reading:
+        if not device.is_slow:
+            return device.read(pids)
+        thread = self._threads.get(device.uuid)
+        if thread is None or device.uuid in self._hung:
+            # A call that hangs keeps its thread; it is left alone and the next try gets another, once a reading.
+            thread = self._threads[device.uuid] = ThreadPoolExecutor(1, thread_name_prefix="reading")
+        async with asyncio.timeout(self._timeout_s()):
+            try:
+                reading = await self._loop.run_in_executor(thread, device.read, pids)
+            except asyncio.CancelledError:
+                self._hung.add(device.uuid)
+                raise
+        self._hung.discard(device.uuid)
+        return reading
+
+    def _mark_lost(self, device: DeviceId, reason: str) -> None:
+        if device in self._lost:
+            return
+        self._lost.add(device)
+        self._log.error("device lost", device=device, why=reason)
+        self._dispatcher.submit(events.DeviceLost(device, reason))
+
+    def recall_lost(self) -> None:
+        """After a restart: devices that the engine holds for lost are to be recovered by the next good reading."""
+        for device in self._dispatcher.engine.snapshot().devices:
+            if device.lost_reason is not None:
+                self._lost.add(device.device)
+
+    # Holders that keep others waiting
+
+    def watch_soon(self) -> None:
+        """Somebody was revoked or a lane is being released: look soon, and go on while it lasts."""
+        if self._timer is None:
+            self._timer = self._loop.call_later(WATCH_INTERVAL_S, self._watch)
+
+    def _watch(self) -> None:
+        self._timer = None
+        is_needed = False
+        for facts in list(self._dispatcher.state.sessions.values()):
+            live = self._roster.get(facts.session)
+            if not facts.is_revoked or live is None:
+                continue
+            if self._executor.take_idle(live, facts):
+                continue
+            is_needed = True
+            self._look_at(facts.session)
+        if self._lanes.is_releasing:
+            self._lanes.recheck()
+            is_needed = is_needed or self._lanes.is_releasing
+        if is_needed:
+            self.watch_soon()
+
+    def _look_at_processes(self) -> None:
+        for facts in list(self._dispatcher.state.sessions.values()):
+            self._look_at(facts.session)
+
+    def _look_at(self, session: Any) -> None:
+        facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
+        if facts is None or live is None or live.process is None or facts.is_leaving or not facts.is_admitted:
+            return
+        state = live.process.state()
+        if state is ProcessState.STOPPED and not facts.is_stopped:
+            self._log.info("session stopped", job=facts.job, session=session, device=facts.device)
+            self._dispatcher.submit(events.SessionStopped(session))
+        elif state is ProcessState.RUNNING and facts.is_stopped:
+            self._log.info("session continued", job=facts.job, session=session, device=facts.device)
+            self._dispatcher.submit(events.SessionContinued(session))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
