@@ -6,7 +6,7 @@ STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
 .PHONY: setup man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
-.PHONY: native native-emulator native-spank
+.PHONY: native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -14,7 +14,10 @@ $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
 	@touch $@
 
 # Additive: each C part has its own target.
-native: native-emulator native-spank
+native: native-emulator native-libsalus native-spank
+
+native-libsalus: $(STAMP)
+	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus all tests
 
 native-emulator: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 enum { EFFECT_NONE, EFFECT_FILL, EFFECT_ADD, EFFECT_MIX };
 
@@ -38,6 +39,15 @@ static bool apply_copy(const struct op_rows *rows)
     return true;
 }
 
+/* Zeroes by giving the pages back, so that clearing a large lane costs no memory of the host. */
+static bool clear_pages(unsigned char *start, size_t bytes)
+{
+    if (bytes < EMU_GRANULE || (uint64_t)start % EMU_GRANULE || bytes % EMU_GRANULE)
+        return false;
+    const struct emu_range *range = range_at((uint64_t)start);
+    return !madvise(start, bytes, range->kind == RANGE_MAPPED ? MADV_REMOVE : MADV_DONTNEED);
+}
+
 static bool apply_set(const struct emu_op *op)
 {
     const struct op_rows *rows = &op->rows;
@@ -46,6 +56,8 @@ static bool apply_set(const struct emu_op *op)
         if (!may_touch(to, rows->width, 3))
             return false;
         unsigned char *bytes = (unsigned char *)host_address(to);
+        if (op->value == 0 && clear_pages(bytes, rows->width))
+            continue;
         if (op->unit_bytes == 1)
             memset(bytes, (int)op->value, rows->width);
         else

@@ -1,0 +1,329 @@
+"""A GPU as a device: lane memory from the CUDA driver's virtual memory management, readings from NVML.
+
+Uses `cuda.bindings.driver` only, never the runtime. Lane memory is the daemon's: created once, exported as a file
+descriptor, counted once. It cannot be taken back from who imported it, so a release drops the daemon's hold and is
+done when the device's free memory has risen by the lane's size. Persistent memory is the jobs' own, so that NVML names
+the right process. The daemon's own context is subtracted from what may be given away.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid as uuid_module
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.types import DeviceId
+from nodedaemon.drivers.deadline import SECOND_NS, DeadlineThread
+from nodedaemon.drivers.device import LaneMemory, Reading
+from nodedaemon.drivers.nvml import APPLICATION_XIDS, LOST, Nvml
+
+T = TypeVar("T")
+_POSIX_FD = 1
+_FAULTS_MAX = 16
+
+
+class DriverError(Exception):
+    """A result code of the driver, by name; leaves this file only as the cause of one of ours."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def load_driver() -> Any:
+    """cuda-python's driver bindings. Raises `OperatingError` where they, the driver or a device are missing."""
+    try:
+        from cuda.bindings import driver  # noqa: PLC0415 - only nodes with GPUs have it
+    except ImportError as error:
+        raise OperatingError("load CUDA: cuda-python is not installed; install salus[cuda]") from error
+    try:
+        code = driver.cuInit(0)[0]
+    except RuntimeError as error:
+        raise OperatingError(f"load CUDA: libcuda.so.1: {error}; is the GPU driver installed?") from error
+    if code != driver.CUresult.CUDA_SUCCESS:
+        raise OperatingError(f"load CUDA: cuInit: {code.name}; see salus doctor")
+    return driver
+
+
+def select_devices(uuids: Sequence[DeviceId], visible: str | None) -> tuple[DeviceId, ...]:
+    """The devices that a CUDA_VISIBLE_DEVICES value names, in its order: indices, UUIDs or unique UUID prefixes.
+
+    As in the driver, the first entry that names no device ends the list, and None (unset) means all.
+    """
+    if visible is None:
+        return tuple(uuids)
+    found: list[DeviceId] = []
+    for entry in visible.split(","):
+        name = entry.strip()
+        if name.isdigit() and int(name) < len(uuids):
+            chosen = uuids[int(name)]
+        elif name.startswith(("GPU-", "MIG-")) and len(match := [u for u in uuids if u.startswith(name)]) == 1:
+            chosen = match[0]
+        else:
+            break
+        if chosen in found:
+            break
+        found.append(chosen)
+    return tuple(found)
+
+
+def discover(nvml: Nvml, visible: str | None = None, timeout_ns: int = 5 * SECOND_NS) -> tuple[CudaDevice, ...]:
+    """Every GPU or MIG instance that `visible` allows, opened. NVML's order is the order of indices."""
+    listings = {listing.uuid: listing for listing in nvml.devices()}
+    chosen = select_devices(tuple(listings), visible)
+    return tuple(CudaDevice(uuid, listings[uuid].index, nvml, timeout_ns=timeout_ns) for uuid in chosen)
+
+
+class CudaDevice:
+    """Implements `nodedaemon.drivers.device.Device` on one GPU."""
+
+    kind = "cuda"
+    is_slow = True
+    cores: tuple[int, ...] = ()
+
+    def __init__(self, uuid: DeviceId, index: int, nvml: Nvml, *, timeout_ns: int = 5 * SECOND_NS) -> None:
+        self.uuid = uuid
+        self.index = index
+        self._nvml = nvml
+        self._driver: Any = None
+        self._thread = DeadlineThread(f"cuda {index}", timeout_ns)
+        self._handles: dict[str, Any] = {}
+        self._wiped: dict[str, int] = {}
+        self._faults: list[str] = []
+        self._call("open device", self._open)
+        own_bytes = nvml.process_bytes(uuid, os.getpid())
+        self.context_bytes = own_bytes if own_bytes is not None else self._context_bytes
+        granules = (self.total_bytes - self.context_bytes) // self.granularity_bytes
+        self.usable_bytes = granules * self.granularity_bytes
+
+    def open_lane(self, size_bytes: int) -> LaneMemory:
+        def work() -> LaneMemory:
+            handle = self._ok(self._driver.cuMemCreate(size_bytes, self._properties(), 0))
+            try:
+                self._zero(handle, size_bytes)
+                return self._keep(handle, size_bytes)
+            except DriverError:
+                self._driver.cuMemRelease(handle)
+                raise
+
+        return self._call(f"open lane: {size_bytes} bytes", work)
+
+    def adopt_lane(self, fd: int, identity: str, size_bytes: int) -> LaneMemory:
+        known = self._handles.get(identity)
+        if known is not None:
+            os.close(fd)
+            return LaneMemory(known[1], identity, size_bytes)
+
+        def work() -> LaneMemory:
+            handle = self._ok(self._driver.cuMemImportFromShareableHandle(fd, self._handle_type()))
+            self._handles[identity] = (handle, fd)
+            return LaneMemory(fd, identity, size_bytes)
+
+        try:
+            if _identity(fd) not in (None, identity):
+                raise PeerError(f"adopt lane: {self.name}: {identity}: the descriptor is not that lane's memory")
+            return self._call(f"adopt lane: {identity}", work)
+        except OperatingError as error:
+            os.close(fd)
+            raise PeerError(f"adopt lane: {self.name}: {identity}: {error}") from error
+        except PeerError:
+            os.close(fd)
+            raise
+
+    def wipe_lane(self, memory: LaneMemory) -> int:
+        def work() -> int:
+            if memory.identity in self._handles:
+                free_bytes = self._free_bytes()
+                self._drop(memory.identity)
+                self._wiped[memory.identity] = free_bytes + memory.size_bytes
+            wanted_free_bytes = self._wiped.get(memory.identity)
+            if wanted_free_bytes is None or self._free_bytes() >= wanted_free_bytes:
+                self._wiped.pop(memory.identity, None)
+                return 0
+            return memory.size_bytes
+
+        return self._call(f"release lane: {memory.identity}", work)
+
+    def held_bytes(self, memory: LaneMemory) -> int:
+        is_held = memory.identity in self._handles or memory.identity in self._wiped
+        return memory.size_bytes if is_held else 0
+
+    def is_mapped(self, memory: LaneMemory, pid: int) -> bool:
+        """Seen where the driver's memory is a file of its own; else False, and free memory decides (`wipe_lane`)."""
+        if not memory.identity.startswith("file:"):
+            return False
+        inode = memory.identity.rsplit(":", 1)[1]
+        return _maps_inode(pid, inode) or _keeps_inode(pid, int(inode))
+
+    def close_lane(self, memory: LaneMemory) -> None:
+        self._wiped.pop(memory.identity, None)
+        if memory.identity in self._handles:
+            self._call(f"close lane: {memory.identity}", lambda: self._drop(memory.identity))
+
+    def read(self, pids: Collection[int]) -> Reading:  # noqa: ARG002 - NVML lists processes itself
+        grave = [f"xid {number}" for number in self._nvml.take_xids(self.uuid) if number not in APPLICATION_XIDS]
+        self._faults = [*self._faults, *grave][-_FAULTS_MAX:]
+        reading = self._nvml.read(self.uuid)
+        faults = (*self._faults, *reading.faults, *(("hung",) if self._thread.is_hung else ()))
+        return Reading(
+            reading.used_bytes,
+            reading.total_bytes,
+            reading.processes,
+            reading.busy_permille,
+            reading.temperature_celsius,
+            reading.power_milliwatts,
+            faults,
+        )
+
+    def recover(self) -> bool:
+        """Whether the device answers again; forgets its Xids then."""
+        reading = self._nvml.read(self.uuid)
+        if LOST in reading.faults or self._thread.is_hung:
+            return False
+        self._call("look at device", self._free_bytes)
+        self._faults = []
+        return True
+
+    def close(self) -> None:
+        def work() -> None:
+            for identity in list(self._handles):
+                self._drop(identity)
+            self._driver.cuDevicePrimaryCtxRelease(self._device)
+
+        if not self._thread.is_hung:
+            self._call("close device", work)
+        self._thread.close()
+
+    def _call(self, what: str, work: Callable[[], T]) -> T:
+        name = getattr(self, "name", self.uuid)
+        try:
+            return self._thread.call(f"{what}: {name}", work)
+        except DriverError as error:
+            raise OperatingError(f"{what}: {name}: {error.name}; {_advice(error.name)}") from error
+
+    def _ok(self, answer: tuple[Any, ...]) -> Any:
+        if answer[0] != self._driver.CUresult.CUDA_SUCCESS:
+            raise DriverError(answer[0].name)
+        return answer[1] if len(answer) == 2 else answer[1:]
+
+    def _open(self) -> None:
+        self._driver = load_driver()
+        self._device = self._find()
+        self.name = self._ok(self._driver.cuDeviceGetName(96, self._device)).split(b"\0")[0].decode()
+        self.model = self.name
+        free_before = self._nvml_free_bytes()
+        self._context = self._ok(self._driver.cuDevicePrimaryCtxRetain(self._device))
+        self._ok(self._driver.cuCtxSetCurrent(self._context))
+        self._context_bytes = max(0, free_before - self._free_bytes())
+        attribute = self._driver.CUdevice_attribute
+        for name in ("VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED"):
+            wanted = getattr(attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+            if not self._ok(self._driver.cuDeviceGetAttribute(wanted, self._device)):
+                raise OperatingError(f"open device: {self.name}: {name}: not supported; lanes need it, use another GPU")
+        self.total_bytes = self._ok(self._driver.cuDeviceTotalMem(self._device))
+        minimum = self._driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        self.granularity_bytes = self._ok(self._driver.cuMemGetAllocationGranularity(self._properties(), minimum))
+
+    def _nvml_free_bytes(self) -> int:
+        reading = self._nvml.read(self.uuid)
+        return reading.total_bytes - reading.used_bytes
+
+    def _find(self) -> Any:
+        for ordinal in range(self._ok(self._driver.cuDeviceGetCount())):
+            device = self._ok(self._driver.cuDeviceGet(ordinal))
+            # An instance of a split GPU says its own UUID only to the second form, which 13.x has as the only one.
+            for ask in {self._driver.cuDeviceGetUuid, getattr(self._driver, "cuDeviceGetUuid_v2", None)} - {None}:
+                raw = uuid_module.UUID(bytes=bytes(self._ok(ask(device)).bytes)[:16])
+                if self.uuid in (f"GPU-{raw}", f"MIG-{raw}"):
+                    return device
+        raise OperatingError(f"open device: {self.uuid}: not visible to CUDA; check CUDA_VISIBLE_DEVICES of salusd")
+
+    def _handle_type(self) -> Any:
+        return self._driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+    def _properties(self) -> Any:
+        driver = self._driver
+        properties = driver.CUmemAllocationProp()
+        properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        properties.requestedHandleTypes = self._handle_type()
+        properties.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+        properties.location.id = int(self._device)
+        return properties
+
+    def _zero(self, handle: Any, size_bytes: int) -> None:
+        """The next user must not read the last one's bytes, whatever the driver promises about new memory."""
+        driver = self._driver
+        address = self._ok(driver.cuMemAddressReserve(size_bytes, 0, 0, 0))
+        try:
+            self._ok(driver.cuMemMap(address, size_bytes, 0, handle, 0))
+            try:
+                access = driver.CUmemAccessDesc()
+                access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+                access.location.id = int(self._device)
+                access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+                self._ok(driver.cuMemSetAccess(address, size_bytes, [access], 1))
+                self._ok(driver.cuMemsetD8(address, 0, size_bytes))
+                self._ok(driver.cuCtxSynchronize())
+            finally:
+                driver.cuMemUnmap(address, size_bytes)
+        finally:
+            driver.cuMemAddressFree(address, size_bytes)
+
+    def _keep(self, handle: Any, size_bytes: int) -> LaneMemory:
+        fd = int(self._ok(self._driver.cuMemExportToShareableHandle(handle, self._handle_type(), 0)))
+        identity = _identity(fd) or f"handle:{uuid_module.uuid4()}"
+        self._handles[identity] = (handle, fd)
+        return LaneMemory(fd, identity, size_bytes)
+
+    def _drop(self, identity: str) -> None:
+        handle, fd = self._handles.pop(identity)
+        # The descriptor holds the memory as well as the handle does.
+        os.close(fd)
+        self._ok(self._driver.cuMemRelease(handle))
+
+    def _free_bytes(self) -> int:
+        return int(self._ok(self._driver.cuMemGetInfo())[0])
+
+
+def _advice(name: str) -> str:
+    if name == "CUDA_ERROR_OUT_OF_MEMORY":
+        return "somebody uses device memory that Salus did not give: see salus status and the processes in nvidia-smi"
+    if name in ("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_ECC_UNCORRECTABLE"):
+        return "the device has failed: see dmesg, reset the GPU, then salus resume"
+    return "see salus doctor"
+
+
+def _identity(fd: int) -> str | None:
+    """`file:DEVICE:INODE` where the memory is a file of its own; a real driver's descriptors all share one inode."""
+    try:
+        if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
+            return None
+        status = os.fstat(fd)
+    except OSError as error:
+        raise PeerError(f"lane memory: descriptor {fd}: {error.strerror}") from error
+    return f"file:{status.st_dev}:{status.st_ino}"
+
+
+def _maps_inode(pid: int, inode: str) -> bool:
+    try:
+        with Path(f"/proc/{pid}/maps").open() as maps:
+            return any(fields[4] == inode for line in maps if len(fields := line.split(maxsplit=5)) >= 5)
+    except OSError:
+        return False
+
+
+def _keeps_inode(pid: int, inode: int) -> bool:
+    try:
+        return any(_inode(path) == inode for path in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return False
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return 0

@@ -1,0 +1,114 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client.h"
+#include "host.h"
+#include "session.h"
+
+/* What libsalus has measured, as the adaptor reads it and as the daemon records it. */
+
+static int compare_ns(const void *left, const void *right)
+{
+    uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
+
+    return (a > b) - (a < b);
+}
+
+static uint64_t median_iteration_ns(void)
+{
+    uint64_t sorted[ITERATIONS_KEPT];
+    uint32_t count = session.gate.iteration_next;
+
+    if (count > ITERATIONS_KEPT)
+        count = ITERATIONS_KEPT;
+    if (!count)
+        return 0;
+    memcpy(sorted, session.gate.iteration_ns, count * sizeof(sorted[0]));
+    qsort(sorted, count, sizeof(sorted[0]), compare_ns);
+    return sorted[count / 2];
+}
+
+static void sum_lanes(struct salus_figures *figures)
+{
+    uint32_t index;
+
+    for (index = 0; index < session.lane_count; index++) {
+        const struct lane *lane = &session.lanes[index];
+
+        figures->stash_bytes += lane->private_pages * REGION_PAGE_BYTES;
+        figures->stash_copied_bytes += lane->copied_bytes;
+        figures->promotion_count += lane->promotion_count;
+    }
+    if (session.lane_count)
+        figures->ephemeral_bytes = session.lanes[session.lane_count - 1].region.high_bytes;
+}
+
+void salus_figures(struct salus_figures *figures)
+{
+    const struct memory_counts *counts = &session.counts;
+
+    memset(figures, 0, sizeof(*figures));
+    pthread_mutex_lock(&session.memory_lock);
+    figures->iteration_count = session.gate.iteration_count;
+    figures->handover_count = session.gate.handover_count;
+    figures->wait_ns = session.gate.wait_ns;
+    figures->iteration_ns = median_iteration_ns();
+    figures->live_bytes = counts->live_bytes;
+    figures->live_peak_bytes = counts->live_peak_bytes;
+    figures->iteration_start_bytes = counts->iteration_start_bytes;
+    figures->iteration_peak_bytes = counts->iteration_peak_bytes;
+    figures->last_iteration_bytes = counts->last_iteration_bytes;
+    figures->live_persistent_bytes = counts->live_persistent_bytes;
+    figures->live_ephemeral_bytes = counts->live_ephemeral_bytes;
+    figures->persistent_bytes = host_persistent_peak_bytes();
+    figures->own_bytes = counts->own_bytes;
+    figures->private_bytes = counts->private_bytes;
+    figures->lane_bytes = counts->lane_bytes;
+    figures->lane_count = counts->lane_count;
+    figures->private_count = counts->private_count;
+    figures->spill_count = counts->spill_count;
+    figures->spill_bytes_max = counts->spill_bytes_max;
+    figures->stray_count = counts->stray_count;
+    figures->cap_persistent_bytes = counts->cap_persistent_bytes;
+    figures->cap_ephemeral_bytes = counts->cap_ephemeral_bytes;
+    sum_lanes(figures);
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+void salus_figures_reset(void)
+{
+    struct memory_counts *counts = &session.counts;
+
+    pthread_mutex_lock(&session.memory_lock);
+    counts->live_peak_bytes = counts->live_bytes;
+    counts->iteration_start_bytes = counts->live_bytes;
+    counts->iteration_peak_bytes = counts->live_bytes;
+    counts->live_persistent_bytes = 0;
+    counts->live_ephemeral_bytes = 0;
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule)
+{
+    struct salus_profile frame = {.model_hash = model_hash, .input_hash = input_hash};
+    struct salus_figures figures;
+
+    if (!client_is_connected())
+        return -ENOTCONN;
+    host_measure_own();
+    salus_figures(&figures);
+    frame.persistent_bytes = figures.persistent_bytes;
+    frame.ephemeral_bytes = figures.ephemeral_bytes;
+    frame.live_persistent_bytes = figures.live_persistent_bytes;
+    frame.live_ephemeral_bytes = figures.live_ephemeral_bytes;
+    frame.iteration_ns = figures.iteration_ns;
+    frame.iteration_count = figures.iteration_count;
+    frame.promotion_count = figures.promotion_count;
+    frame.spill_count = figures.spill_count;
+    frame.spill_bytes_max = figures.spill_bytes_max;
+    if (rule)
+        strncpy(frame.rule, rule, sizeof(frame.rule) - 1);
+    return client_send(&frame, SALUS_PROFILE, sizeof(frame));
+}

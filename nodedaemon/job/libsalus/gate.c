@@ -1,0 +1,511 @@
+#define _GNU_SOURCE
+#include "gate.h"
+
+#include <errno.h>
+#include <linux/membarrier.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "host.h"
+#include "point.h"
+#include "session.h"
+#include "trap.h"
+
+/*
+ * A futex wake-up on another CPU costs 30 to 50 us, a spin that succeeds under 1 us; on one CPU a
+ * spin only keeps the peer from running. So: spin this long, only if the peer was last seen
+ * elsewhere and the last wait was as short.
+ */
+#define SPIN_NS 20000ull
+
+static struct {
+    uint64_t lane, epoch;
+    bool is_set;
+} pending_unmap;
+
+static struct gate *const gate = &session.gate;
+
+static uint64_t load(const uint64_t *word)
+{
+    return __atomic_load_n(word, __ATOMIC_SEQ_CST);
+}
+
+static void store_relaxed(uint64_t *word, uint64_t value)
+{
+    __atomic_store_n(word, value, __ATOMIC_RELAXED);
+}
+
+static void begin_iteration(uint64_t now_ns)
+{
+    gate->started_count++;
+    gate->iteration_count++;
+    gate->iteration_since_ns = now_ns;
+    store_relaxed(&gate->page->iteration_count, gate->iteration_count);
+    store_relaxed(&gate->page->started_count, gate->started_count);
+    store_relaxed(&gate->page->boundary_ns, now_ns);
+    SALUS_POINT(POINT_COUNT_STORED);
+}
+
+static void end_iteration(uint64_t now_ns)
+{
+    if (gate->iteration_since_ns) {
+        gate->iteration_ns[gate->iteration_next % ITERATIONS_KEPT] =
+            now_ns - gate->iteration_since_ns;
+        gate->iteration_next++;
+        gate->iteration_since_ns = 0;
+    }
+    pthread_mutex_lock(&session.memory_lock);
+    host_roll_iteration();
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+/* Moves `state` on from whatever salusd left there; only the session itself leaves RUNNING. */
+static void set_state(enum salus_state state)
+{
+    uint64_t seen = load(&gate->page->state);
+    uint64_t next;
+
+    do {
+        next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), state);
+    } while (!__atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_SEQ_CST));
+}
+
+void gate_ring(void)
+{
+    if (gate->slot) {
+        __atomic_add_fetch(&gate->slot->bell, 1, __ATOMIC_SEQ_CST);
+        futex_wake(&gate->slot->bell);
+    }
+}
+
+/* Starts the successor that salusd has named, if any; its epoch, or 0. */
+static uint64_t start_successor(void)
+{
+    uint64_t word = __atomic_exchange_n(&gate->page->successor, 0, __ATOMIC_SEQ_CST);
+    uint32_t index = (uint32_t)(word & 0xffff) - 1;
+    struct salus_turn_slot *slot;
+
+    SALUS_POINT(POINT_SUCCESSOR_TAKEN);
+    gate->peer_slot = SALUS_SLOTS;
+    if (!word || index >= SALUS_SLOTS)
+        return 0;
+    slot = &gate->turn->slots[index];
+    gate->peer_slot = index;
+    __atomic_store_n(&slot->offer, word >> 16, __ATOMIC_SEQ_CST);
+    SALUS_POINT(POINT_OFFER_WRITTEN);
+    __atomic_add_fetch(&slot->bell, 1, __ATOMIC_SEQ_CST);
+    SALUS_POINT(POINT_BELL_RAISED);
+    if (__atomic_load_n(&slot->sleepers, __ATOMIC_SEQ_CST))
+        futex_wake(&slot->bell);
+    SALUS_POINT(POINT_WOKEN);
+    return word >> 16;
+}
+
+/* memory_lock held. 0: lane shut, survivors safe; else the bytes of own memory that this would take
+ * in all. */
+static uint64_t stash_and_shut(bool is_guarded)
+{
+    struct lane *lane = session.lane;
+    uint64_t cap_bytes = session.counts.cap_persistent_bytes;
+    uint64_t wanted_bytes;
+    int error;
+
+    if (session.has_stash && (lane->region.used_count || lane->private_pages)) {
+        wanted_bytes =
+            session.counts.own_bytes + session.counts.private_bytes + stash_total_bytes(lane);
+        if (cap_bytes && wanted_bytes > cap_bytes)
+            return wanted_bytes;
+        error = stash_keep(lane, gate->iteration_count, is_guarded);
+        if (error) {
+            client_send_fault("stash: survivors: the system gives no memory; the grant is kept",
+                              false);
+            return wanted_bytes;
+        }
+    }
+    lane_shut(lane);
+    return 0;
+}
+
+static void finish_unmap(void)
+{
+    struct salus_unmapped frame = {0};
+
+    pthread_mutex_lock(&session.memory_lock);
+    frame.lane = pending_unmap.lane;
+    frame.epoch = pending_unmap.epoch;
+    pending_unmap.is_set = false;
+    if (session.lane && session.lane->mapped_bytes && session.lane->id == frame.lane &&
+        session.lane->epoch == frame.epoch)
+        lane_unmap(session.lane);
+    frame.persistent_bytes = host_persistent_bytes();
+    pthread_mutex_unlock(&session.memory_lock);
+    client_send(&frame, SALUS_UNMAPPED, sizeof(frame));
+}
+
+/* 0: the grant is back; 1: it must be kept for another iteration. gate_lock held. */
+static int hand_over(bool wants_next)
+{
+    struct salus_return frame = {
+        .epoch = gate->epoch,
+        .iteration_count = gate->started_count,
+        .contended_count = gate->started_count - gate->contended_from,
+        .wants_next = wants_next,
+    };
+    uint64_t wanted_bytes;
+
+    SALUS_POINT(POINT_BEFORE_RETURN);
+    do {
+        pthread_mutex_lock(&session.memory_lock);
+        wanted_bytes = stash_and_shut(false);
+        pthread_mutex_unlock(&session.memory_lock);
+        if (wanted_bytes &&
+            client_ask(SALUS_OVERRUN_STASH, wanted_bytes, session.counts.cap_ephemeral_bytes))
+            return 1;
+    } while (wanted_bytes);
+    SALUS_POINT(POINT_STASHED);
+    gate->lease_seen = 0;
+    set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
+    SALUS_POINT(POINT_STATE_LEFT);
+    frame.successor_epoch = start_successor();
+    frame.handed_over = frame.successor_epoch != 0;
+    frame.held_ns = clock_ns() - gate->held_since_ns;
+    client_send(&frame, SALUS_RETURN, sizeof(frame));
+    SALUS_POINT(POINT_RETURN_SENT);
+    gate->handover_count++;
+    if (pending_unmap.is_set)
+        finish_unmap();
+    return 0;
+}
+
+/* The epoch that may start under this lease word, or 0. */
+static uint64_t startable_epoch(uint64_t lease)
+{
+    uint64_t epochs[2] = {load(&gate->page->grant), load(&gate->slot->offer)};
+    int index;
+
+    for (index = 0; index < 2; index++)
+        if (epochs[index] > gate->epoch && (uint32_t)epochs[index] == lease >> 32)
+            return epochs[index];
+    return 0;
+}
+
+static bool try_start(void)
+{
+    uint64_t lease = load(&gate->page->lease);
+    uint64_t seen = load(&gate->page->state);
+    uint64_t epoch = lease ? startable_epoch(lease) : 0;
+    struct lane *lane = session.lane;
+    bool is_started;
+
+    if (!epoch || state_of(seen) != SALUS_STATE_WAITING)
+        return false;
+    /* The sequence was read before the lease is looked at again: a disarm in between makes the swap
+     * fail. */
+    if (load(&gate->page->lease) != lease)
+        return false;
+    pthread_mutex_lock(&session.memory_lock);
+    /* LANE may still be with the receiver, which rings when it is mapped. */
+    is_started = lane->mapped_bytes && lane->id == load(&gate->page->lane) &&
+                 lane->epoch == load(&gate->page->lane_epoch) &&
+                 __atomic_compare_exchange_n(
+                     &gate->page->state, &seen,
+                     state_word(epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_RUNNING),
+                     false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    if (is_started) {
+        SALUS_POINT(POINT_STARTED);
+        gate->epoch = epoch;
+        gate->started_count = 0;
+        gate->contended_from = 0;
+        gate->lease_seen = load(&gate->page->lease);
+        lane_open(lane);
+        SALUS_POINT(POINT_LANE_OPEN);
+    }
+    pthread_mutex_unlock(&session.memory_lock);
+    return is_started;
+}
+
+static bool is_spin_useful(void)
+{
+    uint32_t index = gate->peer_slot;
+
+    return index < SALUS_SLOTS && gate->wait_last_ns < 2 * SPIN_NS &&
+           __atomic_load_n(&gate->turn->slots[index].cpu, __ATOMIC_RELAXED) != gate->slot->cpu;
+}
+
+static void spin(uint32_t bell)
+{
+    uint64_t end_ns = clock_ns() + SPIN_NS;
+    int turn;
+
+    do {
+        for (turn = 0; turn < 64; turn++) {
+            if (__atomic_load_n(&gate->slot->bell, __ATOMIC_ACQUIRE) != bell)
+                return;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+    } while (clock_ns() < end_ns);
+}
+
+/* Until a grant is ours. 0, or -ENOTCONN when the session was switched off meanwhile. */
+static int wait_turn(uint64_t since_ns)
+{
+    const struct timespec slice = {.tv_sec = WAIT_SLICE_NS / 1000000000ull};
+    bool may_spin = true;
+    uint64_t now_ns;
+
+    __atomic_store_n(&gate->slot->cpu, (uint32_t)sched_getcpu(), __ATOMIC_RELAXED);
+    SALUS_POINT(POINT_CPU_STORED);
+    for (;;) {
+        uint32_t bell = __atomic_load_n(&gate->slot->bell, __ATOMIC_SEQ_CST);
+
+        if (session.phase != PHASE_GATED)
+            return -ENOTCONN;
+        if (try_start())
+            break;
+        if (may_spin && is_spin_useful()) {
+            spin(bell);
+            may_spin = false;
+            continue;
+        }
+        __atomic_store_n(&gate->slot->sleepers, 1, __ATOMIC_SEQ_CST);
+        SALUS_POINT(POINT_SLEEPERS_RAISED);
+        futex_wait(&gate->slot->bell, bell, &slice);
+        __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
+        SALUS_POINT(POINT_SLEEPERS_LOWERED);
+    }
+    now_ns = clock_ns();
+    gate->wait_last_ns = now_ns - since_ns;
+    gate->wait_ns += gate->wait_last_ns;
+    gate->held_since_ns = now_ns;
+    return 0;
+}
+
+static void want(void)
+{
+    struct salus_want frame = {.last_epoch = gate->epoch};
+
+    set_state(SALUS_STATE_WAITING);
+    client_send(&frame, SALUS_WANT, sizeof(frame));
+}
+
+void gate_want_again(void)
+{
+    struct salus_want frame = {.last_epoch = gate->epoch};
+
+    if (gate->page && state_of(load(&gate->page->state)) == SALUS_STATE_WAITING)
+        client_send(&frame, SALUS_WANT, sizeof(frame));
+}
+
+/* A grant is held when this answers 0 and one iteration may start. gate_lock held, no grant held.
+ */
+static int acquire(bool has_asked)
+{
+    if (!has_asked)
+        want();
+    for (;;) {
+        if (wait_turn(clock_ns()))
+            return -ENOTCONN;
+        /* Revoked before it began: give it back and go on waiting. */
+        if ((uint32_t)gate->lease_seen || gate->lease_seen >> 32 != (uint32_t)gate->epoch)
+            return 0;
+        if (hand_over(true))
+            return 0;
+    }
+}
+
+/* The receiver found us idle: take the lease back, unless salusd was faster. gate_lock held. */
+static void end_idle(void)
+{
+    uint64_t seen = load(&gate->page->state);
+    uint64_t next =
+        state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_RUNNING);
+
+    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
+    if (!gate->lease_seen)
+        return;
+    pthread_mutex_lock(&session.memory_lock);
+    if (state_of(seen) == SALUS_STATE_IDLE && session.lane->mapped_bytes &&
+        __atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
+                                    __ATOMIC_SEQ_CST)) {
+        SALUS_POINT(POINT_IDLE_ENDED);
+        lane_open(session.lane);
+    } else {
+        gate->lease_seen = 0;
+    }
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+/* Everything but the fast path; gate_lock held. */
+static int renew(bool is_boundary, uint64_t now_ns)
+{
+    uint64_t word;
+    bool is_new = false;
+
+    if (session.phase != PHASE_GATED)
+        return -ENOTCONN;
+    if (gate->is_pausing)
+        end_idle();
+    if (gate->lease_seen) {
+        word = load(&gate->page->lease);
+        if (!is_boundary)
+            return 0;
+        if (word != gate->lease_seen)
+            gate->contended_from = gate->started_count;
+        /* A word of another epoch is no lease of ours: the grant is over. */
+        if (word >> 32 == (uint32_t)gate->epoch && gate->started_count < (uint32_t)word) {
+            gate->lease_seen = word;
+        } else if (!hand_over(true)) {
+            is_new = true;
+            if (acquire(true))
+                return -ENOTCONN;
+            now_ns = gate->held_since_ns;
+        }
+    } else {
+        is_new = true;
+        if (!is_boundary)
+            end_iteration(now_ns);
+        if (acquire(false))
+            return -ENOTCONN;
+        now_ns = gate->held_since_ns;
+    }
+    begin_iteration(now_ns);
+    return is_new;
+}
+
+int gate_enter(void)
+{
+    int answer;
+
+    if (gate->lease_seen && !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED))
+        return 0;
+    pthread_mutex_lock(&session.gate_lock);
+    answer = renew(false, clock_ns());
+    pthread_mutex_unlock(&session.gate_lock);
+    return answer;
+}
+
+int gate_boundary(void)
+{
+    uint64_t now_ns = clock_ns();
+    uint64_t word;
+    int answer;
+
+    end_iteration(now_ns);
+    word = load(&gate->page->lease);
+    if (__builtin_expect(word == gate->lease_seen && gate->started_count < (uint32_t)word &&
+                             !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED),
+                         1)) {
+        begin_iteration(now_ns);
+        return 0;
+    }
+    pthread_mutex_lock(&session.gate_lock);
+    answer = renew(true, now_ns);
+    pthread_mutex_unlock(&session.gate_lock);
+    return answer;
+}
+
+int gate_leave(void)
+{
+    int answer = 0;
+
+    pthread_mutex_lock(&session.gate_lock);
+    if (gate->is_pausing)
+        end_idle();
+    if (gate->lease_seen) {
+        end_iteration(clock_ns());
+        answer = hand_over(false);
+    }
+    pthread_mutex_unlock(&session.gate_lock);
+    return answer;
+}
+
+/* Orders the entries' plain stores against our look at them, so that the fast path needs no fence.
+ */
+static bool fence_all_threads(void)
+{
+    return !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) ||
+           (!syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) &&
+            !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0));
+}
+
+bool gate_try_idle(uint64_t activity)
+{
+    uint64_t seen, next;
+    bool is_idle = false;
+
+    if (pthread_mutex_trylock(&session.gate_lock))
+        return false;
+    if (session.phase != PHASE_GATED || !gate->lease_seen || gate->is_pausing)
+        goto unlock;
+    __atomic_store_n(&gate->is_pausing, 1, __ATOMIC_SEQ_CST);
+    if (!fence_all_threads() || __atomic_load_n(&gate->depth, __ATOMIC_SEQ_CST) ||
+        __atomic_load_n(&gate->activity, __ATOMIC_SEQ_CST) != activity)
+        goto resume;
+    /* The user's thread may still touch its blocks: it must be able to wait for the copy. */
+    if (trap_install())
+        goto resume;
+    pthread_mutex_lock(&session.memory_lock);
+    is_idle = !stash_and_shut(true);
+    /* Time without work is no part of an iteration. */
+    if (is_idle)
+        gate->iteration_since_ns = 0;
+    pthread_mutex_unlock(&session.memory_lock);
+    if (!is_idle)
+        goto resume;
+    seen = load(&gate->page->state);
+    next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_IDLE);
+    /* Only ours to change while RUNNING, so this cannot fail for long. */
+    while (!__atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST))
+        ;
+    SALUS_POINT(POINT_IDLE);
+    goto unlock;
+resume:
+    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
+unlock:
+    pthread_mutex_unlock(&session.gate_lock);
+    return is_idle;
+}
+
+void gate_unmap(uint64_t lane, uint64_t epoch)
+{
+    bool is_held;
+
+    pthread_mutex_lock(&session.memory_lock);
+    pending_unmap.lane = lane;
+    pending_unmap.epoch = epoch;
+    pending_unmap.is_set = true;
+    is_held = session.lane && session.lane->is_open;
+    /* Without a grant the survivors are private already, unless the stash is switched off. */
+    pthread_mutex_unlock(&session.memory_lock);
+    if (!is_held)
+        finish_unmap();
+}
+
+void gate_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes, uint64_t ephemeral_bytes)
+{
+    char text[REASON_BYTES];
+    int error = -EBUSY;
+
+    pthread_mutex_lock(&session.memory_lock);
+    if (session.lane && !session.lane->is_open)
+        error = lane_map(session.lane, fd, lane, epoch, lane_bytes, ephemeral_bytes);
+    if (!error)
+        session.counts.cap_ephemeral_bytes = ephemeral_bytes;
+    pthread_mutex_unlock(&session.memory_lock);
+    if (error) {
+        close(fd);
+        snprintf(text, sizeof(text), "map lane: lane %llu: %s", (unsigned long long)lane,
+                 strerror(-error));
+        client_send_fault(text, false);
+        return;
+    }
+    gate_ring();
+}

@@ -1,0 +1,157 @@
+#define _GNU_SOURCE
+#include "patch.h"
+
+#include <elf.h>
+#include <errno.h>
+#include <link.h>
+#include <stdint.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define RELOCATION_SLOT   R_X86_64_JUMP_SLOT
+#define RELOCATION_GLOBAL R_X86_64_GLOB_DAT
+#define RELOCATION_WORD   R_X86_64_64
+#elif defined(__aarch64__)
+#define RELOCATION_SLOT   R_AARCH64_JUMP_SLOT
+#define RELOCATION_GLOBAL R_AARCH64_GLOB_DAT
+#define RELOCATION_WORD   R_AARCH64_ABS64
+#else
+#error "libsalus: relocation types of this machine are not known"
+#endif
+
+struct image {
+    uintptr_t base;
+    const ElfW(Rela) * tables[2];
+    uint64_t table_bytes[2];
+    const ElfW(Sym) * symbols;
+    const char *strings;
+    uint64_t relative_count; /* leading entries of tables[0] without a symbol */
+    uintptr_t relro_start, relro_end;
+};
+
+struct search {
+    const char *library;
+    const struct patch *patch;
+    int written_count;
+    int loaded_count;
+    int error;
+};
+
+static void read_dynamic(struct image *image, const ElfW(Dyn) * entry)
+{
+    for (; entry->d_tag != DT_NULL; entry++) {
+        switch (entry->d_tag) {
+        case DT_RELA:
+            image->tables[0] = (const void *)entry->d_un.d_ptr;
+            break;
+        case DT_RELASZ:
+            image->table_bytes[0] = entry->d_un.d_val;
+            break;
+        case DT_RELACOUNT:
+            image->relative_count = entry->d_un.d_val;
+            break;
+        case DT_JMPREL:
+            image->tables[1] = (const void *)entry->d_un.d_ptr;
+            break;
+        case DT_PLTRELSZ:
+            image->table_bytes[1] = entry->d_un.d_val;
+            break;
+        case DT_SYMTAB:
+            image->symbols = (const void *)entry->d_un.d_ptr;
+            break;
+        case DT_STRTAB:
+            image->strings = (const void *)entry->d_un.d_ptr;
+            break;
+        default:
+            break;
+        }
+    }
+}
+
+static int write_slot(const struct image *image, uintptr_t slot, void *target)
+{
+    uintptr_t page_bytes = (uintptr_t)sysconf(_SC_PAGESIZE);
+    void *page = (void *)(slot & ~(page_bytes - 1));
+    int is_read_only = slot >= image->relro_start && slot < image->relro_end;
+
+    if (is_read_only && mprotect(page, page_bytes, PROT_READ | PROT_WRITE))
+        return -errno;
+    __atomic_store_n((void **)slot, target, __ATOMIC_SEQ_CST);
+    if (is_read_only && mprotect(page, page_bytes, PROT_READ))
+        return -errno;
+    return 0;
+}
+
+static void patch_image(struct search *search, const struct image *image)
+{
+    int table;
+
+    if (!image->symbols || !image->strings)
+        return;
+    for (table = 0; table < 2; table++) {
+        const ElfW(Rela) *entry = image->tables[table];
+        const ElfW(Rela) *end = entry + image->table_bytes[table] / sizeof(*entry);
+
+        if (!table)
+            entry += image->relative_count;
+        for (; image->tables[table] && entry < end; entry++) {
+            uint64_t type = ELF64_R_TYPE(entry->r_info);
+            const char *name = image->strings + image->symbols[ELF64_R_SYM(entry->r_info)].st_name;
+
+            if (type != RELOCATION_SLOT && type != RELOCATION_GLOBAL && type != RELOCATION_WORD)
+                continue;
+            if (entry->r_addend || strcmp(name, search->patch->symbol))
+                continue;
+            search->error = write_slot(image, image->base + entry->r_offset, search->patch->target);
+            if (search->error)
+                return;
+            search->written_count++;
+        }
+    }
+}
+
+static int visit(struct dl_phdr_info *loaded, size_t size, void *argument)
+{
+    struct search *search = argument;
+    struct image image = {.base = loaded->dlpi_addr};
+    const char *name = strrchr(loaded->dlpi_name, '/');
+    int index;
+
+    (void)size;
+    name = name ? name + 1 : loaded->dlpi_name;
+    if (strncmp(name, search->library, strlen(search->library)))
+        return 0;
+    search->loaded_count++;
+    if (!search->patch)
+        return 0;
+    for (index = 0; index < loaded->dlpi_phnum; index++) {
+        const ElfW(Phdr) *header = &loaded->dlpi_phdr[index];
+
+        if (header->p_type == PT_DYNAMIC)
+            read_dynamic(&image, (const void *)(image.base + header->p_vaddr));
+        if (header->p_type == PT_GNU_RELRO) {
+            image.relro_start = image.base + header->p_vaddr;
+            image.relro_end = image.relro_start + header->p_memsz;
+        }
+    }
+    patch_image(search, &image);
+    return search->error;
+}
+
+int patch_library(const char *library, const struct patch *patch)
+{
+    struct search search = {.library = library, .patch = patch};
+
+    dl_iterate_phdr(visit, &search);
+    return search.error ? search.error : search.written_count;
+}
+
+int patch_is_loaded(const char *library)
+{
+    struct search search = {.library = library};
+
+    dl_iterate_phdr(visit, &search);
+    return search.loaded_count > 0;
+}

@@ -1,0 +1,21 @@
+/* Replaces what a loaded library calls, by writing to its relocated slots. No preload and no symbol
+ * of ours is needed. */
+#ifndef SALUS_PATCH_H
+#define SALUS_PATCH_H
+
+struct patch {
+    const char *symbol;
+    void *target;
+};
+
+/*
+ * Patches every slot of `symbol` in each loaded library whose file name starts with `library`.
+ * Answers how many slots were written; 0 if no such library is loaded or it does not use the
+ * symbol; -errno if a slot could not be written.
+ */
+int patch_library(const char *library, const struct patch *patch);
+
+/* 1 if such a library is loaded. */
+int patch_is_loaded(const char *library);
+
+#endif

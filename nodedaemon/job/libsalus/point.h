@@ -1,0 +1,36 @@
+/*
+ * Numbered points around every write to shared state, for the test that kills a session at each of
+ * them. Compiled to nothing unless SALUS_FAULT_POINTS is defined.
+ */
+#ifndef SALUS_POINT_H
+#define SALUS_POINT_H
+
+enum salus_point {
+    POINT_NONE,
+    POINT_COUNT_STORED,     /* boundary: iteration counts written */
+    POINT_BEFORE_RETURN,    /* hand-over: nothing written yet */
+    POINT_STASHED,          /* survivors are private, lane still held */
+    POINT_STATE_LEFT,       /* state says WAITING or OUT */
+    POINT_SUCCESSOR_TAKEN,  /* successor exchanged with 0 */
+    POINT_OFFER_WRITTEN,    /* the successor's offer is there, its bell is not raised */
+    POINT_BELL_RAISED,      /* bell raised, not woken */
+    POINT_WOKEN,            /* successor woken, RETURN not sent */
+    POINT_RETURN_SENT,      /* RETURN sent, not waiting yet */
+    POINT_CPU_STORED,       /* waiter: cpu written */
+    POINT_SLEEPERS_RAISED,  /* waiter: announced, not asleep */
+    POINT_SLEEPERS_LOWERED, /* waiter: awake, nothing claimed */
+    POINT_STARTED,          /* state says RUNNING, nothing else done */
+    POINT_LANE_OPEN,        /* started, lane accessible */
+    POINT_IDLE,             /* state says IDLE */
+    POINT_IDLE_ENDED,       /* state says RUNNING again */
+    POINT_LAST,
+};
+
+#ifdef SALUS_FAULT_POINTS
+void salus_point(enum salus_point point);
+#define SALUS_POINT(point) salus_point(point)
+#else
+#define SALUS_POINT(point) ((void)0)
+#endif
+
+#endif

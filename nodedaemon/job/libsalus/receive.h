@@ -1,0 +1,38 @@
+/* Frames in: reading one packet, and what the receiver thread does with each kind. */
+#ifndef SALUS_RECEIVE_H
+#define SALUS_RECEIVE_H
+
+#include <stdint.h>
+
+#include "../../wire/salus_wire.h"
+
+struct packet {
+    union {
+        struct salus_header header;
+        struct salus_welcome welcome;
+        struct salus_refuse refuse;
+        struct salus_lane lane;
+        struct salus_unmap unmap;
+        struct salus_allow allow;
+        struct salus_deny deny;
+        struct salus_notice notice;
+        char bytes[SALUS_FRAME_MAX];
+    } frame;
+    int fds[SALUS_FDS_MAX];
+    uint32_t fd_count;
+};
+
+/* 1 a frame of our version and of its kind's size, 0 end, -errno (-EPROTO: not a frame of ours). */
+int packet_read(int fd, struct packet *packet);
+
+/* Closes the descriptors that nobody took. */
+void packet_close(struct packet *packet);
+
+/* Serves frames and idle release until the socket ends (0 or -errno) or `stop_fd` is readable
+ * (-ECANCELED). */
+int receive_until_end(int fd, int stop_fd);
+
+/* client.c: ALLOW with the new caps, or NULL for DENY. */
+void receive_answer(uint32_t serial, const struct salus_allow *allow);
+
+#endif

@@ -1,0 +1,74 @@
+/*
+ * Allocator over the offsets [0, limit) of a lane.
+ *
+ * Metadata is out of band: nothing here ever touches lane memory, so a lane may be lent or unmapped
+ * while its blocks are known. The lowest fitting offset is taken, because E is the highest offset
+ * ever used. Every operation is O(log n) in the number of extents. Not thread-safe: the caller
+ * holds the lane's lock.
+ */
+#ifndef SALUS_REGION_H
+#define SALUS_REGION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define REGION_NONE       UINT64_MAX
+#define REGION_PAGE_BYTES 4096u
+#define REGION_LINE_BYTES 64u /* smallest alignment, and what sizes are rounded up to */
+
+struct region_extent {
+    uint64_t offset_bytes;
+    uint64_t size_bytes;   /* rounded */
+    uint64_t wanted_bytes; /* as asked for; 0 while free */
+    uint64_t fit_bytes;    /* largest free extent in the subtree */
+    uint64_t birth;        /* iteration in which the block was made */
+    uint32_t left, right, parent;
+    uint32_t before, after; /* neighbours by offset */
+    uint32_t weight;        /* heap order of the treap */
+    bool is_used;
+    bool is_promoted; /* counted as promoted already */
+};
+
+struct region {
+    struct region_extent *extents; /* index 0 means none */
+    uint32_t capacity_count;
+    uint32_t spare; /* list of unused nodes through `after` */
+    uint32_t root;
+    uint32_t first;
+    uint64_t limit_bytes;
+    uint64_t span_bytes; /* offsets that the extents cover */
+    uint64_t high_bytes; /* end of the highest block ever made */
+    uint64_t used_bytes; /* rounded sizes of live blocks */
+    uint64_t page_bytes; /* bytes of pages that live blocks may touch: at most what a stash needs */
+    uint64_t used_count;
+    uint64_t seed;
+};
+
+/* 0, or -ENOMEM. A zeroed region is valid for region_drop. */
+int region_open(struct region *region, uint64_t limit_bytes);
+void region_drop(struct region *region);
+
+/* Raises or lowers what new blocks may use; live blocks above a lowered limit stay. 0, or -ENOMEM.
+ */
+int region_limit(struct region *region, uint64_t limit_bytes);
+
+/*
+ * Offset of a new block, or REGION_NONE. `align_bytes` is a power of two. Blocks of a page or more
+ * get whole pages of their own, so that they can be promoted without a neighbour.
+ */
+uint64_t region_take(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
+                     uint64_t birth);
+
+/* Bytes asked for by the block at exactly this offset, now free; REGION_NONE if there is none. */
+uint64_t region_give(struct region *region, uint64_t offset_bytes);
+
+/* The live block at exactly this offset, or NULL. Valid until the next take or give. */
+struct region_extent *region_find(const struct region *region, uint64_t offset_bytes);
+
+/* Live blocks by offset: start with NULL; NULL ends. */
+struct region_extent *region_next(const struct region *region, const struct region_extent *extent);
+
+/* True if order, links, sums and heap are right; for tests. O(n). */
+bool region_is_sound(const struct region *region);
+
+#endif

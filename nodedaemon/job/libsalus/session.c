@@ -1,0 +1,361 @@
+#define _GNU_SOURCE
+#include "session.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client.h"
+#include "gate.h"
+#include "host.h"
+#include "point.h"
+#include "trap.h"
+
+/* Addresses to set aside where the daemon does not say how large a device is. */
+#define RESERVE_BYTES_DEFAULT (64ull << 30)
+
+struct session session = {
+    .gate_lock = PTHREAD_MUTEX_INITIALIZER,
+    .memory_lock = PTHREAD_MUTEX_INITIALIZER,
+};
+
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+uint64_t clock_ns(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+}
+
+void session_reason(const char *text)
+{
+    pthread_mutex_lock(&session.memory_lock);
+    strncpy(session.reason, text, sizeof(session.reason) - 1);
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+int salus_reason(char *text, uint32_t size_bytes)
+{
+    size_t length;
+
+    if (!size_bytes)
+        return 0;
+    pthread_mutex_lock(&session.memory_lock);
+    length = strnlen(session.reason, size_bytes - 1);
+    memcpy(text, session.reason, length);
+    text[length] = '\0';
+    session.reason[0] = '\0';
+    pthread_mutex_unlock(&session.memory_lock);
+    return (int)length;
+}
+
+bool session_is_disabled(void)
+{
+    const char *value = getenv("SALUS_DISABLE");
+
+    return value && *value && strcmp(value, "0");
+}
+
+uint32_t salus_version(void)
+{
+    return SALUS_API_VERSION;
+}
+
+/*
+ * A child must see the blocks as they were at the fork, and the parent goes on writing to them: so
+ * they become private in the parent before the fork, and copy-on-write does the rest. Other threads
+ * may be at work: hence guarded.
+ */
+static void before_fork(void)
+{
+    struct lane *lane;
+
+    pthread_mutex_lock(&session.memory_lock);
+    lane = session.lane;
+    if (lane && lane->mapped_bytes && !lane->is_self && lane->region.used_count) {
+        trap_install();
+        stash_keep(lane, session.gate.iteration_count, lane->is_open);
+    }
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+static void after_fork_in_child(void)
+{
+    uint32_t index;
+
+    pthread_mutex_init(&session.memory_lock, NULL);
+    pthread_mutex_init(&session.gate_lock, NULL);
+    for (index = 0; index < session.lane_count; index++)
+        lane_disown(&session.lanes[index]);
+    if (session.gate.page) {
+        close(session.gate.page_fd);
+        close(session.gate.turn_fd);
+    }
+    memset(&session.gate, 0, sizeof(session.gate));
+    client_forget();
+    host_forget_threads();
+    session.lane = NULL;
+    session.session = 0;
+    session.is_child = true;
+    if (session.phase != PHASE_OFF)
+        session.phase = PHASE_NONE;
+}
+
+static void watch_fork(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+int salus_hook(void)
+{
+    int error;
+
+    if (session_is_disabled())
+        return -ECANCELED;
+    if (session.is_hooked)
+        return 0;
+    pthread_once(&fork_once, watch_fork);
+    error = host_hook();
+    session.is_hooked = !error;
+    return error;
+}
+
+static void fill_view(struct salus_view *view, const struct salus_welcome *welcome, bool is_gated)
+{
+    memset(view, 0, sizeof(*view));
+    view->session = welcome->session;
+    view->device_bytes = welcome->device_bytes;
+    view->persistent_bytes = welcome->persistent_bytes;
+    view->ephemeral_bytes = welcome->ephemeral_bytes;
+    view->profile_persistent_bytes = welcome->profile_persistent_bytes;
+    view->profile_ephemeral_bytes = welcome->profile_ephemeral_bytes;
+    view->profile_model_hash = welcome->profile_model_hash;
+    view->profile_input_hash = welcome->profile_input_hash;
+    view->idle_release_ns = welcome->idle_release_ns;
+    view->flags = welcome->flags;
+    view->is_gated = is_gated;
+    memcpy(view->rule, welcome->rule, sizeof(view->rule) - 1);
+}
+
+/* Sets the range aside. An ungated session gets private memory there, laid out and measured like a
+ * lane. */
+static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
+{
+    uint64_t bytes = welcome->device_bytes ? welcome->device_bytes : RESERVE_BYTES_DEFAULT;
+    struct lane *lane = &session.lanes[session.lane_count];
+    int error = lane_reserve(lane, bytes);
+
+    if (!error && !is_gated)
+        error = lane_map_self(lane, bytes);
+    if (error)
+        return error;
+    lane->is_trapped = welcome->flags & SALUS_WELCOME_TRAP;
+    __atomic_store_n(&session.lane_count, session.lane_count + 1, __ATOMIC_SEQ_CST);
+    session.lane = lane;
+    return 0;
+}
+
+int salus_hello(const char *path, const struct salus_options *options, struct salus_view *view)
+{
+    struct salus_welcome welcome;
+    bool is_gated;
+    int error;
+
+    if (session_is_disabled())
+        return -ECANCELED;
+    if (options->size_bytes != sizeof(*options))
+        return -EINVAL;
+    pthread_once(&fork_once, watch_fork);
+    pthread_mutex_lock(&session.gate_lock);
+    error = session.phase != PHASE_NONE ? -EALREADY : session.lane_count == LANES_MAX ? -ENOSPC : 0;
+    if (!error)
+        error = client_hello(path, options, &welcome);
+    if (error)
+        goto unlock;
+    is_gated = welcome.ephemeral_bytes && !(welcome.flags & SALUS_WELCOME_UNGATED) &&
+               !(options->flags & SALUS_HELLO_UNGATED);
+    session.session = welcome.session;
+    session.idle_release_ns = is_gated ? welcome.idle_release_ns : 0;
+    session.has_stash = !(welcome.flags & SALUS_WELCOME_NOSTASH);
+    session.counts.cap_persistent_bytes = welcome.persistent_bytes;
+    session.counts.cap_ephemeral_bytes = welcome.ephemeral_bytes;
+    error = prepare_lane(&welcome, is_gated);
+    if (!error && (welcome.flags & SALUS_WELCOME_TRAP || session.idle_release_ns))
+        error = trap_install();
+    if (!error)
+        error = client_listen();
+    if (error) {
+        client_close(true);
+        session.lane = NULL;
+        goto unlock;
+    }
+    session.phase = is_gated ? PHASE_GATED : PHASE_UNGATED;
+    if (view)
+        fill_view(view, &welcome, is_gated);
+unlock:
+    pthread_mutex_unlock(&session.gate_lock);
+    if (!error)
+        host_measure_own();
+    return error;
+}
+
+static bool is_attached(void)
+{
+    return session.phase == PHASE_GATED || session.phase == PHASE_UNGATED;
+}
+
+static void mark_activity(void)
+{
+    /* Only entry points and lane blocks count, so plain loads and stores of one thread would do;
+     * autograd has several. */
+    __atomic_add_fetch(&session.gate.activity, 1, __ATOMIC_RELAXED);
+}
+
+static int count_iteration(bool is_boundary)
+{
+    struct gate *gate = &session.gate;
+    uint64_t now_ns = clock_ns();
+
+    if (!is_boundary && gate->iteration_count)
+        return 0;
+    if (gate->iteration_since_ns) {
+        gate->iteration_ns[gate->iteration_next % ITERATIONS_KEPT] =
+            now_ns - gate->iteration_since_ns;
+        gate->iteration_next++;
+    }
+    pthread_mutex_lock(&session.memory_lock);
+    host_roll_iteration();
+    pthread_mutex_unlock(&session.memory_lock);
+    gate->iteration_count++;
+    gate->iteration_since_ns = now_ns;
+    return 0;
+}
+
+/* After a spill: tell once for each new maximum, so that the lane may grow at a boundary. */
+static void tell_spill(void)
+{
+    static uint64_t told_bytes;
+    uint64_t bytes = session.counts.spill_bytes_max;
+
+    if (bytes <= told_bytes)
+        return;
+    told_bytes = bytes;
+    client_tell_overrun(session.counts.cap_persistent_bytes,
+                        session.counts.cap_ephemeral_bytes + bytes);
+}
+
+int salus_enter(void)
+{
+    if (!is_attached())
+        return -ENOTCONN;
+    host_mark_thread();
+    __atomic_add_fetch(&session.gate.depth, 1, __ATOMIC_RELAXED);
+    mark_activity();
+    return session.phase == PHASE_GATED ? gate_enter() : count_iteration(false);
+}
+
+void salus_exit(void)
+{
+    uint32_t depth = __atomic_load_n(&session.gate.depth, __ATOMIC_RELAXED);
+
+    while (depth && !__atomic_compare_exchange_n(&session.gate.depth, &depth, depth - 1, false,
+                                                 __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        ;
+    mark_activity();
+}
+
+int salus_boundary(void)
+{
+    if (!is_attached())
+        return -ENOTCONN;
+    host_mark_thread();
+    __atomic_store_n(&session.gate.depth, 0, __ATOMIC_RELAXED);
+    mark_activity();
+    if (session.phase == PHASE_UNGATED)
+        return count_iteration(true);
+    if (session.counts.spill_count)
+        tell_spill();
+    return gate_boundary();
+}
+
+int salus_leave(void)
+{
+    return session.phase == PHASE_GATED ? gate_leave() : is_attached() ? 0 : -ENOTCONN;
+}
+
+void session_detach(void)
+{
+    struct lane *lane;
+
+    session.phase = PHASE_OFF;
+    gate_ring();
+    pthread_mutex_lock(&session.memory_lock);
+    lane = session.lane;
+    session.lane = NULL;
+    /* Without memory for the copies the lane stays as it is: wrong for nobody but a peer that was
+     * told otherwise. */
+    if (lane && lane->mapped_bytes && !lane->is_self) {
+        trap_install();
+        if (!stash_keep(lane, session.gate.iteration_count, true))
+            lane_unmap(lane);
+    }
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+/* Gives everything back; the lane's blocks stay where they are, in private memory. */
+static void part(const char *fault)
+{
+    /* A waiting thread leaves the gate and its lock, the caps no longer bind. */
+    session.phase = PHASE_OFF;
+    session.counts.cap_persistent_bytes = 0;
+    gate_ring();
+    if (fault)
+        client_send_fault(fault, true);
+    if (session.gate.page)
+        gate_leave();
+    session_detach();
+    client_close(true);
+}
+
+int salus_off(const char *text)
+{
+    bool was_attached = is_attached();
+
+    session.phase = PHASE_OFF;
+    if (was_attached)
+        part(text);
+    return was_attached ? 0 : -ENOTCONN;
+}
+
+int salus_bye(void)
+{
+    if (!is_attached())
+        return -ENOTCONN;
+    part(NULL);
+    return 0;
+}
+
+int salus_fault(const char *text)
+{
+    if (!client_is_connected())
+        return -ENOTCONN;
+    client_send_fault(text, false);
+    return 0;
+}
+
+int salus_is_lane(const void *address)
+{
+    uint32_t index;
+
+    for (index = 0; index < session.lane_count; index++)
+        if (lane_holds(&session.lanes[index], address))
+            return 1;
+    return 0;
+}

@@ -1,0 +1,427 @@
+"""A small stand-in for salusd: real sockets, pages and lanes, a round of turns instead of the engine.
+
+It keeps the protocol of docs/protocol.md to the letter, so that libsalus meets what salusd does, and it is short, so
+that a test can say exactly what happens. All state belongs to the daemon's thread; tests use `call` and `wait_until`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from nodedaemon.core.errors import PeerError
+from nodedaemon.wire import framing
+from nodedaemon.wire.messages import (
+    Allow,
+    Bye,
+    Deny,
+    Fault,
+    Hello,
+    HelloFlag,
+    Lane,
+    Message,
+    Overrun,
+    Profile,
+    Refuse,
+    Return,
+    Unmap,
+    Unmapped,
+    Want,
+    Welcome,
+)
+from tests.support.gate_pages import SEALS, GatePage, TurnPage
+
+MIB = 1 << 20
+DEADLINE_S = 20.0
+T = TypeVar("T")
+
+
+@dataclass
+class Attached:
+    """One session as the stand-in sees it."""
+
+    session: int
+    pid: int
+    slot: int
+    connection: socket.socket
+    page: GatePage
+    pidfd: int
+    is_waiting: bool = False
+    is_alive: bool = True
+    armed_epoch: int = 0
+    mapped: tuple[int, int] | None = None
+    returns: list[Return] = field(default_factory=list)
+    profiles: list[Profile] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    overruns: list[Overrun] = field(default_factory=list)
+    unmapped: list[Unmapped] = field(default_factory=list)
+    has_said_bye: bool = False
+
+
+@dataclass
+class Settings:
+    lane_bytes: int = 16 * MIB
+    ephemeral_bytes: int = 16 * MIB
+    persistent_bytes: int = 1 << 40
+    device_bytes: int = 64 * MIB
+    idle_release_ns: int = 0
+    flags: int = 0
+    turn_iterations: int = 1
+    # Mates start each other by futex; otherwise every grant comes from the daemon.
+    is_direct: bool = True
+    # Every session in a domain of its own: lane memory is unmapped and made anew between them.
+    is_domain_each: bool = False
+    # Nobody is granted anything until a test says so.
+    is_held_back: bool = False
+    allows_overrun: bool = True
+    refusal: str = ""
+
+
+class LaneDaemon:
+    def __init__(self, directory: Path, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings()
+        self.path = directory / "s.sock"
+        self.sessions: dict[int, Attached] = {}
+        self.turn = TurnPage.create()
+        self.epoch = 0
+        self.holder: Attached | None = None
+        self.holder_epoch = 0
+        self.holder_is_unlimited = False
+        self.successor: Attached | None = None
+        self.waiting: deque[Attached] = deque()
+        self.grants: list[tuple[int, int]] = []
+        self.lane_fd = -1
+        self.lane_key = (0, 0)
+        self.lane_owner: Attached | None = None
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._selector = selectors.DefaultSelector()
+        self._wake_reader, self._wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._run_calls)
+        self._is_ending = False
+        self.error: BaseException | None = None
+        self._listener: socket.socket | None = None
+        self.listen()
+        self._thread = threading.Thread(target=self._run, name="lane-daemon", daemon=True)
+        self._thread.start()
+
+    # For tests, from any thread.
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Run `action` on the daemon's thread and give back its result."""
+        answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+        def run() -> None:
+            try:
+                answers.put((action(), None))
+            except BaseException as error:
+                answers.put((None, error))
+
+        self._calls.put(run)
+        os.write(self._wake_writer, b"x")
+        result, error = answers.get(timeout=DEADLINE_S)
+        if error is not None:
+            raise error
+        return result  # type: ignore[return-value]
+
+    def wait_until(self, claim: Callable[[], T], what: str) -> T:
+        """Wait for an event that makes `claim` true; fails the test at the deadline."""
+        deadline = time.monotonic() + DEADLINE_S
+        with self._changed:
+            while True:
+                if self.error is not None:
+                    raise AssertionError(f"the stand-in daemon failed: {self.error!r}") from self.error
+                if answer := claim():
+                    return answer
+                left_s = deadline - time.monotonic()
+                assert left_s > 0, f"not within {DEADLINE_S} s: {what}"
+                self._changed.wait(min(left_s, 0.25))
+
+    def close(self) -> None:
+        if not self._is_ending:
+            self._is_ending = True
+            os.write(self._wake_writer, b"x")
+            self._thread.join(DEADLINE_S)
+        self.stop_listening()
+        for session in self.sessions.values():
+            session.connection.close()
+            with contextlib.suppress(OSError):
+                os.close(session.pidfd)
+            session.page.close()
+        self.sessions.clear()
+        if self.lane_fd >= 0:
+            os.close(self.lane_fd)
+        self.turn.close()
+        self._selector.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)
+
+    def lose_connections(self) -> None:
+        """As a daemon's death looks to its sessions; `listen` brings it back."""
+        self.stop_listening()
+        for session in self.sessions.values():
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(session.connection)
+            session.connection.close()
+
+    def listen(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self.path))
+        self._listener.listen(64)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def stop_listening(self) -> None:
+        if self._listener is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(self._listener)
+            self._listener.close()
+            self._listener = None
+            self.path.unlink(missing_ok=True)
+
+    def held_bytes(self) -> int:
+        return os.fstat(self.lane_fd).st_blocks * 512 if self.lane_fd >= 0 else 0
+
+    # The daemon's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending:
+                for key, _ in self._selector.select():
+                    key.data()
+                with self._changed:
+                    self._changed.notify_all()
+        except BaseException as error:
+            self.error = error
+            with self._changed:
+                self._changed.notify_all()
+
+    def _run_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_reader, 4096)
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        connection, _ = self._listener.accept()
+        received = framing.receive(connection)
+        if received is None:
+            connection.close()
+            return
+        hello, descriptors = received
+        assert isinstance(hello, Hello)
+        if self.settings.refusal:
+            framing.send(connection, Refuse(self.settings.refusal))
+            connection.close()
+        elif hello.flags & HelloFlag.RESUME:
+            self._resume(connection, hello)
+        else:
+            self._welcome(connection, hello)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _welcome(self, connection: socket.socket, hello: Hello) -> None:
+        number = len(self.sessions) + 1
+        page = GatePage.create(number)
+        session = Attached(number, hello.pid, number - 1, connection, page, os.pidfd_open(hello.pid))
+        self.sessions[number] = session
+        self._selector.register(session.pidfd, selectors.EVENT_READ, lambda: self._died(session))
+        self._attach(session, connection)
+
+    def _attach(self, session: Attached, connection: socket.socket) -> None:
+        settings = self.settings
+        session.connection = connection
+        self._selector.register(connection, selectors.EVENT_READ, lambda: self._serve(session))
+        welcome = Welcome(
+            session=session.session,
+            device_bytes=settings.device_bytes,
+            persistent_bytes=settings.persistent_bytes,
+            ephemeral_bytes=settings.ephemeral_bytes,
+            idle_release_ns=settings.idle_release_ns,
+            flags=settings.flags,
+            slot=session.slot,
+        )
+        framing.send(connection, welcome, [session.page.fd, self.turn.fd])
+
+    def _resume(self, connection: socket.socket, hello: Hello) -> None:
+        session = self.sessions[hello.session]
+        assert hello.grant_epoch in (0, self.holder_epoch)
+        if self.holder is session and not hello.grant_epoch:
+            self.holder = None
+        self._attach(session, connection)
+
+    def _serve(self, session: Attached) -> None:
+        try:
+            received = framing.receive(session.connection)
+        except (OSError, PeerError):
+            received = None
+        if received is None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(session.connection)
+            return
+        self._handle(session, received[0])
+
+    def _handle(self, session: Attached, message: Message) -> None:
+        match message:
+            case Want():
+                self._wait(session)
+            case Return():
+                self._returned(session, message)
+            case Unmapped():
+                session.unmapped.append(message)
+                session.mapped = None
+            case Profile():
+                session.profiles.append(message)
+            case Fault():
+                session.faults.append(message)
+            case Overrun():
+                session.overruns.append(message)
+                self._answer(session, message)
+            case Bye():
+                session.has_said_bye = True
+            case _:
+                raise AssertionError(f"a session sent {message}")
+        self.schedule()
+
+    def _answer(self, session: Attached, overrun: Overrun) -> None:
+        if self.settings.allows_overrun:
+            caps = (overrun.persistent_bytes, self.settings.ephemeral_bytes)
+            framing.send(session.connection, Allow(*caps, serial=overrun.serial))
+        else:
+            framing.send(session.connection, Deny(overrun.serial, text="no bytes are free"))
+
+    def _wait(self, session: Attached) -> None:
+        # After a lost connection the session says again that it waits.
+        if not session.is_waiting and session is not self.holder:
+            session.is_waiting = True
+            self.waiting.append(session)
+
+    def _returned(self, session: Attached, message: Return) -> None:
+        session.returns.append(message)
+        if session is not self.holder or message.epoch != self.holder_epoch:
+            return
+        self._leave_holder()
+        if message.wants_next:
+            self._wait(session)
+
+    def _leave_holder(self) -> None:
+        """The holder is done; whoever it named holds now if it has started, and nobody does otherwise."""
+        holder, successor = self.holder, self.successor
+        assert holder is not None
+        self.holder = self.successor = None
+        if successor is None:
+            return
+        holder.page.name_successor(0, 0)
+        if successor.page.disarm(successor.armed_epoch):
+            self.holder, self.holder_epoch = successor, successor.armed_epoch
+            self.holder_is_unlimited = False
+            self.grants.append((successor.session, successor.armed_epoch))
+        elif successor.is_alive:
+            successor.is_waiting = True
+            self.waiting.appendleft(successor)
+
+    def _died(self, session: Attached) -> None:
+        self._selector.unregister(session.pidfd)
+        session.is_alive = False
+        if session in self.waiting:
+            self.waiting.remove(session)
+        if session is self.holder:
+            self._leave_holder()
+        elif session is self.successor:
+            assert self.holder is not None
+            was_taken = self.holder.page.name_successor(0, 0) == 0
+            self.successor = None
+            if was_taken:
+                # The holder's RETURN is on its way and will find nobody behind it.
+                self.holder = None
+        if self.holder is not None and not self.holder.is_alive:
+            self.holder = None
+        if self.lane_owner is session:
+            session.mapped = None
+        self.schedule()
+
+    def schedule(self) -> None:
+        if self.settings.is_held_back or not self.waiting:
+            return
+        if self.holder is None:
+            self._start(self.waiting[0])
+        if self.holder is not None and self.successor is None and self.waiting:
+            self._prepare_return(self.holder)
+
+    def _prepare_return(self, holder: Attached) -> None:
+        heir = self.waiting[0]
+        if holder.page.take_idle(self.holder_epoch):
+            self.holder = None
+            self._start(heir)
+            return
+        if self.settings.is_direct and not self.settings.is_domain_each and heir.mapped == self.lane_key:
+            self.waiting.popleft()
+            heir.is_waiting = False
+            self.epoch += 1
+            heir.armed_epoch = self.epoch
+            heir.page.arm(
+                lane=self.lane_key[0],
+                lane_epoch=self.lane_key[1],
+                epoch=self.epoch,
+                limit=self.settings.turn_iterations,
+            )
+            holder.page.name_successor(heir.slot, self.epoch)
+            self.successor = heir
+        if self.holder_is_unlimited:
+            has_started = holder.page.read().epoch == self.holder_epoch
+            holder.page.limit(self.holder_epoch, 0 if has_started else self.settings.turn_iterations)
+            self.holder_is_unlimited = False
+
+    def _start(self, session: Attached) -> None:
+        if not self._give_lane(session):
+            return
+        self.waiting.remove(session)
+        session.is_waiting = False
+        self.epoch += 1
+        self.holder, self.holder_epoch = session, self.epoch
+        self.holder_is_unlimited = not self.waiting
+        self.grants.append((session.session, self.epoch))
+        session.page.grant(
+            self.turn,
+            session.slot,
+            lane=self.lane_key[0],
+            lane_epoch=self.lane_key[1],
+            epoch=self.epoch,
+            limit=self.settings.turn_iterations if self.waiting else None,
+        )
+
+    def _give_lane(self, session: Attached) -> bool:
+        """True once the lane is open for this session; False while its last user has not unmapped it."""
+        if self.settings.is_domain_each and self.lane_owner not in (None, session):
+            assert self.lane_owner is not None
+            if self.lane_owner.is_alive and self.lane_owner.mapped is not None:
+                framing.send(self.lane_owner.connection, Unmap(*self.lane_owner.mapped))
+                self.lane_owner.mapped = (0, 0)
+                return False
+            if self.lane_owner.is_alive and self.lane_owner.mapped is not None:
+                return False
+            os.close(self.lane_fd)
+            self.lane_fd = -1
+        if self.lane_fd < 0:
+            self.lane_fd = os.memfd_create("lane", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            os.ftruncate(self.lane_fd, self.settings.lane_bytes)
+            fcntl.fcntl(self.lane_fd, fcntl.F_ADD_SEALS, SEALS)
+            self.epoch += 1
+            self.lane_key = (self.lane_key[0] + 1, self.epoch)
+        self.lane_owner = session
+        if session.mapped != self.lane_key:
+            session.mapped = self.lane_key
+            lane = Lane(*self.lane_key, self.settings.lane_bytes, self.settings.ephemeral_bytes)
+            framing.send(session.connection, lane, [self.lane_fd])
+        return True
