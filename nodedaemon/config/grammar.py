@@ -18,6 +18,8 @@ from nodedaemon.config.finding import Findings, Place, shown
 FILE_BYTES_MAX = 1 << 20
 FILE_COUNT_MAX = 64
 INCLUDE_DEPTH_MAX = 16
+# A line of prose without its # is one mistake, not one a word.
+BAD_WORD_COUNT_MAX = 5
 
 Reader = Callable[[Path], bytes]
 
@@ -67,11 +69,12 @@ class Scan:
                 yield settings
 
     def _settings_of(self, text: str, file: str, starts: list[tuple[int, int]]) -> Iterator[Setting]:
-        position = _end(_SPACE, text, 0)
-        while position < len(text):
+        position, bad_word_count = _end(_SPACE, text, 0), 0
+        while position < len(text) and bad_word_count < BAD_WORD_COUNT_MAX and not self.findings.is_full:
             place = Place(file, starts[bisect_right(starts, (position, 1 << 60)) - 1][1])
             match = _SETTING.match(text, position)
             if match is None:
+                bad_word_count += 1
                 word = _WORD.match(text, position)
                 stop = word.end() if word else len(text)
                 # A quote that is never closed makes the rest of the line meaningless.

@@ -23,7 +23,7 @@ _CLOCK = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]
 _SPAN = re.compile(r"([0-9]{1,12})(?:\.([0-9]{1,9}))?(us|ms|s)", re.IGNORECASE)
 _PERCENT = re.compile(r"([0-9]{1,4})%")
 _COUNT = re.compile(r"[0-9]{1,18}")
-_WORD = re.compile(r"[^\s,]+")
+_WORD = re.compile(r'[^\s,"#\\]+')
 _SIZE_SHIFT = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
 _SPAN_NS = {"us": MICROSECOND_NS, "ms": MILLISECOND_NS, "s": SECOND_NS}
 
@@ -54,6 +54,13 @@ def _wrong(text: str, expected: str) -> ValueError:
     if not text:
         return ValueError(f"has no value; expected {expected}")
     return ValueError(f"{shown(text)!r} is {looks or 'not understood'}; expected {expected}")
+
+
+def _check_characters(text: str) -> str:
+    # The file has no way to write the last two, so a value with them could not be shown as it must be written.
+    if not text.isprintable() or '"' in text or "\\" in text:
+        raise ValueError("has a quote, a backslash or a character that cannot be printed")
+    return text
 
 
 def _check_range(value: int, low: int, high: int, low_text: str, high_text: str) -> int:
@@ -258,8 +265,8 @@ class Names:
 
     def parse(self, text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",")) if text else ()
-        if not all(_WORD.fullmatch(name) for name in names):
-            raise ValueError("a name in the list is empty or has a space")
+        if not all(_WORD.fullmatch(name) and name.isprintable() for name in names):
+            raise ValueError("a name in the list is empty, or has a space, a quote or the like")
         if len(set(names)) != len(names):
             raise ValueError("a name stands in the list twice")
         return names
@@ -302,9 +309,7 @@ class Text:
     def parse(self, text: str) -> str:
         if not text and not self.is_optional:
             raise ValueError(f"has no value; expected {self.words}")
-        if not text.isprintable():
-            raise ValueError("has characters that cannot be printed")
-        return text
+        return _check_characters(text)
 
     def write(self, value: str) -> str:
         return f'"{value}"' if " " in value or "#" in value else value
@@ -325,8 +330,7 @@ class FilePath:
             return text
         if not text.startswith("/"):
             raise _wrong(text, "an absolute path")
-        if not text.isprintable():
-            raise ValueError("has characters that cannot be printed")
+        _check_characters(text)
         known = ("c", "n") if self.has_node else ("c",)
         if any(not piece.startswith(known) for piece in text.replace("%%", "").split("%")[1:]):
             node = ", %n (node)" if self.has_node else ""

@@ -20,7 +20,7 @@ SYSTEM_FILE = Path("/etc/salus/salus.conf")
 FILE_VARIABLE = "SALUS_CONF"
 
 # Over all records: one list is bounded by itself, a file of a megabyte holds thousands of them.
-NAME_COUNT_MAX = 262_144
+NAME_COUNT_MAX = 131_072
 
 _KEYS = by_folded_name(KEYS)
 _OPENERS: Mapping[str, Scope] = {scope.casefold(): scope for scope in Scope}
@@ -181,14 +181,17 @@ class _Draft:
 
     def _expand(self, setting: Setting, scope: Scope) -> tuple[str, ...]:
         try:
-            names = hostlist.expand(setting.value) if scope is not Scope.PARTITION else (setting.value,)
             if not setting.value:
                 raise ValueError("has no value; expected a name")
-            if "DEFAULT" in names:
-                raise ValueError("DEFAULT is not supported; give the keys lines of their own")
+            names: tuple[str, ...] = (setting.value,)
+            # Once there are too many, further lists are not even expanded.
+            if scope is not Scope.PARTITION and self.name_count <= NAME_COUNT_MAX:
+                names = hostlist.expand(setting.value)
             self.name_count += len(names)
             if self.name_count > NAME_COUNT_MAX:
                 raise ValueError(f"more than {NAME_COUNT_MAX} names in all records")
+            if "DEFAULT" in names:
+                raise ValueError("DEFAULT is not supported; give the keys lines of their own")
         except ValueError as error:
             self.findings.add(setting.place, setting.key, f"{shown(setting.value)!r}: {error}")
             return ()

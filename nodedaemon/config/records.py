@@ -6,6 +6,7 @@ default. Files give texts; here everything is typed and frozen.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from nodedaemon.config.choices import DeviceType
@@ -81,10 +82,6 @@ class Record:
     fields: Mapping[str, Value]
     values: Mapping[str, Value]
 
-    def covers(self, node: str) -> bool:
-        """Whether the record speaks of `node`."""
-        return self.nodes is None or node in self.nodes
-
 
 @dataclass(frozen=True)
 class Device:
@@ -121,8 +118,8 @@ class Config:
         node_settings = self.for_node(node)
         return tuple(
             device
-            for record in self.records
-            if record.scope is Scope.DEVICE and record.covers(node)
+            for record in self.records_for(node)
+            if record.scope is Scope.DEVICE
             for device in _devices(record, node_settings)
         )
 
@@ -131,6 +128,23 @@ class Config:
         return next(
             (device.settings for device in self.devices_of(node) if device.uuid == uuid and uuid), self.for_node(node)
         )
+
+    def records_for(self, node: str) -> tuple[Record, ...]:
+        """The records that speak of `node`, in the order of the file."""
+        return self._records_by_node.get(node, self._records_by_node[ALL_NODES])
+
+    @cached_property
+    def _records_by_node(self) -> Mapping[str, tuple[Record, ...]]:
+        # Without the index a check of n nodes with a line each would look at n times n lines.
+        positions: dict[str, list[int]] = {ALL_NODES: []}
+        for position, record in enumerate(self.records):
+            for node in (ALL_NODES,) if record.nodes is None else record.nodes:
+                positions.setdefault(node, []).append(position)
+        everywhere = positions[ALL_NODES]
+        return {
+            node: tuple(self.records[position] for position in sorted({*own, *everywhere}))
+            for node, own in positions.items()
+        }
 
     def node_names(self) -> tuple[str, ...]:
         """Every node that some record names, sorted."""
@@ -141,8 +155,8 @@ class Config:
         found: dict[str, Value] = {}
         # Partitions first, so that a node's own line wins.
         for scope in (Scope.PARTITION, Scope.NODE):
-            for record in self.records:
-                if record.scope is scope and record.covers(node):
+            for record in self.records_for(node):
+                if record.scope is scope:
                     found |= {name: value for name, value in record.values.items() if Scope.NODE in value.key.scopes}
         return found
 

@@ -32,7 +32,7 @@ def _findings(text: str) -> list[str]:
         (f"{HOST}\n{HOST} Nodes=n1", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
         ("NodeName=n[1-3]\nNodeName=n[2-4]", "c:2: NodeName: n[2-3] has a record already, at c:1; write one for each"),
         ("PartitionName=p\nPartitionName=p", "c:2: PartitionName: p has a record already, at c:1; write one for each"),
-        ("DeviceName=d[0-999] Nodes=n[0-999] Type=cuda", "c:1: DeviceName: stands for more than 262144 devices"),
+        ("DeviceName=d[0-999] Nodes=n[0-999] Type=cuda", "c:1: DeviceName: stands for more than 131072 devices"),
         ("PartitionName=p Policy=fifo", "c:1: Policy: belongs to nodes, and PartitionName=p names none; add Nodes="),
         (
             "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=n[1-2] Policy=srtf",

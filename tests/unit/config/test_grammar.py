@@ -89,7 +89,7 @@ def test_a_comment_does_not_continue_and_the_last_line_may():
             "NodeName=DEFAULT MaxLanes=1",
             "salus.conf:1: NodeName: 'DEFAULT': DEFAULT is not supported; give the keys lines of their own",
         ),
-        ("NodeName=", "salus.conf:1: NodeName: '': a name is empty"),
+        ("NodeName=", "salus.conf:1: NodeName: '': has no value; expected a name"),
         ("PartitionName=", "salus.conf:1: PartitionName: '': has no value; expected a name"),
         (b"MaxLanes=\xff\n", "salus.conf:1: is not UTF-8; save the file in that encoding"),
         ("Include\n", "salus.conf:1: Include: names no file"),
@@ -166,3 +166,12 @@ def test_a_file_that_cannot_be_read_is_one_line_for_its_user(tmp_path, kind):
         load(path)
     assert isinstance(raised.value, RequestError)
     assert "\n" not in str(raised.value)
+
+
+def test_names_over_all_records_are_bounded():
+    text = "SingleHost=yes\n" + "".join(f"NodeName=r{number}n[0-65000]\n" for number in range(4))
+    assert _findings(text)[0].endswith("more than 131072 names in all records")
+
+
+def test_a_line_of_prose_is_not_a_finding_for_each_word():
+    assert len(_findings("this is a comment whose sign was lost in an editor\n")) == 5
