@@ -118,7 +118,9 @@ def hook_script(plan: ClusterPlan, module: str) -> str:
     """Prolog or Epilog of this cluster: the shipped one, told where this node's daemon listens."""
     hook = PLUGIN_ROOT / f"{module}.py"
     socket = plan.path("run", "$SLURMD_NODENAME", "salusd.sock")
-    run = f'exec "{sys.executable}" -I -S "{hook}" --socket "{socket}"'
+    # A cluster without salusd must not wait for one at every job.
+    connect = "" if plan.with_daemons else " --connect 0"
+    run = f'exec "{sys.executable}" -I -S "{hook}" --socket "{socket}"{connect}'
     return f'#!/bin/sh\nexport SLURM_CONF="{plan.slurm_conf}"\n{run}\n'
 
 

@@ -19,6 +19,7 @@ from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode
 # The newest data parser that both 24.11 and 26.05 have.
 DATA_PARSER = "v0.0.42"
 DATA_PARSER_RELEASE = (23, 2)
+ACTIVE_STATES = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "REQUEUED"}
 SINFO_FIELDS = "NodeList:128,Partition:128,StateLong:64,Gres:1024"
 SINFO_WIDTHS = (128, 128, 64, 1024)
 
@@ -64,7 +65,8 @@ class SlurmCommands:
             document = json.loads(self.run("squeue", option))
         except ValueError as error:
             raise SlurmError(f"Slurm: squeue {option}: not JSON: {error}") from error
-        return [read_job(entry) for entry in document.get("jobs", [])]
+        # --json ignores squeue's default filter: jobs that ended minutes ago are there as well.
+        return [job for job in map(read_job, document.get("jobs", [])) if job.state in ACTIVE_STATES]
 
     def nodes(self) -> list[SlurmNode]:
         found: dict[str, SlurmNode] = {}

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode
-from slurm_plugin.slurm.cli import SlurmCommands
+from slurm_plugin.slurm.cli import ACTIVE_STATES, SlurmCommands
 
 #: What is read of pyslurm's values; a test compares it with the interface of pyslurm's newest release.
 JOB_ATTRIBUTES = (
@@ -66,7 +66,7 @@ class PyslurmSlurm:
             raise SlurmError(f"pyslurm: {what} not read: {error}; see slurmctld's log") from error
 
     def jobs(self) -> list[QueuedJob]:
-        return [read_job(job) for job in self._load("Jobs")]
+        return [job for job in map(read_job, self._load("Jobs")) if job.state in ACTIVE_STATES]
 
     def nodes(self) -> list[SlurmNode]:
         return [

@@ -1,16 +1,48 @@
-"""What the end-to-end tests share: a directory that SlurmUser and the jobs' users may enter."""
+"""What the end-to-end tests share: a directory that other users may enter, and one cluster for most."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
 
 import pytest
 
+from slurm_plugin.cluster import control
+from slurm_plugin.cluster.plan import ClusterPlan
+from tests.support.lab import Lab
 
-@pytest.fixture
-def open_directory():
+
+def make_directory():
     # pytest's own directories are closed to other users, and a unix socket's path must be short.
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     directory.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+def open_directory():
+    directory = make_directory()
     yield directory
     shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def admission_cluster():
+    """Real Slurm with salus-admitd and all hooks, without salusd: what happens before a job's first task."""
+    directory = make_directory()
+    plan = ClusterPlan(
+        directory=directory / "c",
+        with_daemons=False,
+        salus_lines=("HighQOS=gold", "PartitionName=main ProbeTasks=1"),
+    )
+    cluster = control.up(plan, owner_pid=os.getpid())
+    yield cluster
+    cluster.down()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+@pytest.fixture
+def lab(admission_cluster):
+    lab = Lab(admission_cluster)
+    yield lab
+    lab.cancel_all()

@@ -1,0 +1,103 @@
+"""A private Slurm cluster in tests' words: submit, wait for a state, ask for the charge, teach a profile."""
+
+import json
+import re
+import subprocess
+import time
+
+from accounting.database import open_database
+from accounting.profiles import ProfileKey, set_profile
+from accounting.viewer import Viewer
+from slurm_plugin.cluster.control import Cluster
+from slurm_plugin.jobdesc import parse_tres, read_segment
+
+OPERATOR = Viewer(uid=0, user="root", is_operator=True)
+
+
+def wait_for(ready, what, seconds=30.0):
+    """Poll until `ready()` is true and return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := ready()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what() if callable(what) else what}"
+        time.sleep(0.05)
+    return value
+
+
+class Lab:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.work = cluster.plan.path("work")
+
+    def run(self, *argv, user=None, **options) -> subprocess.CompletedProcess:
+        return self.cluster.run([str(part) for part in argv], user=user, **options)
+
+    def ask(self, *argv, user=None) -> str:
+        done = self.run(*argv, user=user)
+        assert done.returncode == 0, f"{argv}: {done.stderr}"
+        return done.stdout
+
+    def script(self, name, *lines) -> str:
+        path = self.work / name
+        path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+        path.chmod(0o755)
+        return str(path)
+
+    def sbatch(self, *argv, user="games", output="/dev/null") -> str:
+        """Submit and return the job's id."""
+        told = self.ask("sbatch", "--parsable", "-o", output, *argv, user=user)
+        return told.strip().splitlines()[-1].partition(";")[0]
+
+    def refusal(self, *argv, user="games", command="sbatch") -> str:
+        """What the user reads when a submit is refused."""
+        done = self.run(command, *argv, user=user)
+        assert done.returncode != 0, f"{argv}: was accepted: {done.stdout}"
+        return done.stderr
+
+    def jobs(self) -> dict[str, dict]:
+        """Slurm's records by id; of arrays those of the waiting rest and of each started task."""
+        return {str(job["job_id"]): job for job in json.loads(self.ask("squeue", "--json"))["jobs"]}
+
+    def field(self, job, name) -> str:
+        told = self.ask("scontrol", "-o", "show", "job", job).splitlines()[0]
+        found = re.search(rf"(?:^| ){name}=(\S*)", told)
+        return found[1] if found else ""
+
+    def state(self, job) -> str:
+        done = self.run("scontrol", "-o", "show", "job", job)
+        found = re.search(r" JobState=(\S+)", done.stdout)
+        return found[1] if found else ""
+
+    def wait_state(self, job, *states, seconds=30.0) -> str:
+        wait_for(lambda: self.state(job) in states, lambda: f"job {job} in {states}, is {self.state(job)}", seconds)
+        return self.state(job)
+
+    def charge(self, job) -> dict[str, int]:
+        return {tres.name: tres.count for tres in parse_tres(self.field(job, "TresPerNode"))}
+
+    def segment(self, job):
+        return read_segment(self.field(job, "AdminComment"))
+
+    def device(self, job) -> tuple[str, str]:
+        """Node and device index on which a running job was placed."""
+        told = self.ask("scontrol", "-d", "-o", "show", "job", job).splitlines()[0]
+        node = re.search(r" Nodes=(\S+)", told)
+        index = re.search(r"shard:\d+\(IDX:(\d+)\)", told)
+        if index is None:
+            uses = re.search(r"shard:\d+\(([^)]*)\)", told)
+            counts = [piece.split("/")[0] for piece in uses[1].split(",")] if uses else []
+            return node[1], next(str(i) for i, count in enumerate(counts) if count != "0")
+        return node[1], index[1]
+
+    def cancel_all(self) -> None:
+        self.run("scancel", "--partition=main")
+        wait_for(lambda: not self.ask("squeue", "-h").strip(), lambda: self.ask("squeue"), 60)
+
+    def teach(self, signature, persistent_bytes, ephemeral_bytes, user="games") -> None:
+        """Put a profile into the database, as if a run had been measured."""
+        database = open_database(f"sqlite:///{self.cluster.plan.path('db', 'salus.db')}")
+        key = ProfileKey(cluster=self.cluster.plan.name, user=user, signature=signature, device_model="host")
+        set_profile(
+            database, OPERATOR, key, persistent_bytes=persistent_bytes, ephemeral_bytes=ephemeral_bytes,
+            now_utc_ns=time.time_ns(),
+        )  # fmt: skip
+        database.close()
