@@ -81,6 +81,8 @@ class Hello:
     grant_epoch: U64 = 0
     model_hash: U64 = 0
     input_hash: U64 = 0
+    declared_persistent_bytes: U64 = 0
+    declared_ephemeral_bytes: U64 = 0
     pid: U32 = 0
     flags: U32 = 0
     framework: U32 = 0

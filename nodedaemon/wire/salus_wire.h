@@ -73,6 +73,8 @@ struct salus_hello {
     uint64_t grant_epoch; /* 0: holds no grant */
     uint64_t model_hash;
     uint64_t input_hash;
+    uint64_t declared_persistent_bytes; /* salus_job.declare(); only ever raises what was measured */
+    uint64_t declared_ephemeral_bytes;
     uint32_t pid; /* a hint, in the session's own pid namespace */
     uint32_t flags;
     uint32_t framework;

@@ -256,9 +256,11 @@ class LaneDaemon:
 
     def _resume(self, connection: socket.socket, hello: Hello) -> None:
         session = self.sessions[hello.session]
-        assert hello.grant_epoch in (0, self.holder_epoch)
-        if self.holder is session and not hello.grant_epoch:
-            self.holder = None
+        # What the session did while nobody listened: its RETURN was lost, or an offer of ours was taken.
+        has_started = session is self.successor and hello.grant_epoch == session.armed_epoch
+        has_returned = session is self.holder and not hello.grant_epoch
+        if has_started or has_returned:
+            self._leave_holder()
         self._attach(session, connection)
 
     def _serve(self, session: Attached) -> None:
@@ -303,15 +305,17 @@ class LaneDaemon:
 
     def _wait(self, session: Attached) -> None:
         # After a lost connection the session says again that it waits.
-        if not session.is_waiting and session is not self.holder:
+        if not session.is_waiting and session not in (self.holder, self.successor):
             session.is_waiting = True
             self.waiting.append(session)
 
     def _returned(self, session: Attached, message: Return) -> None:
         session.returns.append(message)
-        if session is not self.holder or message.epoch != self.holder_epoch:
-            return
-        self._leave_holder()
+        # Two sockets know no order: a successor's RETURN may come before that of the holder who started it.
+        if session is self.successor and message.epoch == session.armed_epoch:
+            self._leave_holder()
+        if session is self.holder and message.epoch == self.holder_epoch:
+            self._leave_holder()
         if message.wants_next:
             self._wait(session)
 

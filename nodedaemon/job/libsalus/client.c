@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "lending.h"
 #include "receive.h"
 #include "session.h"
 
@@ -135,12 +136,8 @@ int client_ask(enum salus_overrun what, uint64_t persistent_bytes, uint64_t ephe
 
 void receive_answer(uint32_t serial, const struct salus_allow *allow)
 {
-    if (allow) {
-        pthread_mutex_lock(&session.memory_lock);
-        session.counts.cap_persistent_bytes = allow->persistent_bytes;
-        session.counts.cap_ephemeral_bytes = allow->ephemeral_bytes;
-        pthread_mutex_unlock(&session.memory_lock);
-    }
+    if (allow)
+        lending_raise_caps(allow->persistent_bytes, allow->ephemeral_bytes);
     pthread_mutex_lock(&client.answer_lock);
     client.serial_answer = serial;
     client.is_allowed = allow != NULL;
@@ -245,6 +242,8 @@ int client_hello(const char *path, const struct salus_options *options,
         .framework = options->framework,
         .model_hash = options->model_hash,
         .input_hash = options->input_hash,
+        .declared_persistent_bytes = options->declared_persistent_bytes,
+        .declared_ephemeral_bytes = options->declared_ephemeral_bytes,
         .flags =
             (options->flags & SALUS_HELLO_UNGATED) | (session.is_child ? SALUS_HELLO_FORKED : 0),
     };
@@ -330,6 +329,7 @@ static int resume(void)
     pthread_mutex_lock(&client.send_lock);
     __atomic_store_n(&client.fd, fd, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
+    lending_raise_caps(packet.frame.welcome.persistent_bytes, packet.frame.welcome.ephemeral_bytes);
     gate_want_again();
     return 0;
 }

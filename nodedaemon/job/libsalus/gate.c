@@ -4,16 +4,14 @@
 #include <errno.h>
 #include <linux/membarrier.h>
 #include <sched.h>
-#include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "client.h"
 #include "host.h"
+#include "lending.h"
 #include "point.h"
 #include "session.h"
-#include "trap.h"
 
 /*
  * A futex wake-up on another CPU costs 30 to 50 us, a spin that succeeds under 1 us; on one CPU a
@@ -21,11 +19,6 @@
  * elsewhere and the last wait was as short.
  */
 #define SPIN_NS 20000ull
-
-static struct {
-    uint64_t lane, epoch;
-    bool is_set;
-} pending_unmap;
 
 static struct gate *const gate = &session.gate;
 
@@ -106,47 +99,6 @@ static uint64_t start_successor(void)
     return word >> 16;
 }
 
-/* memory_lock held. 0: lane shut, survivors safe; else the bytes of own memory that this would take
- * in all. */
-static uint64_t stash_and_shut(bool is_guarded)
-{
-    struct lane *lane = session.lane;
-    uint64_t cap_bytes = session.counts.cap_persistent_bytes;
-    uint64_t wanted_bytes;
-    int error;
-
-    if (session.has_stash && (lane->region.used_count || lane->private_pages)) {
-        wanted_bytes =
-            session.counts.own_bytes + session.counts.private_bytes + stash_total_bytes(lane);
-        if (cap_bytes && wanted_bytes > cap_bytes)
-            return wanted_bytes;
-        error = stash_keep(lane, gate->iteration_count, is_guarded);
-        if (error) {
-            client_send_fault("stash: survivors: the system gives no memory; the grant is kept",
-                              false);
-            return wanted_bytes;
-        }
-    }
-    lane_shut(lane);
-    return 0;
-}
-
-static void finish_unmap(void)
-{
-    struct salus_unmapped frame = {0};
-
-    pthread_mutex_lock(&session.memory_lock);
-    frame.lane = pending_unmap.lane;
-    frame.epoch = pending_unmap.epoch;
-    pending_unmap.is_set = false;
-    if (session.lane && session.lane->mapped_bytes && session.lane->id == frame.lane &&
-        session.lane->epoch == frame.epoch)
-        lane_unmap(session.lane);
-    frame.persistent_bytes = host_persistent_bytes();
-    pthread_mutex_unlock(&session.memory_lock);
-    client_send(&frame, SALUS_UNMAPPED, sizeof(frame));
-}
-
 /* 0: the grant is back; 1: it must be kept for another iteration. gate_lock held. */
 static int hand_over(bool wants_next)
 {
@@ -156,17 +108,10 @@ static int hand_over(bool wants_next)
         .contended_count = gate->started_count - gate->contended_from,
         .wants_next = wants_next,
     };
-    uint64_t wanted_bytes;
 
     SALUS_POINT(POINT_BEFORE_RETURN);
-    do {
-        pthread_mutex_lock(&session.memory_lock);
-        wanted_bytes = stash_and_shut(false);
-        pthread_mutex_unlock(&session.memory_lock);
-        if (wanted_bytes &&
-            client_ask(SALUS_OVERRUN_STASH, wanted_bytes, session.counts.cap_ephemeral_bytes))
-            return 1;
-    } while (wanted_bytes);
+    if (lending_shut_or_ask())
+        return 1;
     SALUS_POINT(POINT_STASHED);
     gate->lease_seen = 0;
     set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
@@ -177,8 +122,7 @@ static int hand_over(bool wants_next)
     client_send(&frame, SALUS_RETURN, sizeof(frame));
     SALUS_POINT(POINT_RETURN_SENT);
     gate->handover_count++;
-    if (pending_unmap.is_set)
-        finish_unmap();
+    lending_finish();
     return 0;
 }
 
@@ -448,17 +392,11 @@ bool gate_try_idle(uint64_t activity)
     if (!fence_all_threads() || __atomic_load_n(&gate->depth, __ATOMIC_SEQ_CST) ||
         __atomic_load_n(&gate->activity, __ATOMIC_SEQ_CST) != activity)
         goto resume;
-    /* The user's thread may still touch its blocks: it must be able to wait for the copy. */
-    if (trap_install())
-        goto resume;
-    pthread_mutex_lock(&session.memory_lock);
-    is_idle = !stash_and_shut(true);
-    /* Time without work is no part of an iteration. */
-    if (is_idle)
-        gate->iteration_since_ns = 0;
-    pthread_mutex_unlock(&session.memory_lock);
+    is_idle = !lending_shut();
     if (!is_idle)
         goto resume;
+    /* Time without work is no part of an iteration. */
+    gate->iteration_since_ns = 0;
     seen = load(&gate->page->state);
     next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_IDLE);
     /* Only ours to change while RUNNING, so this cannot fail for long. */
@@ -472,40 +410,4 @@ resume:
 unlock:
     pthread_mutex_unlock(&session.gate_lock);
     return is_idle;
-}
-
-void gate_unmap(uint64_t lane, uint64_t epoch)
-{
-    bool is_held;
-
-    pthread_mutex_lock(&session.memory_lock);
-    pending_unmap.lane = lane;
-    pending_unmap.epoch = epoch;
-    pending_unmap.is_set = true;
-    is_held = session.lane && session.lane->is_open;
-    /* Without a grant the survivors are private already, unless the stash is switched off. */
-    pthread_mutex_unlock(&session.memory_lock);
-    if (!is_held)
-        finish_unmap();
-}
-
-void gate_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes, uint64_t ephemeral_bytes)
-{
-    char text[REASON_BYTES];
-    int error = -EBUSY;
-
-    pthread_mutex_lock(&session.memory_lock);
-    if (session.lane && !session.lane->is_open)
-        error = lane_map(session.lane, fd, lane, epoch, lane_bytes, ephemeral_bytes);
-    if (!error)
-        session.counts.cap_ephemeral_bytes = ephemeral_bytes;
-    pthread_mutex_unlock(&session.memory_lock);
-    if (error) {
-        close(fd);
-        snprintf(text, sizeof(text), "map lane: lane %llu: %s", (unsigned long long)lane,
-                 strerror(-error));
-        client_send_fault(text, false);
-        return;
-    }
-    gate_ring();
 }

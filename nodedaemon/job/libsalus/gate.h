@@ -25,10 +25,6 @@ int gate_leave(void);
  * now. */
 bool gate_try_idle(uint64_t activity);
 
-/* By the receiver: do what UNMAP or LANE asks, now or when the grant is back. */
-void gate_unmap(uint64_t lane, uint64_t epoch);
-void gate_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes, uint64_t ephemeral_bytes);
-
 /* Wakes whoever waits in the gate of this process. */
 void gate_ring(void);
 

@@ -323,3 +323,21 @@ int host_hook(void)
         return count ? count : -ENOTSUP;
     return 0;
 }
+
+#ifdef SALUS_FAULT_POINTS
+/* What libc10's slots lead to, for tests without a framework. */
+SALUS_API void *salus_block_take(uint64_t size_bytes);
+SALUS_API void salus_block_give(void *address);
+
+void *salus_block_take(uint64_t size_bytes)
+{
+    void *address = NULL;
+
+    return hooked_posix_memalign(&address, REGION_LINE_BYTES, size_bytes) ? NULL : address;
+}
+
+void salus_block_give(void *address)
+{
+    hooked_free(address);
+}
+#endif

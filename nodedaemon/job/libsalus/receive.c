@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "lending.h"
 #include "session.h"
 
 #define IDLE_LOOKS 4 /* looks per idle_release_ns */
@@ -97,12 +98,12 @@ static void serve(struct packet *packet)
     case SALUS_LANE:
         if (packet->fd_count == 1) {
             packet->fd_count = 0;
-            gate_map(packet->fds[0], lane->lane, lane->epoch, lane->lane_bytes,
-                     lane->ephemeral_bytes);
+            lending_map(packet->fds[0], lane->lane, lane->epoch, lane->lane_bytes,
+                        lane->ephemeral_bytes);
         }
         break;
     case SALUS_UNMAP:
-        gate_unmap(packet->frame.unmap.lane, packet->frame.unmap.epoch);
+        lending_unmap(packet->frame.unmap.lane, packet->frame.unmap.epoch);
         break;
     case SALUS_ALLOW:
         receive_answer(packet->frame.allow.serial, &packet->frame.allow);

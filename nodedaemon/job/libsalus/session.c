@@ -2,6 +2,7 @@
 #include "session.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -164,23 +165,26 @@ static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
 
 int salus_hello(const char *path, const struct salus_options *options, struct salus_view *view)
 {
+    struct salus_options full = {0};
     struct salus_welcome welcome;
     bool is_gated;
     int error;
 
     if (session_is_disabled())
         return -ECANCELED;
-    if (options->size_bytes != sizeof(*options))
+    if (options->size_bytes < offsetof(struct salus_options, declared_persistent_bytes) ||
+        options->size_bytes > sizeof(full))
         return -EINVAL;
+    memcpy(&full, options, options->size_bytes);
     pthread_once(&fork_once, watch_fork);
     pthread_mutex_lock(&session.gate_lock);
     error = session.phase != PHASE_NONE ? -EALREADY : session.lane_count == LANES_MAX ? -ENOSPC : 0;
     if (!error)
-        error = client_hello(path, options, &welcome);
+        error = client_hello(path, &full, &welcome);
     if (error)
         goto unlock;
     is_gated = welcome.ephemeral_bytes && !(welcome.flags & SALUS_WELCOME_UNGATED) &&
-               !(options->flags & SALUS_HELLO_UNGATED);
+               !(full.flags & SALUS_HELLO_UNGATED);
     session.session = welcome.session;
     session.idle_release_ns = is_gated ? welcome.idle_release_ns : 0;
     session.has_stash = !(welcome.flags & SALUS_WELCOME_NOSTASH);

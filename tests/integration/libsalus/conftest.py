@@ -1,0 +1,48 @@
+"""A stand-in daemon and session processes for the tests of libsalus; everything is ended with the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.lane_session import LIBSALUS, SessionProcess
+
+
+@pytest.fixture(scope="session", autouse=True)
+def native() -> None:
+    subprocess.run(["make", "-s", "-C", LIBSALUS, "all", "tests"], check=True)
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
+    daemons: list[LaneDaemon] = []
+
+    def start(**settings: object) -> LaneDaemon:
+        daemons.append(LaneDaemon(tmp_path, Settings(**settings)))  # type: ignore[arg-type]
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.close()
+        assert daemon.error is None
+
+
+@pytest.fixture
+def start_session() -> Iterator[Callable[..., SessionProcess]]:
+    sessions: list[SessionProcess] = []
+
+    def start(daemon: LaneDaemon | None = None, **environment: str) -> SessionProcess:
+        """A process; attached to the daemon if one is given."""
+        sessions.append(SessionProcess(environment))
+        if daemon is not None:
+            answer = sessions[-1].ask("hello", path=str(daemon.path))
+            assert answer[0] == 0, answer
+        return sessions[-1]
+
+    yield start
+    for session in sessions:
+        session.close()

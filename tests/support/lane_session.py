@@ -1,0 +1,251 @@
+"""A session without a framework, for tests of libsalus: a process that does what lines of JSON on its input say.
+
+`SessionProcess` is the test's side; run as a program, this file is the session. Blocks are taken and given as libc10
+does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+LIBSALUS = Path(__file__).parents[2] / "nodedaemon" / "job" / "libsalus"
+DEADLINE_S = 20.0
+
+Figures = dict[str, int]
+
+
+class SessionProcess:
+    """One session process; ended at the latest by `close`."""
+
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-S", __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | (environment or {}),
+        )
+        self._answers: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._answers.put(json.loads(line))
+        self._answers.put(None)
+
+    def send(self, verb: str, **arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"verb": verb, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        """The next answer; fails the test at the deadline or when the process is gone."""
+        answer = self._answers.get(timeout=DEADLINE_S)
+        assert answer is not None, f"the session ended: {self.process.wait(DEADLINE_S)}"
+        assert "error" not in answer, answer["error"]
+        return answer["value"]
+
+    def ask(self, verb: str, **arguments: Any) -> Any:
+        self.send(verb, **arguments)
+        return self.answer()
+
+    def wait_end(self) -> int:
+        while self._answers.get(timeout=DEADLINE_S) is not None:
+            pass
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+
+
+def read_own_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("RssAnon: not in /proc/self/status")
+
+
+class Options(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_uint32) for name in ("size_bytes", "framework", "flags", "timeout_ms")],
+        *[(name, ctypes.c_uint64) for name in ("model_hash", "input_hash")],
+        ("device", ctypes.c_char * 64),
+    ]
+
+
+class View(ctypes.Structure):
+    """Of salus_view only what tests look at has a name."""
+
+    _fields_ = [
+        ("session", ctypes.c_uint64),
+        ("sizes", ctypes.c_uint64 * 8),
+        ("flags", ctypes.c_uint32),
+        ("is_gated", ctypes.c_uint32),
+        ("rule", ctypes.c_char * 128),
+    ]
+
+
+def _figure_names() -> list[str]:
+    body = (LIBSALUS / "salus.h").read_text().split("struct salus_figures {")[1].split("};")[0]
+    return [name.strip() for line in re.findall(r"uint64_t ([^;]+);", body) for name in line.split(",")]
+
+
+class _Session:
+    """The program's side: one method a verb, its value is the answer."""
+
+    def __init__(self) -> None:
+        self.library = ctypes.CDLL(str(LIBSALUS / "build" / "libsalus-points.so"))
+        self.library.salus_block_take.restype = ctypes.c_void_p
+        self.library.salus_block_take.argtypes = [ctypes.c_uint64]
+        self.library.salus_block_give.argtypes = [ctypes.c_void_p]
+        self.library.salus_block_give.restype = None
+        self.library.salus_is_lane.argtypes = [ctypes.c_void_p]
+        self.figure_names = _figure_names()
+        self.blocks: dict[str, tuple[int, int]] = {}
+        self.thread: threading.Thread | None = None
+
+    def hello(self, path: str, flags: int = 0) -> list[Any]:
+        """Answer, reason, session, whether it is gated."""
+        options = Options(size_bytes=ctypes.sizeof(Options), flags=flags, timeout_ms=10_000)
+        view = View()
+        answer = self.library.salus_hello(path.encode(), ctypes.byref(options), ctypes.byref(view))
+        text = ctypes.create_string_buffer(192)
+        self.library.salus_reason(text, 192)
+        return [answer, text.value.decode(), view.session, view.is_gated]
+
+    def enter(self) -> int:
+        return int(self.library.salus_enter())
+
+    def exit(self) -> None:
+        self.library.salus_exit()
+
+    def boundary(self) -> int:
+        return int(self.library.salus_boundary())
+
+    def boundary_elsewhere(self) -> None:
+        """On a thread of its own, so that this one can look around meanwhile."""
+        self.thread = threading.Thread(target=self.boundary, daemon=True)
+        self.thread.start()
+
+    def join(self) -> bool:
+        assert self.thread is not None
+        self.thread.join(DEADLINE_S)
+        return not self.thread.is_alive()
+
+    def leave(self) -> int:
+        return int(self.library.salus_leave())
+
+    def bye(self) -> int:
+        return int(self.library.salus_bye())
+
+    def off(self, text: str) -> int:
+        return int(self.library.salus_off(text.encode()))
+
+    def own_bytes(self) -> int:
+        return read_own_bytes()
+
+    def figures(self) -> Figures:
+        figures = (ctypes.c_uint64 * len(self.figure_names))()
+        self.library.salus_figures(figures)
+        return dict(zip(self.figure_names, figures, strict=True))
+
+    def take(self, name: str, size: int, fill: int) -> list[Any]:
+        """Address (0: none) and whether it lies in the lane."""
+        address = self.library.salus_block_take(size) or 0
+        if address:
+            self.blocks[name] = (address, size)
+            ctypes.memset(address, fill, size)
+        return [address, bool(address and self.library.salus_is_lane(address))]
+
+    def give(self, name: str) -> None:
+        self.library.salus_block_give(self.blocks.pop(name)[0])
+
+    def is_filled(self, name: str, fill: int) -> bool:
+        address, size = self.blocks[name]
+        return ctypes.string_at(address, size) == bytes([fill]) * size
+
+    def fill(self, name: str, fill: int) -> None:
+        ctypes.memset(*self.blocks[name][:1], fill, self.blocks[name][1])
+
+    def peek(self, address: int) -> int:
+        return ctypes.string_at(address, 1)[0]
+
+    def enable_faulthandler(self) -> None:
+        faulthandler.enable(all_threads=False)
+
+    def arm_point(self, point: int, nth: int) -> None:
+        self.library.salus_point_arm(point, nth)
+
+    def run(self, count: int, block_bytes: int) -> int:
+        """Iterations that check a survivor of the last one; how many found it damaged."""
+        wrong_count = 0
+        survivor: tuple[str, int] | None = None
+        for index in range(count):
+            if self.boundary() < 0:
+                return -1
+            if survivor is not None:
+                wrong_count += not self.is_filled(*survivor)
+                self.give(survivor[0])
+            fill = (os.getpid() + index) % 251 + 1
+            survivor = (f"run {index}", fill)
+            self.take(survivor[0], block_bytes, fill)
+            self.take("scratch", block_bytes, fill)
+            self.give("scratch")
+        self.leave()
+        return wrong_count
+
+    def run_forked(self, name: str, fill: int, other: int) -> list[bool]:
+        """A forked child looks at a block, writes to it and makes its own: what it saw, and what we see afterwards."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            has_seen = self.is_filled(name, fill)
+            self.fill(name, other)
+            _, is_lane = self.take("of the child", 1 << 20, other)
+            is_off = self.boundary() < 0
+            os.write(writer, bytes([has_seen, not is_lane, is_off]))
+            os._exit(0)
+        os.close(writer)
+        seen = [bool(value) for value in os.read(reader, 8)]
+        os.close(reader)
+        os.waitpid(child, 0)
+        return [*seen, self.is_filled(name, fill)]
+
+
+def main() -> None:
+    session = _Session()
+    for line in sys.stdin:
+        order = json.loads(line)
+        verb: Callable[..., Any] = getattr(session, order.pop("verb"))
+        try:
+            answer = {"value": verb(**order)}
+        except Exception as error:
+            answer = {"error": repr(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
