@@ -13,6 +13,8 @@ import typer
 from cli import entry
 from cli.cluster import app as cluster
 from cli.config import app as config
+from cli.simulate import EPILOG as SIMULATE_EPILOG
+from cli.simulate import simulate
 from cli.slurm_config import print_gres, write_lua
 
 app = typer.Typer(
@@ -50,6 +52,7 @@ app.add_typer(cluster, name="cluster")
 config.command("lua")(write_lua)
 config.command("gres")(print_gres)
 app.add_typer(config, name="config")
+app.command("simulate", epilog=SIMULATE_EPILOG)(simulate)
 
 
 def main() -> None:

@@ -1,0 +1,4 @@
+"""The simulator: feeds the core from a workload in virtual time, so that a policy can be judged before it runs.
+
+Lanes, grants and admission are the core's own code; only the passing of time and Slurm's queue are modelled here.
+"""

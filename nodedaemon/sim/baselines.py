@@ -1,0 +1,115 @@
+"""Sharing without lanes, to compare with: everybody on a device runs when it likes.
+
+`exclusive` gives each job a whole device, `peak` as many as fit by their peak memory. Whoever is busy at the same time
+shares the device's throughput (nodedaemon.sim.speed). Jobs start in the order of the line; see nodedaemon.sim.line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nodedaemon.sim.clock import Appointment, Clock, Due
+from nodedaemon.sim.results import Record, ShareMeter
+from nodedaemon.sim.speed import WORK_SCALE, Speeds
+from nodedaemon.sim.workload import Job
+
+
+class _Runner:
+    """One job on the device: a batch job is a single piece of work, a server's requests are one piece each."""
+
+    __slots__ = ("done_count", "metered", "number", "piece", "piece_count", "position", "rate", "record", "waiting_ns")
+
+    def __init__(self, number: int, record: Record) -> None:
+        job = record.job
+        self.number, self.record = number, record
+        is_batch = job.request_offsets_ns is None
+        self.piece = (job.work_ns if is_batch else job.iteration_ns) * WORK_SCALE
+        self.piece_count = 1 if is_batch else job.iteration_count
+        #: Times of requests that are not answered yet; a batch job has asked for all its work at its start.
+        self.waiting_ns: list[int] = []
+        self.done_count = self.position = self.metered = self.rate = 0
+
+
+class UngatedDevice:
+    """A device on which all jobs run at once."""
+
+    def __init__(
+        self, number: int, clock: Clock, speeds: Speeds, meter: ShareMeter | None, ended: Callable[[int], None]
+    ) -> None:
+        self._number, self._clock, self._speeds, self._meter, self._ended = number, clock, speeds, meter, ended
+        self._runners: dict[int, _Runner] = {}
+        self._settled_ns = 0
+        self._appointment: Appointment | None = None
+
+    def start(self, number: int, record: Record) -> None:
+        self._settle()
+        runner = self._runners[number] = _Runner(number, record)
+        if record.job.request_offsets_ns is None:
+            record.start_ns = self._clock.now_ns
+            runner.waiting_ns.append(self._clock.now_ns)
+        else:
+            for offset_ns in record.job.request_offsets_ns:
+                at_ns = self._clock.now_ns + offset_ns
+                self._clock.put(at_ns, Due.REQUEST, number, lambda: self._request(runner))
+        self._plan()
+
+    def report(self) -> None:
+        """Tell the meter what was done up to now."""
+        self._settle()
+        if self._meter is not None:
+            for runner in self._runners.values():
+                self._meter.serve(runner.number, runner.record.job, (runner.position - runner.metered) / WORK_SCALE)
+                runner.metered = runner.position
+
+    def _request(self, runner: _Runner) -> None:
+        self._settle()
+        runner.waiting_ns.append(self._clock.now_ns)
+        if len(runner.waiting_ns) == 1 and runner.record.start_ns is None:
+            runner.record.start_ns = self._clock.now_ns
+        self._plan()
+
+    def _settle(self) -> None:
+        passed_ns, self._settled_ns = self._clock.now_ns - self._settled_ns, self._clock.now_ns
+        if passed_ns:
+            for runner in self._runners.values():
+                runner.position += runner.rate * passed_ns
+
+    def _plan(self) -> None:
+        busy = [runner for runner in self._runners.values() if runner.waiting_ns]
+        rates = self._speeds.rates([runner.record.job.model for runner in busy])
+        next_ns: int | None = None
+        for runner in self._runners.values():
+            runner.rate = 0
+        for runner, rate in zip(busy, rates, strict=True):
+            runner.rate = rate
+            left_ns = -(-(runner.piece - runner.position) // rate)
+            next_ns = left_ns if next_ns is None else min(next_ns, left_ns)
+        if self._appointment is not None:
+            self._appointment.cancel()
+        self._appointment = None
+        if next_ns is not None:
+            at_ns = self._clock.now_ns + max(0, next_ns)
+            self._appointment = self._clock.put(at_ns, Due.BOUNDARY, self._number, self._finish)
+
+    def _finish(self) -> None:
+        self.report()
+        gone = []
+        for runner in sorted(self._runners.values(), key=lambda runner: runner.number):
+            if runner.waiting_ns and runner.position >= runner.piece:
+                self._finish_piece(runner)
+                if runner.done_count == runner.piece_count:
+                    runner.record.end_ns = self._clock.now_ns
+                    del self._runners[runner.number]
+                    gone.append(runner.number)
+        self._plan()
+        for number in gone:
+            self._ended(number)
+
+    def _finish_piece(self, runner: _Runner) -> None:
+        asked_ns = runner.waiting_ns.pop(0)
+        job: Job = runner.record.job
+        if job.request_offsets_ns is not None:
+            # What a request took beyond its iteration alone: it waited, or went slower beside others.
+            runner.record.request_wait_ns += max(0, self._clock.now_ns - asked_ns - job.iteration_ns)
+        runner.done_count += 1
+        runner.position = runner.metered = 0

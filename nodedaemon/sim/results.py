@@ -1,0 +1,156 @@
+"""What a simulated run says: times of every job, and the figures that are printed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nodedaemon.core.types import SECOND_NS
+from nodedaemon.sim.workload import Job
+
+
+@dataclass(slots=True)
+class Record:
+    """When a job was submitted, first ran and ended."""
+
+    job: Job
+    start_ns: int | None = None
+    end_ns: int | None = None
+    #: Time between a request and the start of its iteration, summed over a server's requests.
+    request_wait_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The figures of one policy on one workload. Times are seconds, as floats, because they are only for reading.
+
+    Completion is from submit to end; queueing from submit to the first iteration; makespan from the first submit to the
+    last end. `gpus_needed` are the devices on which all jobs could be at once, nobody waiting before a device.
+    """
+
+    name: str
+    workload: str
+    gpus_needed: int
+    average_completion_s: float
+    median_completion_s: float
+    p95_completion_s: float
+    average_queueing_s: float
+    p95_queueing_s: float
+    makespan_s: float
+    average_slowdown: float
+    jain_average: float | None
+    jain_minimum: float | None
+    hand_overs: int
+    average_request_wait_ms: float | None
+    job_count: int
+
+
+def outcome(
+    name: str, workload: str, records: Sequence[Record], gpus_needed: int, meter: ShareMeter | None, hand_overs: int = 0
+) -> Outcome:
+    """Sum up a run in which every job ended."""
+    completions, queueings, slowdowns, waits, requests = [], [], [], 0, 0
+    for record in records:
+        assert record.start_ns is not None
+        assert record.end_ns is not None
+        job = record.job
+        completions.append((record.end_ns - job.submit_ns) / SECOND_NS)
+        queueings.append((record.start_ns - job.submit_ns) / SECOND_NS)
+        slowdowns.append((record.end_ns - job.submit_ns) / max(1, job.solo_ns))
+        if job.request_offsets_ns is not None:
+            waits += record.request_wait_ns
+            requests += len(job.request_offsets_ns)
+    last_ns = max(record.end_ns or 0 for record in records)
+    first_ns = min(record.job.submit_ns for record in records)
+    return Outcome(
+        name=name,
+        workload=workload,
+        gpus_needed=gpus_needed,
+        average_completion_s=mean(completions),
+        median_completion_s=quantile(completions, 0.5),
+        p95_completion_s=quantile(completions, 0.95),
+        average_queueing_s=mean(queueings),
+        p95_queueing_s=quantile(queueings, 0.95),
+        makespan_s=(last_ns - first_ns) / SECOND_NS,
+        average_slowdown=mean(slowdowns),
+        jain_average=meter.average() if meter else None,
+        jain_minimum=meter.minimum if meter else None,
+        hand_overs=hand_overs,
+        average_request_wait_ms=waits / requests / 1e6 if requests else None,
+        job_count=len(records),
+    )
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` of all lie, between the two nearest where none is exactly there."""
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+class ShareMeter:
+    """Jain's index of the service that jobs had since the last of them came or went.
+
+    The jobs are those submitted and not ended, also those that still wait before a device. An index is taken once the
+    devices have done five rounds of work, an iteration of each job a round: before that even an ideal order differs by
+    an iteration that is much of the whole. Service counts by weight.
+    """
+
+    ROUNDS = 5
+
+    def __init__(self) -> None:
+        self.minimum: float | None = None
+        self._served: dict[int, float] = {}
+        self._count = 0
+        self._round_ns = 0
+        self._work_ns = 0.0
+        self._sum = 0.0
+        self._squares = 0.0
+        self._began_ns = 0
+        self._weighted = 0.0
+        self._weights_ns = 0
+
+    def join(self, job: Job, now_ns: int) -> None:
+        self._restart(now_ns)
+        self._count += 1
+        self._round_ns += job.iteration_ns
+
+    def leave(self, job: Job, now_ns: int) -> None:
+        self._restart(now_ns)
+        self._count -= 1
+        self._round_ns -= job.iteration_ns
+
+    def serve(self, number: int, job: Job, work_ns: float) -> None:
+        """Count work done; call `sample` once everybody's is told."""
+        before = self._served.get(number, 0.0)
+        after = before + work_ns / job.weight
+        self._served[number] = after
+        self._work_ns += work_ns
+        self._sum += after - before
+        self._squares += after * after - before * before
+
+    def sample(self) -> float | None:
+        """The index now, once five rounds are done."""
+        if self._count < 2 or self._work_ns < self.ROUNDS * self._round_ns or self._squares <= 0.0:
+            return None
+        index = min(1.0, self._sum * self._sum / (self._count * self._squares))
+        self.minimum = index if self.minimum is None else min(self.minimum, index)
+        return index
+
+    def average(self) -> float | None:
+        """Mean of the indices at the ends of all spells of five rounds or more, by their lengths."""
+        return self._weighted / self._weights_ns if self._weights_ns else None
+
+    def _restart(self, now_ns: int) -> None:
+        index = self.sample()
+        if index is not None and now_ns > self._began_ns:
+            self._weighted += index * (now_ns - self._began_ns)
+            self._weights_ns += now_ns - self._began_ns
+        self._served, self._sum, self._squares, self._work_ns = {}, 0.0, 0.0, 0.0
+        self._began_ns = now_ns

@@ -1,0 +1,37 @@
+"""How fast iterations go that run on one device at the same time.
+
+By default they share the device's throughput without gain: k at once go at 1/k each. That is conservative: measured
+pairs often do better, and `--pair-speed` takes such measurements. Of more than two, the delays that each of the others
+causes add up, which gives 1/k again where every pair goes at one half.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+#: Work is counted in this many units a nanosecond, so that rates of up to 16 at once are whole numbers.
+WORK_SCALE = 720_720_000
+#: A pair that nobody measured shares without gain.
+PAIR_SPEED_DEFAULT = 0.5
+
+
+class Speeds:
+    """Rates of work for whoever is busy together."""
+
+    def __init__(self, pair_speeds: Mapping[tuple[str, str], float] | None = None) -> None:
+        self._pair_speeds = pair_speeds
+
+    def rates(self, models: Sequence[str]) -> list[int]:
+        """Units of work that each of `models` does in a nanosecond while all of them run."""
+        count = len(models)
+        if count <= 1 or not self._pair_speeds:
+            return [WORK_SCALE // max(count, 1)] * count
+        return [self._rate(number, models) for number in range(count)]
+
+    def _rate(self, number: int, models: Sequence[str]) -> int:
+        assert self._pair_speeds is not None
+        slowdown = 1.0
+        for other, beside in enumerate(models):
+            if other != number:
+                slowdown += 1.0 / self._pair_speeds.get((models[number], beside), PAIR_SPEED_DEFAULT) - 1.0
+        return max(1, int(WORK_SCALE / slowdown))

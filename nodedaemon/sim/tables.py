@@ -1,0 +1,249 @@
+"""Workloads from a file of one's own: a CSV table of jobs, and measured speeds of pairs of models.
+
+Every bad row is reported with its line, all at once; nothing is simulated from a file that has one.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS, JobId, Rank
+from nodedaemon.sim.models import bytes_of, models
+from nodedaemon.sim.workload import Job, Workload, by_submission
+
+#: Columns of a table of jobs. Only submit_s is needed in all cases; the others follow from a published model's name.
+COLUMNS = (
+    "job",
+    "submit_s",
+    "model",
+    "persistent_mb",
+    "ephemeral_mb",
+    "iteration_ms",
+    "iterations",
+    "length_s",
+    "user",
+    "account",
+    "class",
+    "weight",
+    "gpus",
+)
+PAIR_COLUMNS = ("model", "beside", "speed")
+#: A file with more bad rows than this is of another kind; the rest would only hide the first.
+BAD_ROWS_SHOWN_MAX = 100
+
+
+class BadRowError(ValueError):
+    """One row cannot be read; the message says which column and why."""
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read a text file, or say why not. Bytes that are not UTF-8 are kept visible rather than fatal."""
+    try:
+        return path.read_text(encoding="utf-8-sig", errors="backslashreplace").splitlines()
+    except OSError as error:
+        raise RequestError(f"read workload: {path}: {error.strerror or error}; give a readable file") from error
+
+
+def refuse_bad_rows(path: Path, bad: list[str]) -> None:
+    """Raise one error that names every bad row of the file, if there is any."""
+    if not bad:
+        return
+    shown = bad[:BAD_ROWS_SHOWN_MAX]
+    if len(bad) > len(shown):
+        shown.append(f"... and {len(bad) - len(shown)} more")
+    told = "\n".join(f"{path}:{line}" for line in shown)
+    plural = "row" if len(bad) == 1 else "rows"
+    raise RequestError(f"read workload: {path}: {len(bad)} bad {plural}, nothing was run\n{told}")
+
+
+def rows_of(path: Path, columns: tuple[str, ...], needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str], str]]:
+    """Yield line number, fields and a complaint (empty where the row has the header's shape)."""
+    numbered = [(n, line) for n, line in enumerate(read_lines(path), start=1) if line.strip() and line[0] != "#"]
+    if not numbered:
+        raise RequestError(f"read workload: {path}: the file is empty; the first row must name the columns")
+    header_at, header = numbered[0][0], [name.strip().lower() for name in next(csv.reader([numbered[0][1]]))]
+    wrong = [name for name in header if name not in columns]
+    lacking = [name for name in needed if name not in header]
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if wrong or lacking or twice:
+        faults = [f"unknown column {name!r}" for name in wrong] + [f"no column {name!r}" for name in lacking]
+        faults += [f"column {name!r} twice" for name in twice]
+        raise RequestError(
+            f"read workload: {path}:{header_at}: {', '.join(faults)}; known columns: {', '.join(columns)}"
+        )
+    for number, line in numbered[1:]:
+        try:
+            cells = next(csv.reader([line], strict=True))
+        except (csv.Error, StopIteration) as error:
+            yield number, {}, f"not a CSV row ({error})"
+            continue
+        if len(cells) != len(header):
+            yield number, {}, f"{len(cells)} fields where the header has {len(header)}"
+        else:
+            yield number, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}, ""
+
+
+def number_of(row: dict[str, str], column: str, low: float, high: float) -> float:
+    """Read a finite number between `low` and `high`."""
+    text = row[column]
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadRowError(f"{column} is {text!r}, not a number") from None
+    if not math.isfinite(value) or not low <= value <= high:
+        raise BadRowError(f"{column} is {text}, outside {low:g} to {high:g}")
+    return value
+
+
+class _Row:
+    """One row of a table of jobs. Readers note what is wrong and go on, so that all faults are told at once."""
+
+    def __init__(self, cells: dict[str, str]) -> None:
+        self._cells = cells
+        self._model = models().get(cells.get("model", ""))
+        self.faults: list[str] = []
+        has_memory = bool(self.text("persistent_mb")) and bool(self.text("ephemeral_mb"))
+        if self.text("model") and self._model is None and not has_memory:
+            self.faults.append(
+                f"model {self.text('model')!r} is not in the published table; give persistent_mb and ephemeral_mb"
+            )
+
+    def text(self, column: str, default: str = "") -> str:
+        return self._cells.get(column) or default
+
+    def number(self, column: str, low: float, high: float) -> float:
+        try:
+            return number_of(self._cells, column, low, high)
+        except BadRowError as error:
+            self.faults.append(str(error))
+            return low
+
+    def whole(self, column: str, high: int) -> int:
+        if not self.text(column):
+            return 1
+        value = self.number(column, 1, high)
+        if value != int(value):
+            self.faults.append(f"{column} is {self.text(column)}, not a whole number")
+        return int(value)
+
+    def persistent_bytes(self) -> int:
+        return self._memory("persistent_mb", self._model.persistent_bytes if self._model else 0)
+
+    def ephemeral_bytes(self) -> int:
+        return self._memory("ephemeral_mb", self._model.ephemeral_bytes if self._model else 0)
+
+    def _memory(self, column: str, published_bytes: int) -> int:
+        if self.text(column):
+            fault_count = len(self.faults)
+            self.number(column, 0, 1e9)
+            return bytes_of(self.text(column)) if len(self.faults) == fault_count else 0
+        if not self.text("model"):
+            self.faults.append(f"{column} is empty and no model is named")
+        return published_bytes
+
+    def iteration_ns(self) -> int:
+        if self.text("iteration_ms"):
+            return max(1, round(self.number("iteration_ms", 1e-6, 1e10) * MILLISECOND_NS))
+        if self._model is None or self._model.iteration_ns is None:
+            self.faults.append("iteration_ms is empty and the model has no published one")
+            return 1
+        return self._model.iteration_ns
+
+    def iteration_count(self, iteration_ns: int) -> int:
+        if self.text("iterations") and self.text("length_s"):
+            self.faults.append("both iterations and length_s are given; give one")
+        elif self.text("iterations"):
+            return self.whole("iterations", 10**12)
+        elif self.text("length_s"):
+            return max(1, round(self.number("length_s", 1e-9, 1e10) * SECOND_NS / iteration_ns))
+        else:
+            self.faults.append("neither iterations nor length_s is given")
+        return 1
+
+    def rank(self) -> Rank:
+        name = self.text("class", "normal").upper().replace("-", "_")
+        if name in Rank.__members__:
+            return Rank[name]
+        known = ", ".join(rank.name.lower() for rank in Rank)
+        self.faults.append(f"class is {self.text('class')!r}, not one of {known}")
+        return Rank.NORMAL
+
+
+def _job(cells: dict[str, str], line: int) -> Job:
+    row = _Row(cells)
+    submit_ns = round(row.number("submit_s", 0, 1e10) * SECOND_NS)
+    persistent_bytes, ephemeral_bytes = row.persistent_bytes(), row.ephemeral_bytes()
+    iteration_ns = row.iteration_ns()
+    user = row.text("user", "user")
+    job = Job(
+        id=JobId(row.text("job", f"line{line}")),
+        submit_ns=submit_ns,
+        persistent_bytes=persistent_bytes,
+        ephemeral_bytes=ephemeral_bytes,
+        iteration_ns=iteration_ns,
+        iteration_count=row.iteration_count(iteration_ns),
+        model=row.text("model"),
+        user=user,
+        account=row.text("account", user),
+        rank=row.rank(),
+        weight=row.whole("weight", 10**6),
+        device_count=row.whole("gpus", 10**6),
+    )
+    if row.faults:
+        raise BadRowError("; ".join(row.faults))
+    return job
+
+
+def read_workload(path: Path) -> Workload:
+    """Read a table of jobs (columns: `COLUMNS`); raises `RequestError` that names every bad row."""
+    jobs: list[Job] = []
+    bad: list[str] = []
+    seen: dict[str, int] = {}
+    for line, row, complaint in rows_of(path, COLUMNS, ("submit_s",)):
+        if complaint:
+            bad.append(f"{line}: {complaint}")
+            continue
+        try:
+            job = _job(row, line)
+        except BadRowError as error:
+            bad.append(f"{line}: {error}")
+            continue
+        if job.id in seen:
+            bad.append(f"{line}: job {job.id} is already on line {seen[job.id]}")
+        seen.setdefault(job.id, line)
+        jobs.append(job)
+    refuse_bad_rows(path, bad)
+    if not jobs:
+        raise RequestError(f"read workload: {path}: no job in the file; add a row for each")
+    return Workload(
+        name=path.name,
+        jobs=by_submission(jobs),
+        about="jobs of a table",
+        source=path.name,
+        parameters={"jobs": len(jobs)},
+    )
+
+
+def read_pair_speeds(path: Path) -> dict[tuple[str, str], float]:
+    """Read measured speeds of a model beside another one, as a fraction of its speed alone (above 0, at most 1)."""
+    speeds: dict[tuple[str, str], float] = {}
+    bad: list[str] = []
+    for line, row, complaint in rows_of(path, PAIR_COLUMNS, PAIR_COLUMNS):
+        if complaint:
+            bad.append(f"{line}: {complaint}")
+            continue
+        pair = (row["model"], row["beside"])
+        if not all(pair):
+            bad.append(f"{line}: model and beside must both be named")
+        elif pair in speeds:
+            bad.append(f"{line}: {pair[0]} beside {pair[1]} is already given")
+        try:
+            speeds[pair] = number_of(row, "speed", 0.001, 1.0)
+        except BadRowError as error:
+            bad.append(f"{line}: {error}")
+    refuse_bad_rows(path, bad)
+    return speeds

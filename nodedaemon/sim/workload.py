@@ -1,0 +1,85 @@
+"""Jobs as the simulator knows them: when they come, what memory they need, how long they would run alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from nodedaemon.core.types import JobId, Profile, Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job. Its iterations follow each other without a pause, or answer requests where offsets are given.
+
+    `request_offsets_ns` count from the moment the job can first run; there is one iteration for each.
+    A job of several devices takes them whole, because Salus gates one device a session.
+    """
+
+    id: JobId
+    submit_ns: int
+    persistent_bytes: int
+    ephemeral_bytes: int
+    iteration_ns: int
+    iteration_count: int
+    model: str = ""
+    user: str = "user"
+    account: str = "account"
+    rank: Rank = Rank.NORMAL
+    weight: int = 1
+    device_count: int = 1
+    request_offsets_ns: tuple[int, ...] | None = None
+
+    @property
+    def work_ns(self) -> int:
+        """Device time that the job needs when it runs alone."""
+        return self.iteration_ns * self.iteration_count
+
+    @property
+    def solo_ns(self) -> int:
+        """How long the job lasts alone on a device: its work, and for a server also the time between requests."""
+        if self.request_offsets_ns is None:
+            return self.work_ns
+        done_ns = 0
+        for offset_ns in self.request_offsets_ns:
+            done_ns = max(done_ns, offset_ns) + self.iteration_ns
+        return done_ns
+
+    @property
+    def profile(self) -> Profile:
+        return Profile(self.persistent_bytes, self.ephemeral_bytes, self.iteration_ns)
+
+    def with_context(self, context_bytes: int) -> Job:
+        """Add a CUDA context, which a process of its own holds for its whole life."""
+        return replace(self, persistent_bytes=self.persistent_bytes + context_bytes)
+
+    def in_turns(self, turn_count: int) -> Job:
+        """Lump iterations so that the job has at most `turn_count` boundaries; its work stays the same."""
+        if self.request_offsets_ns is not None or self.iteration_count <= turn_count:
+            return self
+        return replace(self, iteration_ns=-(-self.work_ns // turn_count), iteration_count=turn_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in order of submission, and the devices they were meant for."""
+
+    name: str
+    jobs: tuple[Job, ...]
+    about: str = ""
+    source: str = ""
+    device_count: int = 1
+    node_count: int = 1
+    device_bytes: int = 0
+    turns_per_job: int | None = None
+    #: What the reader must know to judge the figures: parameters as drawn, and what was assumed.
+    parameters: dict[str, str | float] = field(default_factory=dict)
+    caveats: tuple[str, ...] = ()
+
+    def having(self, jobs: Iterable[Job]) -> Workload:
+        return replace(self, jobs=tuple(jobs))
+
+
+def by_submission(jobs: Iterable[Job]) -> tuple[Job, ...]:
+    """Order by submit time; jobs submitted at the same moment keep the order they came in."""
+    return tuple(sorted(jobs, key=lambda job: job.submit_ns))
