@@ -9,7 +9,7 @@ lanes, which are few, and at the first waiter of each, so its cost does not grow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 
 from nodedaemon.core.commands import (
@@ -25,8 +25,11 @@ from nodedaemon.core.commands import (
 from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.ordering import Breadth
 from nodedaemon.core.placement import Placement
-from nodedaemon.core.sessions import Session, SessionState
-from nodedaemon.core.types import Epoch, LaneId, Rank, SessionId
+from nodedaemon.core.sessions import Place, Session, SessionState
+from nodedaemon.core.types import MICROSECOND_NS, Epoch, LaneId, Rank, SessionId
+
+#: A lease with less than that left is ended now, so that nobody has to look again for every nanosecond of difference.
+LEASE_GRAIN_NS = 10 * MICROSECOND_NS
 
 
 class Outcome(Enum):
@@ -35,6 +38,7 @@ class Outcome(Enum):
     GRANTED = "it runs"
     COMING = "its lane is busy or being opened; nothing to do for it"
     BLOCKING = "bytes are on their way to it; nobody behind it may start"
+    STANDING_BACK = "its lane is free, but somebody elsewhere has to catch up first"
     SKIPPED = "it cannot be served now, and takes nothing from those behind it"
 
 
@@ -49,12 +53,20 @@ class Round:
         #: Moments at which a claim that had to be skipped may be tried again.
         self.retry_ns: list[int] = []
         self.is_blocked = False
+        #: The waiters that would go first, in order, after all grants of this round.
+        self.standing: list[Session] = []
+        #: Waiters that were served, and those that cannot be served at all now: nobody stands back for the latter.
+        self._served: list[Session] = []
+        self._skipped: set[SessionId] = set()
+        #: Classes whose oldest waiter cannot be served at all now: overtaking it takes nothing from it.
+        self._excused: set[Rank] = set()
 
     def serve(self) -> None:
         """Serve arrivals, then waiters, then see to the holders and to lanes of the wrong size."""
         if self.device.lost_reason is not None:
             return
         self.is_blocked = self._serve_arrivals() or self._serve_waiters()
+        self.standing = self.candidates(counts_promises=False)
         self._tend_holders()
         self._fit_lanes()
         if not self.is_blocked:
@@ -117,13 +129,17 @@ class Round:
         return left - sum(
             lane.holder.iteration_limit or 0
             for lane in device.open_lanes.values()
-            if lane.holder is not None and lane.holder.rank is rank
+            if lane.holder is not None and device.wait_class(lane.holder) is rank
         )
 
     def is_overdue(self, session: Session) -> bool:
         """Was it overtaken as often as anybody may be?"""
-        waits = self.device.waits[session.rank]
+        waits = self.device.waits_of(session)
         return waits.oldest == session.id and waits.oldest_count >= self.device.limits.overtakes_max
+
+    def _outranks_as_overdue(self, waiter: Session, rank: Rank) -> bool:
+        is_peer = waiter.rank <= rank or self.device.ordering.breadth is not Breadth.CLASS
+        return is_peer and self.is_overdue(waiter)
 
     def _serve_waiters(self) -> bool:
         breadth = self.device.ordering.breadth
@@ -133,6 +149,12 @@ class Round:
             outcome = self._serve_waiter(session)
             if outcome is Outcome.BLOCKING:
                 return True
+            if outcome is Outcome.SKIPPED:
+                self._skipped.add(session.id)
+                if self.device.waits_of(session).oldest == session.id:
+                    self._excused.add(self.device.wait_class(session))
+            else:
+                self._served.append(session)
             if breadth is Breadth.ONE and outcome is not Outcome.SKIPPED:
                 return False
         return False
@@ -143,8 +165,10 @@ class Round:
         `counts_promises` is for new grants: what holders may run already counts as overtaking then.
         """
         device = self.device
+        if not any(len(waits) for waits in device.waits.values()):
+            return []
         top = self.top_rank() if device.ordering.breadth is Breadth.CLASS else None
-        found: dict[LaneId, tuple[tuple[int, tuple[int, ...], int], Session]] = {}
+        found: dict[LaneId, tuple[Place, Session]] = {}
         for lane in device.open_lanes.values():
             first = lane.first_waiter()
             if first is not None:
@@ -154,13 +178,13 @@ class Round:
             first = parked[1].first_waiter()
             assert first is not None
             found[parked[1].id] = first
-        for rank in Rank:
+        for rank in Rank if top is None else (top,):
             oldest = device.waits[rank].oldest
             if oldest is not None and self.overtakes_left(rank, counts_promises=counts_promises) <= 0:
                 session = device.sessions[oldest]
                 assert session.lane is not None
                 if session.lane.id not in found or found[session.lane.id][0][0] > 1:
-                    found[session.lane.id] = ((1, (), session.wait_order), session)
+                    found[session.lane.id] = ((1, session.place[1], (), session.wait_order), session)
         served = [entry for entry in found.values() if top is None or entry[1].rank is top or entry[1].is_ungated]
         return [session for _, session in sorted(served, key=lambda entry: entry[0])]
 
@@ -169,19 +193,40 @@ class Round:
         assert lane is not None
         if lane.state in (LaneState.OPENING, LaneState.RELEASING) or lane.holder is not None:
             return Outcome.COMING
+        if self._must_stand_back(session):
+            return Outcome.STANDING_BACK
         if lane.state is LaneState.PARKED or lane.held_bytes < session.ephemeral_bytes:
             return self._claim(lane, session)
-        is_last_chance = self.overtakes_left(session.rank) <= 0 and not session.is_ungated
-        if is_last_chance and self.device.waits[session.rank].oldest != session.id:
-            return Outcome.SKIPPED
         self.grant(lane, session, None)
         return Outcome.GRANTED
+
+    def _must_stand_back(self, session: Session) -> bool:
+        """Would its iteration overtake somebody once too often, or run ahead of somebody who is served more slowly?"""
+        if session.is_ungated or self.device.waits_of(session).oldest == session.id:
+            return False
+        rank = self.device.wait_class(session)
+        if rank not in self._excused and self.overtakes_left(rank) <= 0:
+            return True
+        return self.is_ahead(session, [*self._served, *self._holders()])
+
+    def is_ahead(self, session: Session, others: Iterable[Session]) -> bool:
+        """Has the session, under a policy of equal progress, had more than one of the others may fall behind?"""
+        if not self.device.ordering.is_timed:
+            return False
+        for other in others:
+            service = None if other is session else self.lease_service(session, other)
+            if service is not None and service < 0:
+                return True
+        return False
+
+    def _holders(self) -> Iterator[Session]:
+        return (lane.holder for lane in self.device.open_lanes.values() if lane.holder and lane.holder.is_served)
 
     def grant(self, lane: Lane, session: Session, handed_epoch: Epoch | None) -> None:
         """Let the session run; with `handed_epoch` it runs already, started by its predecessor."""
         device = self.device
         if not session.is_stopped:
-            device.waits[session.rank].remove(session.id, is_granted=True)
+            device.waits_of(session).remove(session.id, is_granted=True)
         session.waited_ns += self.now_ns - session.wanted_ns
         session.step(SessionState.RUNNING, self.now_ns)
         session.epoch = device.next_epoch() if handed_epoch is None else handed_epoch
@@ -193,8 +238,8 @@ class Round:
             self.pin(lane, session)
         elif not session.is_stopped:
             device.start_service(session)
-        if not session.is_ungated and len(device.waits[session.rank]):
-            limit = self._allot(session.rank)
+        if not session.is_ungated and len(device.waits_of(session)):
+            limit = self._allot(device.wait_class(session))
             session.iteration_limit = limit - 1
         if handed_epoch is None:
             self.commands.append(Grant(session.id, lane.id, session.epoch, limit))
@@ -271,10 +316,15 @@ class Round:
         return chosen if enough else None
 
     def _may_take(self, lane: Lane, claimant: Session) -> bool:
-        if claimant.is_ungated:
+        if claimant.is_ungated or self._outranks_as_overdue(claimant, lane.last_rank):
             return True
         if lane.holder is not None and not self.goes_before(claimant, lane.holder):
             return False
+        first = lane.first_waiter()
+        if lane.holder is None and first is not None and first[1] in self._served:
+            return (
+                False  # it goes before the claimant and only stands back: taking its bytes would move them in circles
+            )
         protected_ns = self.protected_until_ns(lane, claimant)
         if protected_ns > self.now_ns:
             self.retry_ns.append(protected_ns)
@@ -292,13 +342,31 @@ class Round:
 
     def goes_before(self, waiter: Session, holder: Session) -> bool:
         """Would the waiter be granted rather than the holder again, if both stood at a boundary now?"""
-        if self.is_overdue(waiter) and waiter.rank <= holder.rank:
+        if self._outranks_as_overdue(waiter, holder.rank):
             return True
-        return self.lease_service(holder, waiter) == 0
+        return self.is_spent(self.lease_wall_ns(holder, waiter))
+
+    @staticmethod
+    def is_spent(wall_ns: int | None) -> bool:
+        return wall_ns is not None and wall_ns <= LEASE_GRAIN_NS
+
+    def lease_wall_ns(self, holder: Session, rival: Session) -> int | None:
+        """Time until the rival has to go before the holder: 0 for now, None for never while nothing else changes."""
+        service = self.lease_service(holder, rival)
+        if service is None:
+            return None
+        if service >= 0 and rival.is_served:
+            # Both attain service meanwhile: the holder runs ahead only if the rival's weight makes it the slower one.
+            if rival.weight <= holder.weight:
+                return None
+            service = -(-service * rival.weight // (rival.weight - holder.weight))
+        return self.device.clock.wall_ns(max(0, service))
 
     def lease_service(self, holder: Session, waiter: Session) -> int | None:
         clock = self.device.clock
-        return self.device.ordering.lease_service(holder.view(clock.plain, clock.grown), waiter.view(), self.now_ns)
+        return self.device.ordering.lease_service(
+            holder.view(clock.plain, clock.grown), waiter.view(clock.plain, clock.grown), self.now_ns
+        )
 
     def _take(self, chosen: list[Lane] | None, claimant: Lane | None) -> None:
         """Have the chosen lanes give their bytes back: idle ones now, busy ones at their next boundary."""
@@ -326,7 +394,6 @@ class Round:
         """End the leases that the policy would not renew, and bound those that overtake somebody."""
         device = self.device
         breadth = device.ordering.breadth
-        candidates = self.candidates(counts_promises=False)
         top = self.top_rank()
         best = self._best_holder() if breadth is Breadth.ONE and sum(device.running.values()) > 1 else None
         for lane in list(device.open_lanes.values()):
@@ -337,7 +404,7 @@ class Round:
             if is_outranked or (best is not None and holder is not best):
                 self.revoke(holder, None)
             else:
-                self._tend_holder(lane, holder, candidates)
+                self._tend_holder(lane, holder)
 
     def _best_holder(self) -> Session:
         device = self.device
@@ -348,26 +415,39 @@ class Round:
             key=lambda one: (device.ordering.key(one.view(clock.plain, clock.grown), self.now_ns), one.arrival_order),
         )
 
-    def _tend_holder(self, lane: Lane, holder: Session, candidates: list[Session]) -> None:
-        rival = self.rival(lane, candidates)
+    def _tend_holder(self, lane: Lane, holder: Session) -> None:
+        rival = self.rival(lane)
         if rival is not None and self.goes_before(rival, holder):
-            can_succeed = rival.lane is lane and lane.held_bytes >= rival.ephemeral_bytes and not rival.is_ungated
-            self.revoke(holder, rival if can_succeed and not self.is_blocked else None)
+            self.revoke(holder, rival if self._can_succeed(rival, lane) else None)
+        elif self.device.ordering.is_timed and any(
+            self.is_spent(self.lease_wall_ns(holder, one)) for one in self.rivals_elsewhere(lane)
+        ):
+            self.revoke(holder, None)
         elif (
             holder.state is SessionState.RUNNING
             and holder.iteration_limit is None
-            and len(self.device.waits[holder.rank])
+            and len(self.device.waits_of(holder))
         ):
-            left = self._allot(holder.rank)
+            left = self._allot(self.device.wait_class(holder))
             holder.iteration_limit = left
             assert holder.epoch is not None
             self.commands.append(LimitGrant(holder.id, holder.epoch, left))
 
-    def rival(self, lane: Lane, candidates: list[Session]) -> Session | None:
+    def _can_succeed(self, waiter: Session, lane: Lane) -> bool:
+        if self.is_blocked or waiter.is_ungated or waiter.lane is not lane:
+            return False
+        return lane.held_bytes >= waiter.ephemeral_bytes and not self.is_ahead(waiter, self.rivals_elsewhere(lane))
+
+    def rivals_elsewhere(self, lane: Lane) -> list[Session]:
+        """Sessions of other lanes that run, or wait and can be served: equal progress is measured against them."""
+        waiters = [one for one in self.standing if one.lane is not lane and one.id not in self._skipped]
+        return waiters + [one for one in self._holders() if one.lane is not lane]
+
+    def rival(self, lane: Lane) -> Session | None:
         """The waiter that would run if this lane's holder stood at a boundary now."""
         if self.device.ordering.breadth is Breadth.ONE:
-            return candidates[0] if candidates else None
-        return next((one for one in candidates if one.lane is lane), None)
+            return self.standing[0] if self.standing else None
+        return next((one for one in self.standing if one.lane is lane), None)
 
     def revoke(self, holder: Session, successor: Session | None) -> None:
         """Raise the revoke word; again only if the successor changes."""
@@ -400,7 +480,7 @@ class Round:
             return
         if device.free_bytes <= 0 or device.first_parked() is not None:
             return
-        for session in self.candidates(counts_promises=False):
+        for session in self.standing:
             lane = session.lane
             assert lane is not None
             # One that was named successor may be running already: it stays where its predecessor starts it.

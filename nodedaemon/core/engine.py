@@ -27,9 +27,9 @@ from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.fairness import REBASE_DOUBLINGS
 from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.memory import round_up
-from nodedaemon.core.ordering import Ordering, Policy
+from nodedaemon.core.ordering import Breadth, Ordering, Policy
 from nodedaemon.core.policies import POLICIES
-from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.snapshots import EngineSnapshot, describe
 from nodedaemon.core.timers import set_wake
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneId, OnOverrun, SessionId, Shortfall
@@ -185,9 +185,10 @@ class Engine:
         waiting = [one for one in device.sessions.values() if one.state is SessionState.WAITING and not one.is_stopped]
         for lane in device.lanes.values():
             lane.waiters.clear()
-        device.forget_parked()
-        for session in waiting:
-            session.place = (session.place[0], device.ordering.key(session.view(), now_ns), session.wait_order)
+        device.forget_waiters()
+        for session in sorted(waiting, key=lambda one: one.wait_order):
+            device.waits_of(session).append(session.id)
+            session.place = self._place(session, device, now_ns)
             assert session.lane is not None
             session.lane.add_waiter(session.place, session)
         for lane in device.lanes.values():
@@ -272,16 +273,22 @@ class Engine:
     def _line_up(self, session: Session, device: Device, now_ns: int) -> None:
         device.wait_order += 1
         session.wanted_ns, session.wait_order = now_ns, device.wait_order
-        urgency = 0 if session.is_ungated else 2
-        session.place = (urgency, device.ordering.key(session.view(), now_ns), session.wait_order)
+        session.place = self._place(session, device, now_ns)
         if session.is_stopped:
             return
         lane = session.lane
         assert lane is not None
         lane.add_waiter(session.place, session)
-        device.waits[session.rank].append(session.id)
+        device.waits_of(session).append(session.id)
         if lane.state is LaneState.PARKED:
             device.note_parked(lane)
+
+    @staticmethod
+    def _place(session: Session, device: Device, now_ns: int) -> Place:
+        # Ungated sessions first; the class is put before the policy's key here, so that no policy can forget it.
+        urgency = 0 if session.is_ungated else 2
+        rank = int(session.rank) if device.ordering.breadth is Breadth.CLASS else 0
+        return (urgency, rank, device.ordering.key(session.view(), now_ns), session.wait_order)
 
     def _return(self, event: ev.GrantReturned, session: Session, device: Device, round_: Round) -> None:
         if not session.is_holding or session.epoch != event.epoch:
@@ -300,7 +307,7 @@ class Engine:
             successor = lane.sessions.get(session.offers[event.handed_over])
         self._end_grant(session, lane, device, round_.now_ns)
         session.iteration_count += max(0, event.iteration_count)
-        device.waits[session.rank].overtake_all(max(0, event.contended_count))
+        device.waits_of(session).overtake_all(max(0, event.contended_count))
         if successor is not None:
             session.handover_count += 1
             round_.grant(lane, successor, event.handed_over)
@@ -323,7 +330,7 @@ class Engine:
             return
         session.is_stopped = True
         if session.state is SessionState.WAITING:
-            device.waits[session.rank].remove(session.id, is_granted=False)
+            device.waits_of(session).remove(session.id, is_granted=False)
         elif session.is_holding:
             device.stop_service(session)
             assert session.lane is not None
@@ -380,7 +387,7 @@ class Engine:
             session.epoch = device.next_epoch()
             round_.commands.append(Grant(session.id, lane.id, session.epoch, None))
         elif session.state is SessionState.WAITING and not session.is_stopped:
-            device.waits[session.rank].remove(session.id, is_granted=False)
+            device.waits_of(session).remove(session.id, is_granted=False)
             self._line_up(session, device, round_.now_ns)
 
     def _leave(self, session: Session, device: Device, round_: Round) -> None:
@@ -393,7 +400,7 @@ class Engine:
             return
         lane = session.lane
         if session.state is SessionState.WAITING and not session.is_stopped:
-            device.waits[session.rank].remove(session.id, is_granted=False)
+            device.waits_of(session).remove(session.id, is_granted=False)
         elif session.is_holding:
             assert lane is not None
             self._end_grant(session, lane, device, round_.now_ns)

@@ -12,13 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodedaemon.core.fairness import SCALE_BITS, ServiceBook, ServiceClock
-from nodedaemon.core.ordering import Ordering
-from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.ordering import Breadth, Ordering
+from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, LaneId, Rank, SessionId
 from nodedaemon.core.waiting import WaitList
-
-#: Place of a waiter in the order: urgency, the policy's key, the order in which it began to wait.
-Place = tuple[int, tuple[int, ...], int]
 
 
 class LaneState(StrEnum):
@@ -82,7 +79,7 @@ class Lane:
             if (
                 session is not None
                 and session.state is SessionState.WAITING
-                and session.wait_order == place[2]
+                and session.wait_order == place[3]
                 and not session.is_stopped
             ):
                 return place, session
@@ -164,6 +161,13 @@ class Device:
             session.granted_grown >>= bits
         self.book.shift(bits)
 
+    def wait_class(self, session: Session) -> Rank:
+        """Those whom the session may overtake only so often: its class where classes matter, else everybody."""
+        return session.rank if self.ordering.breadth is Breadth.CLASS else Rank.NORMAL
+
+    def waits_of(self, session: Session) -> WaitList:
+        return self.waits[self.wait_class(session)]
+
     # Lanes
 
     def add_lane(self, lane: Lane) -> None:
@@ -204,8 +208,10 @@ class Device:
         if first is not None:
             heapq.heappush(self._parked, (first[0], lane.id))
 
-    def forget_parked(self) -> None:
+    def forget_waiters(self) -> None:
+        """Before all waiters are put in order anew."""
         self._parked.clear()
+        self.waits = {rank: WaitList() for rank in Rank}
 
     def first_parked(self) -> tuple[Place, Lane] | None:
         """The parked lane whose first waiter goes before those of all other parked lanes."""

@@ -52,20 +52,24 @@ class TimedPolicy(Protocol):
     """A policy whose order changes while a session runs; the engine then knows when a lease must end."""
 
     def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
-        """Service that `holder` may yet attain before `first` goes first: fixed point, 0 for now, None for never."""
+        """Service that `holder` may yet attain before `first` goes first, in fixed point.
+
+        0 or less means now, below 0 also that `holder` must not start beside it in another lane; None means never.
+        """
         ...
 
 
 class Ordering:
     """Asks a policy and takes its word with care."""
 
-    __slots__ = ("_timed", "breadth", "name", "policy")
+    __slots__ = ("_timed", "breadth", "is_timed", "name", "policy")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.name = policy.name
         self.breadth = policy.breadth
         self._timed = policy if isinstance(policy, TimedPolicy) else None
+        self.is_timed = self._timed is not None
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
         """The policy's key, or the last place if it raises or returns anything but a tuple of integers."""
@@ -78,7 +82,9 @@ class Ordering:
         return LAST
 
     def lease_service(self, holder: Waiting, first: Waiting, now_ns: int) -> int | None:
-        """Service after which `first` goes before `holder`: 0 for now, None for never while neither changes."""
+        """Service after which `first` goes before `holder`: 0 or less for now, None for never while neither changes."""
+        if self.breadth is Breadth.CLASS and first.rank is not holder.rank:
+            return -1 if first.rank < holder.rank else None
         if self._timed is not None:
             try:
                 service = self._timed.lease_service(holder, first)

@@ -43,6 +43,9 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.LEAVING: frozenset(),
 }
 
+#: Place of a waiter in the order: urgency, class (where classes matter), the policy's key, when it began to wait.
+Place = tuple[int, int, tuple[int, ...], int]
+
 HOLDING = frozenset({SessionState.RUNNING, SessionState.REVOKED})
 
 #: Steps of a session that an error tells.
@@ -70,7 +73,7 @@ class Session:
     # Waiting: since when, and which entry of its lane's heap is the valid one.
     wanted_ns: int = 0
     wait_order: int = 0
-    place: tuple[int, tuple[int, ...], int] = (0, (), 0)
+    place: Place = (0, 0, (), 0)
     # Holding: the grant's epoch, its limit, and what the service clock showed when it began.
     epoch: Epoch | None = None
     is_served: bool = False

@@ -17,7 +17,6 @@ def set_wake(round_: Round) -> None:
     if device.lost_reason is not None:
         return
     moments = list(round_.retry_ns)
-    candidates = round_.candidates(counts_promises=False)
     parked = device.first_parked()
     for lane in device.open_lanes.values():
         holder = lane.holder
@@ -26,10 +25,11 @@ def set_wake(round_: Round) -> None:
         if holder.state is SessionState.REVOKED:
             moments.extend(_watch_hang(round_, holder))
             continue
-        rivals = [round_.rival(lane, candidates), None if parked is None else _first(parked[1])]
-        moments.extend(
-            moment for rival in rivals if rival is not None for moment in _lease_end(round_, lane, holder, rival)
-        )
+        rivals = {one.id: one for one in (round_.rival(lane), None if parked is None else _first(parked[1])) if one}
+        if device.ordering.is_timed:
+            rivals.update((one.id, one) for one in round_.rivals_elsewhere(lane))
+        for rival in rivals.values():
+            moments.extend(_lease_end(round_, lane, holder, rival))
     at_ns = min((moment for moment in moments if moment > now_ns), default=None)
     if at_ns is not None and (device.wake_ns is None or at_ns < device.wake_ns):
         device.wake_ns = at_ns
@@ -43,12 +43,11 @@ def _first(lane: Lane) -> Session:
 
 
 def _lease_end(round_: Round, lane: Lane, holder: Session, rival: Session) -> list[int]:
-    service = round_.lease_service(holder, rival)
-    if service is None:
-        return []
-    # One nanosecond later, so that the look finds the lease spent and not just about to be.
-    end_ns = round_.now_ns + round_.device.clock.wall_ns(service) + 1
-    if rival.lane is not lane:
+    wall_ns = round_.lease_wall_ns(holder, rival)
+    if wall_ns is None or round_.is_spent(wall_ns):
+        return []  # never, or this round has decided already
+    end_ns = round_.now_ns + wall_ns
+    if rival.lane is not lane and not rival.is_served:
         end_ns = max(end_ns, round_.protected_until_ns(lane, rival))
     return [end_ns]
 

@@ -23,4 +23,4 @@ class Fair:
         return (session.virtual_service,)
 
     def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
-        return max(0, first.virtual_service + self._slack - holder.virtual_service) * holder.weight
+        return (first.virtual_service + self._slack - holder.virtual_service) * holder.weight

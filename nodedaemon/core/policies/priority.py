@@ -10,7 +10,7 @@ from nodedaemon.core.ordering import Breadth, Waiting
 
 
 class Priority:
-    """A high-class job hardly notices its neighbours."""
+    """A high-class job hardly notices its neighbours. The engine puts the class before the key itself."""
 
     name = "priority"
     breadth = Breadth.CLASS
@@ -19,11 +19,7 @@ class Priority:
         self._slack = slack_ns << SCALE_BITS
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  time is in virtual_service already
-        return (int(session.rank), session.virtual_service)
+        return (session.virtual_service,)
 
     def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
-        if first.rank > holder.rank:
-            return None
-        if first.rank < holder.rank:
-            return 0
-        return max(0, first.virtual_service + self._slack - holder.virtual_service) * holder.weight
+        return (first.virtual_service + self._slack - holder.virtual_service) * holder.weight
