@@ -5,7 +5,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
-.PHONY: setup man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
+.PHONY: setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
 .PHONY: native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
@@ -53,6 +53,9 @@ property: $(STAMP)
 man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 	$(PY) -m cli.manual docs/man
+
+boundaries: $(STAMP)
+	$(PY) -m tests.support.loops.table
 
 check: lint types imports tidy unit property
 

@@ -1,0 +1,440 @@
+"""Where one iteration of a training or inference loop ends and the next begins, told from what the framework does.
+
+Pure: events come in, each answer says whether a boundary lies just before the event (for `step_left`: just after it).
+No torch, no clock. Roots and optimizers are small numbers in their order of first appearance, so what was learned in
+one run holds in the next. The rule and the loops it was tried on: docs/boundaries.md.
+
+The rule. An iteration is *open* from a forward with gradients (or a backward) until the optimizer's step is left. A
+boundary is an entry (loader, root forward or step) while work was done, nothing is open and nothing encloses the entry:
+- the loader, once entered twice, is the only anchor while it goes on being entered;
+- otherwise a root forward after a step, if it is the forward that opens an iteration (or only such came before it as
+  always trail one), or one that training iterations do not contain; without a step in between, a forward that comes
+  round more often than in a training iteration;
+- otherwise a step (optimizers that run the forward themselves); where neither loader nor module is ever seen, the end
+  of a step.
+With several optimizers a boundary lies only where the learned cycle of their steps closes.
+"""
+
+from typing import Dict, List, Optional, Set, Tuple
+
+# A forward in evaluation mode that is followed by so many of its kind and no backward is inference.
+EVALUATION_FORWARDS = 2
+# The same with gradients enabled in training mode, where a loop over a recurrent cell looks just like it.
+TRAINING_FORWARDS = 64
+# Inference without an optimizer: the first forwards may be a warm-up.
+WARM_UP_FORWARDS = 2
+BACKWARDS_BEFORE_CLOSING = 4
+BARE_STEPS = 3
+# More forwards without gradients before a step than this are a rollout or an evaluation, not part of the iteration.
+PREAMBLE_FORWARDS_MAX = 8
+CYCLE_LENGTH_MAX = 32
+# An optimizer that was made but has not stepped in so many steps of the others is not waited for.
+STEPS_BEFORE_GIVING_UP = 32
+MISSES_BEFORE_RELEARNING = 4
+# A loader silent over so many iterations that a forward could have opened is no longer the anchor.
+LOADER_PATIENCE = 32
+LOADER_REFUSALS = 4
+# Iterations without the forward that opened the first one, until another is taken for it.
+OPENINGS_MISSED = 3
+# Forwards between a step and the opening forward trail the iteration before if they always do; if only now and then,
+# they may as well lead the one that begins, and nobody can tell: no boundary then.
+TRAILS_BEFORE_BELIEF = 8
+TRAILS_BEFORE_BELIEF_WITH_LOADER = 2
+RULE_VERSION = 1
+# The field of the wire protocol, less its closing zero.
+RULE_BYTES = 127
+
+Forward = Tuple[int, bool]
+
+
+class StepCycle:
+    """The order in which several optimizers step, learned from the start of the job and followed afterwards."""
+
+    def __init__(self, cycle: Optional[List[int]] = None) -> None:
+        self.cycle = list(cycle or [])
+        # The last one, also after the job has let its optimizers go.
+        self.known = self.cycle
+        self.alive: Set[int] = set()
+        self._history: List[int] = []
+        self._missed: List[int] = []
+        self._matched = 0
+        self._is_exact = bool(cycle)
+
+    def step(self, optimizer: int) -> None:
+        if self.cycle:
+            self._follow(optimizer)
+        else:
+            self._history.append(optimizer)
+            self._learn()
+
+    def drop(self, optimizer: int) -> None:
+        """An optimizer is gone. Where none of the cycle is left, the job has made others (a search over models)."""
+        self.alive.discard(optimizer)
+        if self.cycle and not self.alive.intersection(self.cycle):
+            self.cycle, self._history, self._missed, self._matched = [], [], [], 0
+
+    def _learn(self) -> None:
+        is_late = len(self._history) >= STEPS_BEFORE_GIVING_UP
+        needed = set(self._history) if is_late else self.alive | set(self._history)
+        for length in range(1, CYCLE_LENGTH_MAX + 1):
+            if 2 * length > len(self._history):
+                break
+            block = self._history[-length:]
+            is_repeated = len(self._history) % length == 0 and block == self._history[-2 * length : -length]
+            if is_repeated and needed <= set(block):
+                self.cycle = self.known = block
+                self._matched, self._is_exact = 0, True
+                self._missed = []
+                return
+        if len(self._history) >= 2 * CYCLE_LENGTH_MAX:
+            del self._history[:CYCLE_LENGTH_MAX]
+
+    def _follow(self, optimizer: int) -> None:
+        self._missed.append(optimizer)
+        if optimizer == self.cycle[self._matched]:
+            self._matched = (self._matched + 1) % len(self.cycle)
+            self._is_exact = self._matched == 0
+            if self._is_exact:
+                self._missed = []
+            return
+        # A skipped step (AMP does that): go on from the longest tail of what was seen that begins the cycle.
+        seen = [*self.cycle[: self._matched], optimizer]
+        self._is_exact = False
+        self._matched = next(n for n in range(len(seen) - 1, -1, -1) if n == 0 or seen[-n:] == self.cycle[:n])
+        if len(self._missed) >= 2 * len(self.cycle) + MISSES_BEFORE_RELEARNING:
+            # Another phase of the job, with other optimizers: it began where the cycle was last closed.
+            self.alive = set(self._missed)
+            self.cycle, self._history, self._matched = [], self._missed, 0
+            self._learn()
+
+    @property
+    def is_closed(self) -> bool:
+        if not self.cycle:
+            return len(self.alive.union(self._history)) <= 1
+        return self._matched == 0 and self._is_exact
+
+
+class BoundaryRule:
+    """Answers each event with whether a boundary lies there. `learned` is what `learned()` gave in an earlier run."""
+
+    def __init__(self, learned: str = "") -> None:
+        stored = _Stored(learned)
+        self._loader_count: int = stored.loader_count
+        self._loader_is_anchor = True
+        self._loader_refusals = 0
+        self._suppressed = 0
+        self._cycle = StepCycle(stored.cycle)
+        self._opening: Optional[Forward] = stored.opening
+        self._expected: Dict[Forward, int] = stored.expected
+        self._trailing: Set[Forward] = stored.trailing
+        self._closings: int = stored.closings
+        self._bare_streak: int = stored.bare_streak
+        self._is_inference: bool = stored.is_inference
+        self._backward_count: int = stored.backward_count
+        self._enclosing = 0
+        self._steps: List[int] = []
+        self._is_explicit = False
+        self._optimizer_seen = False
+        # Since the last boundary.
+        self._worked = False
+        self._stepped = False
+        self._count: Dict[Forward, int] = {}
+        # Since the last step.
+        self._open_by: Set[Forward] = set()
+        self._is_open = False
+        self._has_backward = False
+        self._interval: Dict[Forward, int] = {}
+        self._first: Optional[Forward] = None
+        self._unanswered: Dict[Forward, int] = {}
+        self._trailing_streak = 0
+        self._openings_missed = 0
+        self._opening_has_led = False
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing of an iteration is under way: the caller may count the session as idle until the next entry."""
+        return not (self._is_open or self._enclosing or self._steps) and self._cycle.is_closed
+
+    def optimizer_made(self, optimizer: int) -> None:
+        self._optimizer_seen = True
+        self._is_inference = False
+        self._cycle.alive.add(optimizer)
+
+    def optimizer_gone(self, optimizer: int) -> None:
+        self._cycle.drop(optimizer)
+
+    def iteration_entered(self) -> bool:
+        """The job says itself where its iterations begin; nothing else is a boundary from now on."""
+        self._is_explicit = True
+        fires = self._worked
+        self._fired()
+        self._worked = True
+        return fires
+
+    def loader_entered(self) -> bool:
+        fires = False
+        if not self._enclosing and not self._steps:
+            self._loader_count = min(self._loader_count + 1, 2)
+            if self._worked and not self._is_explicit:
+                if self._is_open:
+                    self._doubt_open(TRAILS_BEFORE_BELIEF_WITH_LOADER)
+                if not self._is_open and self._loader_count >= 2 and self._cycle_allows_loader():
+                    fires = True
+                elif self._is_open:
+                    self._loader_refusals += 1
+        self._enclosing += 1
+        if fires:
+            self._fired()
+        return fires
+
+    def loader_left(self) -> None:
+        self._enclosing -= 1
+
+    def forward_entered(self, root: int, grad: bool, training: bool) -> bool:
+        if self._enclosing:
+            return False
+        forward = (root, grad)
+        fires = False
+        if not self._steps and self._worked and not self._is_explicit:
+            if self._is_open and grad and self._is_unanswered(forward, training):
+                self._is_open = False
+            if forward == self._opening and self._stepped and self._interval and not self._interval.get(forward):
+                self._doubt_lead(forward)
+            fires = not self._is_open and self._forward_fires(forward)
+            if fires and self._loader_rules():
+                self._suppressed += 1
+                fires = False
+        if fires:
+            self._fired()
+        self._worked = True
+        self._count[forward] = self._count.get(forward, 0) + 1
+        self._interval[forward] = self._interval.get(forward, 0) + 1
+        self._unanswered[forward] = self._unanswered.get(forward, 0) + 1
+        if self._first is None:
+            self._first = forward
+        if grad and forward not in self._trailing and not self._is_unanswered(forward, training):
+            self._is_open = True
+            self._open_by.add(forward)
+        return fires
+
+    def forward_left(self, root: int, grad: bool, opens: bool) -> None:
+        """`opens` is false where the output carries no gradient: nothing can be propagated back through it."""
+        if opens or not grad or self._enclosing:
+            return
+        self._open_by.discard((root, grad))
+        if not self._open_by and not self._has_backward:
+            self._is_open = False
+
+    def backward_entered(self) -> None:
+        self._enclosing += 1
+        self._worked = True
+        self._is_open = True
+        self._has_backward = True
+        self._is_inference = False
+        self._unanswered.clear()
+
+    def backward_left(self) -> None:
+        self._enclosing -= 1
+        self._backward_count = min(self._backward_count + 1, BACKWARDS_BEFORE_CLOSING)
+        if not self._optimizer_seen and self._backward_count >= BACKWARDS_BEFORE_CLOSING and not self._enclosing:
+            self._close()
+
+    def step_entered(self, optimizer: int) -> bool:
+        if optimizer not in self._cycle.alive:
+            self.optimizer_made(optimizer)
+        if optimizer in self._steps:
+            # An optimizer never steps inside its own step: the earlier one ended by an exception.
+            del self._steps[self._steps.index(optimizer) :]
+        fires = False
+        if not self._enclosing and not self._steps and not self._is_explicit:
+            fires = self._worked and self._stepped and not self._is_open and self._cycle.is_closed
+            # A step right after a step, with its forward inside: nothing else announces the iteration.
+            if fires and (self._loader_rules() or self._interval):
+                fires = False
+        if fires:
+            self._fired()
+        self._steps.append(optimizer)
+        self._worked = True
+        return fires
+
+    def step_left(self, optimizer: int) -> bool:
+        if optimizer in self._steps:
+            del self._steps[self._steps.index(optimizer) :]
+        if self._steps:
+            return False
+        self._cycle.step(optimizer)
+        is_bare = not self._interval and self._has_backward and self._loader_count < 2
+        self._bare_streak = min(self._bare_streak + 1, BARE_STEPS) if is_bare else 0
+        if not self._cycle.is_closed:
+            self._is_open = False
+            self._open_by.clear()
+            self._has_backward = False
+            return False
+        self._close()
+        fires = self._bare_streak >= BARE_STEPS and not self._is_explicit and not self._enclosing
+        if fires:
+            self._fired()
+        return fires
+
+    def learned(self) -> str:
+        """What holds for the next run of the same job, in at most RULE_BYTES; empty while too little was seen."""
+        if self._closings < 2 and not self._is_inference:
+            return ""
+        facts = [
+            RULE_VERSION,
+            self._loader_count if self._loader_is_anchor else 0,
+            min(self._closings, 2),
+            self._bare_streak,
+            int(self._is_inference),
+            0 if self._optimizer_seen else self._backward_count,
+        ]
+        parts = [
+            ",".join(str(fact) for fact in facts),
+            # A single optimizer is no cycle, and may be another one in the next run.
+            ".".join(map(str, self._cycle.known)) if len(set(self._cycle.known)) > 1 else "",
+            "" if self._opening is None else _write_forward(self._opening),
+            ",".join(_write_forward(forward) for forward in sorted(self._trailing)),
+            ",".join("%s*%d" % (_write_forward(forward), count) for forward, count in sorted(self._expected.items())),
+        ]
+        # What does not fit is learned again: counts first, they only cost a boundary here and there.
+        while len(";".join(parts)) > RULE_BYTES:
+            parts[max(range(1, len(parts)), key=lambda n: len(parts[n]))] = ""
+        return ";".join(parts)
+
+    def _fired(self) -> None:
+        self._worked = False
+        self._stepped = False
+        self._suppressed = 0
+        self._loader_refusals = 0
+        self._count.clear()
+
+    def _close(self) -> None:
+        """An iteration's last work is done: learn what it was made of."""
+        self._openings_missed = 0 if self._opening in self._interval else self._openings_missed + 1
+        if self._opening is None or (self._openings_missed >= OPENINGS_MISSED and self._first is not None):
+            # At first, or where the first forward of the job was not a typical one.
+            self._opening = self._first
+            self._opening_has_led = False
+        elif self._first == self._opening and self._closings:
+            self._opening_has_led = True
+        for forward, count in self._interval.items():
+            if (forward[1] or count <= PREAMBLE_FORWARDS_MAX) and self._closings:
+                self._expected[forward] = max(self._expected.get(forward, 0), count)
+        self._closings += 1
+        self._is_open = False
+        self._has_backward = False
+        self._stepped = True
+        self._open_by.clear()
+        self._interval.clear()
+        self._first = None
+        self._count.clear()
+        self._unanswered.clear()
+
+    def _forward_fires(self, forward: Forward) -> bool:
+        if not self._cycle.is_closed:
+            return False
+        seen = self._count.get(forward, 0)
+        expected = self._expected.get(forward, 0)
+        if self._stepped and not seen and (self._opening is None or forward == self._opening):
+            return self._trailing.issuperset(self._interval)
+        if not self._optimizer_seen and not self._closings:
+            return self._inference_fires(forward, seen)
+        if self._closings < 2:
+            return False
+        if self._stepped:
+            return seen >= expected
+        if forward == self._opening and not seen:
+            return True
+        # What training calls so often in one iteration, evaluation does too (a recurrent cell, a siamese network).
+        return seen >= max(1, expected, self._expected.get((forward[0], True), 0))
+
+    def _inference_fires(self, forward: Forward, seen: int) -> bool:
+        if not self._is_inference and self._unanswered.get(forward, 0) >= WARM_UP_FORWARDS:
+            self._is_inference = True
+        return self._is_inference and seen >= 1
+
+    def _is_unanswered(self, forward: Forward, training: bool) -> bool:
+        """So many forwards and no backward: their graphs are dropped, not kept for one."""
+        if self._has_backward:
+            return False
+        if training:
+            return not self._optimizer_seen and self._unanswered.get(forward, 0) >= TRAINING_FORWARDS
+        extra = 2 if self._optimizer_seen else 0
+        return self._unanswered.get(forward, 0) >= EVALUATION_FORWARDS + extra
+
+    def _doubt_open(self, belief: int) -> None:
+        """An iteration seems to begin while another is open only by forwards that came after its step, such as metrics.
+
+        After `belief` times in a row these forwards trail the iteration and open nothing.
+        """
+        if self._has_backward or not self._stepped or self._opening in self._open_by or not self._open_by:
+            self._trailing_streak = 0
+            return
+        self._trailing_streak += 1
+        if self._trailing_streak >= belief:
+            self._trailing |= self._open_by
+            self._open_by.clear()
+            self._is_open = False
+
+    def _doubt_lead(self, forward: Forward) -> None:
+        """The opening forward comes after others that followed the step: do they trail, or lead?"""
+        if self._opening_has_led or self._has_backward or self._trailing.issuperset(self._interval):
+            return
+        self._trailing_streak += 1
+        if self._trailing_streak >= TRAILS_BEFORE_BELIEF:
+            self._trailing |= set(self._interval) - {forward}
+            self._open_by -= self._trailing
+            self._is_open = bool(self._open_by)
+
+    def _loader_rules(self) -> bool:
+        """Whether the loader is the anchor now, so that a forward or a step is none."""
+        if not self._loader_is_anchor or self._loader_count < 2:
+            return False
+        if self._loader_refusals >= LOADER_REFUSALS and self._suppressed >= LOADER_REFUSALS:
+            # Batches are fetched ahead in the middle of the iteration: the loader says nothing.
+            self._loader_is_anchor = False
+            return False
+        return self._suppressed < LOADER_PATIENCE
+
+    def _cycle_allows_loader(self) -> bool:
+        return self._loader_is_anchor and self._cycle.is_closed
+
+
+def _write_forward(forward: Forward) -> str:
+    return "%d%s" % (forward[0], "F" if forward[1] else "f")
+
+
+def _read_forward(text: str) -> Forward:
+    return int(text[:-1]), text[-1:] == "F"
+
+
+class _Stored:
+    """What `learned()` wrote. A text that cannot be read counts as empty: the rule is learned again."""
+
+    def __init__(self, learned: str) -> None:
+        self.loader_count = self.closings = self.bare_streak = self.backward_count = 0
+        self.is_inference = False
+        self.cycle: List[int] = []
+        self.opening: Optional[Forward] = None
+        self.trailing: Set[Forward] = set()
+        self.expected: Dict[Forward, int] = {}
+        try:
+            facts, cycle, opening, trailing, expected = learned.split(";")
+            version, loader_count, closings, bare_streak, is_inference, backward_count = map(int, facts.split(","))
+            if version != RULE_VERSION:
+                return
+            cycle_read = [int(part) for part in cycle.split(".") if part]
+            opening_read = _read_forward(opening) if opening else None
+            trailing_read = {_read_forward(part) for part in trailing.split(",") if part}
+            pairs = [part.split("*") for part in expected.split(",") if part]
+            expected_read = {_read_forward(forward): int(count) for forward, count in pairs}
+        except ValueError:
+            return
+        self.loader_count, self.closings, self.bare_streak = loader_count, closings, bare_streak
+        self.is_inference, self.backward_count = bool(is_inference), backward_count
+        self.cycle, self.opening, self.trailing, self.expected = (
+            cycle_read,
+            opening_read,
+            trailing_read,
+            expected_read,
+        )

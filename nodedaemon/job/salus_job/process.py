@@ -1,0 +1,25 @@
+"""The one watch of this process: the framework calls hooks without a context of ours, so there is one place for it."""
+
+import os
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from salus_job.watch import Watch
+
+_watch = None  # type: Optional[Watch]
+
+
+def is_wanted() -> bool:
+    """Whether this process runs under Salus and nobody switched it off."""
+    return bool(os.environ.get("SALUS_SOCKET")) and os.environ.get("SALUS_DISABLE", "") in ("", "0")
+
+
+def current_watch() -> "Optional[Watch]":
+    """The watch of this process, made at first use; None without Salus."""
+    global _watch
+    if _watch is None and is_wanted():
+        from salus_job.watch import Watch
+
+        _watch = Watch()
+        os.register_at_fork(after_in_child=_watch.on_forked)
+    return _watch

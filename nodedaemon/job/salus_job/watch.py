@@ -1,0 +1,290 @@
+"""Watches one process: events of the framework go to the boundary rule, its boundaries to the gate and the report.
+
+Rules: nothing is connected before the first entry point, so launchers and loaders never register; one thread is
+watched, the first that enters; whatever fails of ours switches the watch off, tells the daemon, and the job goes on.
+"""
+
+import atexit
+import sys
+import threading
+import time
+import weakref
+from types import ModuleType
+from typing import Any, Dict, List, Optional, Set, Tuple
+
+from salus_job import binding, shapes
+from salus_job.accelerator import Accelerator
+from salus_job.boundary import BoundaryRule
+from salus_job.session import Session
+
+REPORT_EVERY_NS = 1_000_000_000
+# Jobs that make a new loss module for every iteration would fill our tables: from here on all share one number.
+NUMBER_MAX = 63
+Entry = Tuple[int, bool]
+
+
+class Numbers:
+    """Small numbers for objects in their order of appearance; the last number is shared by all later ones."""
+
+    def __init__(self) -> None:
+        self._numbers: Dict[int, int] = {}
+        self._references: Dict[int, Any] = {}
+        self._next = 0
+
+    def of(self, thing: Any) -> int:
+        key = id(thing)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self._next
+            self._next = min(self._next + 1, NUMBER_MAX)
+            self._references[key] = weakref.ref(thing, lambda _, key=key: self._forget(key))
+        return number
+
+    def _forget(self, key: int) -> None:
+        self._numbers.pop(key, None)
+        self._references.pop(key, None)
+
+    def things(self) -> List[Any]:
+        return [thing for thing in (reference() for reference in list(self._references.values())) if thing is not None]
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.is_off = False
+        self.rule = BoundaryRule()
+        self._torch: Any = None
+        self._is_grad_enabled: Any = bool
+        self._has_accelerator = False
+        self._accelerator: Optional[Accelerator] = None
+        self._session: Optional[Session] = None
+        self._is_attached = False
+        self._thread: Optional[threading.Thread] = None
+        self._thread_id = 0
+        self._roots = Numbers()
+        self._optimizers = Numbers()
+        self._stepped: Set[int] = set()
+        self._first_step: Optional[int] = None
+        self._is_hashed = False
+        self._model_hash = 0
+        self._input_hash = 0
+        self._report_due_ns = 0
+        self._declared: Tuple[int, int] = (0, 0)
+
+    def use_torch(self, torch: ModuleType) -> None:
+        """Right after torch was imported, before it allocated anything."""
+        self._torch = torch
+        self._is_grad_enabled = torch.is_grad_enabled
+        self._has_accelerator = torch.version.cuda is not None
+        self._session = Session(binding.load())
+        self._session.hook()
+
+    def declare(self, persistent_bytes: int, ephemeral_bytes: int) -> bool:
+        if self._is_attached or self.is_off:
+            return False
+        self._declared = (persistent_bytes, ephemeral_bytes)
+        return True
+
+    def on_forward_entered(self, module: Any, args: Tuple[Any, ...]) -> Optional[Entry]:
+        try:
+            if not self._is_watched():
+                return None
+            grad = self._is_grad_enabled()
+            root = self._roots.of(module)
+            if not self._input_hash and args:
+                self._input_hash = shapes.hash_inputs(args)
+            self._enter(self.rule.forward_entered(root, grad, module.training))
+            if self._first_step is not None:
+                self._session.persist_end()
+            return root, grad
+        except Exception as error:
+            self._fail("forward", error)
+            return None
+
+    def on_forward_left(self, entry: Optional[Entry], output: Any) -> None:
+        if entry is None or self.is_off:
+            return
+        try:
+            # Only a tensor is looked into: of anything else we assume that it carries gradients.
+            opens = output.requires_grad if isinstance(output, self._torch.Tensor) else output is not None
+            self.rule.forward_left(entry[0], entry[1], opens)
+            if self._first_step is not None:
+                self._session.persist_begin()
+            self._session.leave_entry()
+        except Exception as error:
+            self._fail("forward", error)
+
+    def on_loader_entered(self) -> bool:
+        try:
+            if not self._is_watched():
+                return False
+            self._enter(self.rule.loader_entered())
+            return True
+        except Exception as error:
+            self._fail("loader", error)
+            return False
+
+    def on_loader_left(self, entered: bool) -> None:
+        if not entered or self.is_off:
+            return
+        try:
+            self.rule.loader_left()
+            self._session.leave_entry()
+        except Exception as error:
+            self._fail("loader", error)
+
+    def on_backward_entered(self) -> bool:
+        if threading.get_ident() != self._thread_id or not self._is_attached:
+            return False
+        self.rule.backward_entered()
+        if self._first_step is not None:
+            self._session.persist_end()
+        return True
+
+    def on_backward_left(self, entered: bool) -> None:
+        if entered:
+            self.rule.backward_left()
+            if self._first_step is not None and not self.is_off:
+                self._session.persist_begin()
+
+    def on_optimizer_made(self, optimizer: Any) -> None:
+        try:
+            number = self._optimizers.of(optimizer)
+            self.rule.optimizer_made(number)
+            weakref.finalize(optimizer, self.on_optimizer_gone, number).atexit = False
+        except Exception as error:
+            self._fail("optimizer", error)
+
+    def on_optimizer_gone(self, number: int) -> None:
+        self.rule.optimizer_gone(number)
+
+    def on_step_entered(self, optimizer: Any) -> None:
+        try:
+            if not self._is_watched():
+                return
+            number = self._optimizers.of(optimizer)
+            self._enter(self.rule.step_entered(number))
+            if number not in self._stepped:
+                # Optimizer state is made here, and it is there to stay.
+                self._stepped.add(number)
+                if self._first_step is None:
+                    self._first_step = number
+                    self._session.persist_begin()
+        except Exception as error:
+            self._fail("step", error)
+
+    def on_step_left(self, optimizer: Any) -> None:
+        if threading.get_ident() != self._thread_id or not self._is_attached:
+            return
+        try:
+            number = self._optimizers.of(optimizer)
+            if self._first_step == number:
+                self._first_step = None
+                self._session.persist_end()
+            fires = self.rule.step_left(number)
+            self._session.leave_entry()
+            if fires:
+                self._boundary()
+                self._session.leave_entry()
+        except Exception as error:
+            self._fail("step", error)
+
+    def on_iteration_entered(self) -> None:
+        try:
+            if not self.is_off and self._is_watched():
+                self._enter(self.rule.iteration_entered())
+        except Exception as error:
+            self._fail("iteration", error)
+
+    def on_iteration_left(self) -> None:
+        try:
+            if not self.is_off and threading.get_ident() == self._thread_id and self._is_attached:
+                self._session.leave_entry()
+        except Exception as error:
+            self._fail("iteration", error)
+
+    def on_forked(self) -> None:
+        """In a forked child: what the parent learned and holds is not ours. A trainer attaches at its first entry."""
+        self._is_attached = False
+        self._thread, self._thread_id = None, 0
+        self._first_step = None
+        self.rule = BoundaryRule()
+        for optimizer in self._optimizers.things():
+            self.rule.optimizer_made(self._optimizers.of(optimizer))
+
+    def _is_watched(self) -> bool:
+        """Whether the calling thread is the one whose iterations count; the first entry of all attaches the process."""
+        if threading.get_ident() == self._thread_id:
+            return True
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        if self._is_loader_worker():
+            self.is_off = True
+            return False
+        self._thread, self._thread_id = threading.current_thread(), threading.get_ident()
+        if not self._is_attached:
+            self._attach()
+        return not self.is_off
+
+    def _is_loader_worker(self) -> bool:
+        return self._torch is not None and self._torch.utils.data.get_worker_info() is not None
+
+    def _attach(self) -> None:
+        if self._session is None:
+            self._session = Session(binding.load())
+        framework = binding.FRAMEWORK_NONE if self._torch is None else binding.FRAMEWORK_TORCH
+        why_not = self._session.attach(framework, self._model_hash, self._input_hash)
+        if why_not:
+            sys.stderr.write("salus: hello: %s; the job goes on without Salus\n" % why_not)
+            self.is_off = True
+            return
+        self._is_attached = True
+        if self._session.rule:
+            self.rule = BoundaryRule(self._session.rule)
+            for optimizer in self._optimizers.things():
+                self.rule.optimizer_made(self._optimizers.of(optimizer))
+        atexit.register(self._leave)
+
+    def _enter(self, fires: bool) -> None:
+        if fires:
+            self._boundary()
+        elif self._session.enter() < 0:
+            self.is_off = True
+
+    def _boundary(self) -> None:
+        if self._has_accelerator and self._accelerator is None:
+            self._accelerator = Accelerator.find(self._torch)
+        if self._accelerator is not None:
+            self._accelerator.before_boundary()
+        if self._session.boundary() < 0:
+            self.is_off = True
+            return
+        if self._accelerator is not None:
+            self._accelerator.after_boundary()
+        if not self._is_hashed and self.rule.learned():
+            # Now, and never again: all roots of an iteration have been seen, and no other run sees others by now.
+            self._is_hashed = True
+            self._model_hash = shapes.hash_models(self._roots.things())
+        now_ns = time.monotonic_ns()
+        if now_ns >= self._report_due_ns:
+            self._report_due_ns = now_ns + REPORT_EVERY_NS
+            self._report()
+
+    def _report(self) -> None:
+        self._session.report(self._model_hash, self._input_hash, self.rule.learned())
+
+    def _leave(self) -> None:
+        if self.is_off or not self._is_attached:
+            return
+        try:
+            self._report()
+            self._session.bye()
+        except Exception as error:
+            self._fail("leave", error)
+
+    def _fail(self, phase: str, error: Exception) -> None:
+        """Something of ours failed: the job goes on as if Salus were absent, and the daemon learns why."""
+        self.is_off = True
+        text = "%s: %s: %s" % (phase, type(error).__name__, error)
+        sys.stderr.write("salus: %s; the job goes on without Salus\n" % text)
+        if self._session is not None:
+            self._session.switch_off(text)

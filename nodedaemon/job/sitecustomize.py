@@ -1,0 +1,42 @@
+"""Loads the adaptor into every Python process of a job, then the sitecustomize that this one shadows.
+
+Python imports the first `sitecustomize` on its path at start-up; salusd puts this directory on PYTHONPATH. The rule: a
+process never notices us unless it imports torch, and nothing of ours ever raises here. What the shadowed module raises
+is passed on, since Python reports it as it would without us.
+"""
+
+import os
+import sys
+
+
+def _is_wanted() -> bool:
+    disabled = os.environ.get("SALUS_DISABLE", "")
+    return bool(os.environ.get("SALUS_SOCKET")) and disabled in ("", "0")
+
+
+def _install() -> None:
+    try:
+        from salus_job import importhook
+
+        importhook.install()
+    except Exception as error:  # A job never fails for a fault of ours.
+        sys.stderr.write("salus: start: %r; the job goes on without Salus\n" % (error,))
+
+
+def _chain() -> None:
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    spec = PathFinder.find_spec("sitecustomize", others)
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+if _is_wanted():
+    _install()
+_chain()
