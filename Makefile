@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
 native: native-emulator native-libsalus native-spank
 
 native-libsalus: $(STAMP)
-	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus all tests
+	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus PYTHON=$(abspath $(PY)) all tests
 
 native-emulator: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator

@@ -228,7 +228,8 @@ struct salus_gate_page {
     uint64_t lane; /* where `lease` holds: the session SHALL have mapped this lane at this epoch */
     uint64_t lane_epoch;
     uint64_t successor;
-    uint64_t reserved1[3];
+    uint64_t launch; /* kernels: low half not 0: held back; high half: at most so many under way, 0: any */
+    uint64_t reserved1[2];
     /* Both. */
     uint64_t state;
     uint64_t reserved2[7];

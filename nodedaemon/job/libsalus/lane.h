@@ -88,6 +88,9 @@ uint64_t stash_total_bytes(struct lane *lane);
  */
 int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded);
 
+/* The process is about to fork: what the child must still see becomes private. */
+void stash_before_fork(struct lane *lane, uint64_t iteration);
+
 /* A live block was freed while the lane is not open: its own pages leave the stash at once. */
 void stash_forget(struct lane *lane, uint64_t offset_bytes, uint64_t size_bytes);
 

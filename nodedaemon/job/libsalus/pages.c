@@ -102,3 +102,11 @@ void salus_page_wake(struct salus_turn_page *turn, uint32_t slot)
     __atomic_add_fetch(&turn->slots[slot].bell, 1, __ATOMIC_SEQ_CST);
     futex_wake(&turn->slots[slot].bell);
 }
+
+void salus_page_launch(struct salus_gate_page *gate, uint32_t is_held, uint32_t in_flight_max)
+{
+    uint64_t word = (uint64_t)in_flight_max << 32 | !!is_held;
+
+    __atomic_store_n(&gate->launch, word, __ATOMIC_SEQ_CST);
+    futex_wake((uint32_t *)&gate->launch);
+}

@@ -76,10 +76,8 @@ static void before_fork(void)
 
     pthread_mutex_lock(&session.memory_lock);
     lane = session.lane;
-    if (lane && lane->mapped_bytes && !lane->is_self && lane->region.used_count) {
-        trap_install();
-        stash_keep(lane, session.gate.iteration_count, lane->is_open);
-    }
+    if (lane && lane->mapped_bytes && !lane->is_self && lane->region.used_count)
+        stash_before_fork(lane, session.gate.iteration_count);
 }
 
 static void after_fork_in_parent(void)

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include "lane.h"
+#include "trap.h"
 
 #define BITS_PER_WORD 64
 
@@ -159,6 +160,12 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
         set_bits(lane->needed_bits, first_page(block), last_page(block) - first_page(block) + 1,
                  false);
     return error;
+}
+
+void stash_before_fork(struct lane *lane, uint64_t iteration)
+{
+    trap_install();
+    stash_keep(lane, iteration, lane->is_open);
 }
 
 void stash_forget(struct lane *lane, uint64_t offset_bytes, uint64_t size_bytes)

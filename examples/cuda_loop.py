@@ -1,0 +1,321 @@
+"""A training-like loop over cuda-python: weights that stay, activations that come and go, data that is checked.
+
+Used where a framework would be: on a real GPU, and on the emulator, which no framework runs on. Two ways of allocating:
+plainly, or through a small caching allocator that keeps freed segments as PyTorch does. Runs the same with and without
+Salus; with it (`SALUS_SOCKET` set, libsalus preloaded) it says where its iterations begin.
+
+    python examples/cuda_loop.py --iterations 100 --weights-mib 64 --activations-mib 128 --cached
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from cuda.bindings import driver
+
+MIB = 1 << 20
+MULTIPLIER = 1664525
+WORD = 1 << 32
+# Words of each block that the kernel changes and the program checks: enough to catch another's bytes.
+CHECKED_WORDS = 1024
+SEGMENT_BYTES = 2 * MIB
+
+# A real kernel: data[i] = data[i] * 1664525 + value. The comment tells the emulator, which runs no code, what it does.
+PTX = """// salus-kernel: mix ns={ns} sm={sm} bandwidth=20 effect=mix
+.version 7.0
+.target sm_60
+.address_size 64
+.visible .entry mix(.param .u64 data, .param .u32 count, .param .u32 value)
+{{
+    .reg .pred %p<2>;
+    .reg .b32 %r<9>;
+    .reg .b64 %rd<5>;
+    ld.param.u64 %rd1, [data];
+    ld.param.u32 %r1, [count];
+    ld.param.u32 %r2, [value];
+    mov.u32 %r3, %ctaid.x;
+    mov.u32 %r4, %ntid.x;
+    mov.u32 %r5, %tid.x;
+    mad.lo.u32 %r6, %r3, %r4, %r5;
+    setp.ge.u32 %p1, %r6, %r1;
+    @%p1 bra DONE;
+    cvta.to.global.u64 %rd2, %rd1;
+    mul.wide.u32 %rd3, %r6, 4;
+    add.u64 %rd4, %rd2, %rd3;
+    ld.global.u32 %r7, [%rd4];
+    mad.lo.u32 %r8, %r7, 1664525, %r2;
+    st.global.u32 [%rd4], %r8;
+DONE:
+    ret;
+}}
+"""
+
+
+class CudaError(Exception):
+    """A result other than success."""
+
+
+def ok(answer: tuple[Any, ...]) -> Any:
+    if answer[0] != driver.CUresult.CUDA_SUCCESS:
+        raise CudaError(answer[0].name)
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+class PlainAllocator:
+    """Every block is the driver's own."""
+
+    def take(self, size_bytes: int) -> int:
+        return int(ok(driver.cuMemAlloc(size_bytes)))
+
+    def give(self, address: int) -> None:
+        ok(driver.cuMemFree(address))
+
+    def live(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        return [], []
+
+
+@dataclass
+class Segment:
+    address: int
+    size_bytes: int
+    used: dict[int, int] = field(default_factory=dict)
+
+    def place(self, size_bytes: int) -> int | None:
+        at = 0
+        for offset, length in sorted(self.used.items()):
+            if offset - at >= size_bytes:
+                break
+            at = offset + length
+        return at if self.size_bytes - at >= size_bytes else None
+
+
+class CachingAllocator:
+    """Keeps freed segments and cuts blocks out of them; on out-of-memory it gives empty ones back and tries again."""
+
+    def __init__(self) -> None:
+        self._segments: list[Segment] = []
+
+    def take(self, size_bytes: int) -> int:
+        size_bytes = -(-size_bytes // 512) * 512
+        for segment in self._segments:
+            if (offset := segment.place(size_bytes)) is not None:
+                segment.used[offset] = size_bytes
+                return segment.address + offset
+        whole = -(-size_bytes // SEGMENT_BYTES) * SEGMENT_BYTES
+        try:
+            address = int(ok(driver.cuMemAlloc(whole)))
+        except CudaError:
+            self.empty()
+            address = int(ok(driver.cuMemAlloc(whole)))
+        self._segments.append(Segment(address, whole, {0: size_bytes}))
+        return address
+
+    def give(self, address: int) -> None:
+        for segment in self._segments:
+            if segment.used.pop(address - segment.address, None) is not None:
+                return
+
+    def empty(self) -> None:
+        for segment in [one for one in self._segments if not one.used]:
+            ok(driver.cuMemFree(segment.address))
+            self._segments.remove(segment)
+
+    def live(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        segments = [(one.address, one.size_bytes) for one in self._segments]
+        blocks = [(one.address + at, size) for one in self._segments for at, size in one.used.items()]
+        return segments, blocks
+
+
+class _Options(ctypes.Structure):
+    _fields_ = (
+        ("size_bytes", ctypes.c_uint32),
+        ("framework", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("timeout_ms", ctypes.c_uint32),
+        ("model_hash", ctypes.c_uint64),
+        ("input_hash", ctypes.c_uint64),
+        ("device", ctypes.c_char * 64),
+    )
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("address", ctypes.c_uint64), ("size_bytes", ctypes.c_uint64))
+
+
+class Salus:
+    """What a loop tells Salus; does nothing where Salus is absent."""
+
+    def __init__(self, device_uuid: str) -> None:
+        self._library: Any = None
+        path = os.environ.get("SALUS_SOCKET")
+        library = ctypes.CDLL(None)
+        if not path or not hasattr(library, "salus_cuda_live"):
+            return
+        options = _Options(size_bytes=ctypes.sizeof(_Options), device=device_uuid.encode())
+        error = library.salus_hello(path.encode(), ctypes.byref(options), None)
+        if error:
+            reason = ctypes.create_string_buffer(192)
+            library.salus_reason(reason, 192)
+            why = reason.value.decode() or os.strerror(-error)
+            sys.stderr.write(f"cuda_loop: hello: {why}; running without Salus\n")
+            return
+        self._library = library
+
+    @property
+    def is_attached(self) -> bool:
+        return self._library is not None
+
+    def boundary(self, allocator: PlainAllocator | CachingAllocator) -> None:
+        if self._library is None:
+            return
+        if self._library.salus_cuda_will_yield():
+            segments, blocks = (_ranges(part) for part in allocator.live())
+            self._library.salus_cuda_live(segments, len(segments), blocks, len(blocks))
+        self._library.salus_boundary()
+
+    def bye(self) -> None:
+        if self._library is not None:
+            self._library.salus_report(ctypes.c_uint64(1), ctypes.c_uint64(1), b"explicit")
+            self._library.salus_bye()
+
+
+def _ranges(pairs: list[tuple[int, int]]) -> Any:
+    return (_Range * len(pairs))(*[_Range(address, size) for address, size in pairs])
+
+
+@dataclass
+class Block:
+    """A block of device memory whose checked words all hold `word`."""
+
+    address: int
+    word: int
+
+
+class Loop:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        ok(driver.cuInit(0))
+        device = ok(driver.cuDeviceGet(0))
+        ok(driver.cuCtxSetCurrent(ok(driver.cuDevicePrimaryCtxRetain(device))))
+        text = PTX.format(ns=arguments.kernel_us * 1000, sm=arguments.sm_percent)
+        self._kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(text.encode() + b"\0")), b"mix"))
+        self._stream = ok(driver.cuStreamCreateWithPriority(1, arguments.priority))
+        self._words = (ctypes.c_uint32 * CHECKED_WORDS)()
+        self.allocator = CachingAllocator() if arguments.cached else PlainAllocator()
+        raw = bytes(ok(driver.cuDeviceGetUuid(device)).bytes)[:16].hex()
+        self.salus = Salus(f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}")
+        self.check_count = 0
+        self.wrong_count = 0
+        self.refused: list[str] = []
+        self._survivors: list[Block] = []
+        self._weights = self._make(arguments.weights_mib * MIB, 1)
+
+    def _make(self, size_bytes: int, word: int) -> Block:
+        block = Block(self.allocator.take(size_bytes), word)
+        ok(driver.cuMemsetD32Async(block.address, word, CHECKED_WORDS, self._stream))
+        return block
+
+    def _mix(self, block: Block, value: int) -> None:
+        types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint32)
+        values = ((block.address, CHECKED_WORDS, value), types)
+        blocks = -(-CHECKED_WORDS // 256)
+        ok(driver.cuLaunchKernel(self._kernel, blocks, 1, 1, 256, 1, 1, 0, self._stream, values, 0))
+        block.word = (block.word * MULTIPLIER + value) % WORD
+
+    def _check(self, block: Block) -> None:
+        ok(driver.cuMemcpyDtoHAsync(ctypes.addressof(self._words), block.address, CHECKED_WORDS * 4, self._stream))
+        ok(driver.cuStreamSynchronize(self._stream))
+        self.check_count += 1
+        self.wrong_count += any(word != block.word for word in self._words)
+
+    def iterate(self, number: int) -> None:
+        """Forward, backward, step: activations come and go; one block lives on into the next iteration."""
+        salt = number * 2654435761 + os.getpid()
+        try:
+            activations = self._make(self._arguments.activations_mib * MIB, salt % WORD)
+        except CudaError as error:
+            self.refused.append(str(error))
+            return
+        for kernel in range(self._arguments.kernels):
+            self._mix(activations, (salt + kernel) % WORD)
+        self._check(activations)
+        for survivor in self._survivors:
+            self._mix(survivor, number)
+            self._check(survivor)
+            self.allocator.give(survivor.address)
+        self._survivors = [self._make(self._arguments.survivor_kib * 1024, (salt + 7) % WORD)]
+        self._mix(self._weights, number)
+        self._check(self._weights)
+        self.allocator.give(activations.address)
+
+    def close(self) -> None:
+        for block in (*self._survivors, self._weights):
+            self.allocator.give(block.address)
+        if isinstance(self.allocator, CachingAllocator):
+            self.allocator.empty()
+        self.salus.bye()
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="A training-like loop over cuda-python that checks its data.")
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--weights-mib", type=int, default=16)
+    parser.add_argument("--activations-mib", type=int, default=32)
+    parser.add_argument("--survivor-kib", type=int, default=256)
+    parser.add_argument("--kernels", type=int, default=2, help="launches an iteration")
+    parser.add_argument("--kernel-us", type=int, default=100, help="their modelled time on the emulator")
+    parser.add_argument("--sm-percent", type=int, default=100, help="their modelled share of the emulated device")
+    parser.add_argument("--priority", type=int, default=0, help="of the stream, lower runs first")
+    parser.add_argument("--cached", action="store_true", help="use the caching allocator")
+    parser.add_argument("--seconds", type=float, default=0.0, help="end after this time, whatever the iterations")
+    parser.add_argument("--pause-us", type=int, default=0, help="host work between iterations")
+    parser.add_argument("--started", action="store_true", help="print a line once the loop is ready")
+    return parser.parse_args(arguments)
+
+
+def report(loop: Loop, times_ns: list[int]) -> dict[str, Any]:
+    times_ns.sort()
+    return {
+        "pid": os.getpid(),
+        "attached": loop.salus.is_attached,
+        "iterations": len(times_ns),
+        "checks": loop.check_count,
+        "wrong": loop.wrong_count,
+        "refused": len(loop.refused),
+        "refused_with": sorted(set(loop.refused)),
+        "p50_ns": times_ns[len(times_ns) // 2] if times_ns else 0,
+        "p99_ns": times_ns[len(times_ns) * 99 // 100] if times_ns else 0,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    loop = Loop(options)
+    if options.started:
+        sys.stdout.write("started\n")
+        sys.stdout.flush()
+    end = time.monotonic() + options.seconds if options.seconds else None
+    times_ns: list[int] = []
+    for number in range(options.iterations):
+        if end is not None and time.monotonic() > end:
+            break
+        loop.salus.boundary(loop.allocator)
+        start_ns = time.monotonic_ns()
+        loop.iterate(number)
+        times_ns.append(time.monotonic_ns() - start_ns)
+        if options.pause_us:
+            time.sleep(options.pause_us / 1e6)
+    loop.close()
+    sys.stdout.write(json.dumps(report(loop, times_ns)) + "\n")
+    return 1 if loop.wrong_count else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

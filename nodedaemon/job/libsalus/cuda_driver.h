@@ -1,0 +1,59 @@
+/*
+ * The real CUDA driver behind ours: opened by absolute path, called through one table.
+ *
+ * Ours has the SONAME libcuda.so.1 and is preloaded, so whoever asks for the driver gets us; a path
+ * is the only way to the real one. Every function that is not wrapped jumps through the table.
+ */
+#ifndef SALUS_CUDA_DRIVER_H
+#define SALUS_CUDA_DRIVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cuda_places.h"
+
+#define CUDA_OK            0
+#define CUDA_INVALID_VALUE 1
+#define CUDA_OUT_OF_MEMORY 2
+#define CUDA_NOT_FOUND     500
+#define CUDA_NOT_SUPPORTED 801
+#define CUDA_GRANULE_BYTES (2ull << 20)
+#define CUDA_EXPORT        __attribute__((visibility("default")))
+
+typedef uint64_t cuda_word;
+typedef int (*cuda_function)();
+
+struct cuda_name {
+    const char *base;
+    int version;
+    int is_per_thread;
+    void *ours; /* NULL: not wrapped */
+};
+
+extern void *cuda_table[REAL_COUNT] __attribute__((visibility("hidden")));
+extern const char *const cuda_symbols[] __attribute__((visibility("hidden")));
+extern const struct cuda_name cuda_names[] __attribute__((visibility("hidden")));
+extern const unsigned int cuda_name_count __attribute__((visibility("hidden")));
+
+/*
+ * Calls the real driver. Arguments are words and pointers throughout, so that the call needs no
+ * prototype; constants must be written as (cuda_word).
+ */
+#define REAL(name) ((cuda_function)cuda_table[REAL_##name])
+
+/* Opens the driver and fills the table, once. Called by the trampolines and before the first REAL.
+ */
+__attribute__((visibility("hidden"))) void cuda_resolve(void);
+
+/* The context that lanes and stash belong to, current to the calling thread until cuda_pop. 0 or
+ * -ENODEV. */
+int cuda_push(void);
+void cuda_pop(void);
+
+/* Remembers the calling thread's context, the first time that it has one. */
+void cuda_note_context(void);
+
+/* Ordinal of the device, for VMM calls. */
+int cuda_device(void);
+
+#endif

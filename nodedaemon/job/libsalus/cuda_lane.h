@@ -1,0 +1,33 @@
+/* What the GPU part adds to libsalus's calls, and what its files share. */
+#ifndef SALUS_CUDA_LANE_H
+#define SALUS_CUDA_LANE_H
+
+#include <stdint.h>
+
+#include "salus.h"
+
+struct salus_cuda_range {
+    uint64_t address;
+    uint64_t size_bytes;
+};
+
+/*
+ * For a framework that caches device memory: `segments` are the driver allocations that it caches,
+ * `blocks` the live ones inside them. Good for the next boundary only: a list that is not renewed
+ * is not believed. Allocations that no segment names are kept whole. 0, or -ENOMEM.
+ */
+SALUS_API int salus_cuda_live(const struct salus_cuda_range *segments, uint32_t segment_count,
+                              const struct salus_cuda_range *blocks, uint32_t block_count);
+
+/* 1 if the next boundary will hand over as things stand: the moment to make a list. One load. */
+SALUS_API int salus_cuda_will_yield(void);
+
+/* Kernels launched so far. */
+SALUS_API uint64_t salus_cuda_launch_count(void);
+
+/* Maps a handle's memory for reading and writing; makes a handle of the job's own. The driver's
+ * code. */
+int cuda_map(uint64_t address, uint64_t size_bytes, uint64_t handle);
+int cuda_create(uint64_t size_bytes, uint64_t *handle);
+
+#endif
