@@ -127,7 +127,7 @@ class Round:
         if not counts_promises:
             return left
         return left - sum(
-            lane.holder.iteration_limit or 0
+            (lane.holder.iteration_limit or 0) + (lane.holder.successor is not None)
             for lane in device.open_lanes.values()
             if lane.holder is not None and device.wait_class(lane.holder) is rank
         )
@@ -202,10 +202,11 @@ class Round:
 
     def _must_stand_back(self, session: Session) -> bool:
         """Would its iteration overtake somebody once too often, or run ahead of somebody who is served more slowly?"""
-        if session.is_ungated or self.device.waits_of(session).oldest == session.id:
+        if session.is_ungated or self.is_overdue(session):
             return False
         rank = self.device.wait_class(session)
-        if rank not in self._excused and self.overtakes_left(rank) <= 0:
+        is_oldest = self.device.waits_of(session).oldest == session.id
+        if not is_oldest and rank not in self._excused and self.overtakes_left(rank) <= 0:
             return True
         return self.is_ahead(session, [*self._served, *self._holders()])
 
@@ -239,7 +240,7 @@ class Round:
         elif not session.is_stopped:
             device.start_service(session)
         if not session.is_ungated and len(device.waits_of(session)):
-            limit = self._allot(device.wait_class(session))
+            limit = max(1, self._allot(device.wait_class(session)))
             session.iteration_limit = limit - 1
         if handed_epoch is None:
             self.commands.append(Grant(session.id, lane.id, session.epoch, limit))
@@ -254,7 +255,8 @@ class Round:
 
     def _allot(self, rank: Rank) -> int:
         # Lanes that run side by side overtake the same waiters, so they divide what is left.
-        return max(1, self.overtakes_left(rank) // max(1, len(self.device.open_lanes)))
+        left = self.overtakes_left(rank)
+        return min(left, max(1, left // max(1, len(self.device.open_lanes))))
 
     # Bytes
 
@@ -429,6 +431,9 @@ class Round:
             and len(self.device.waits_of(holder))
         ):
             left = self._allot(self.device.wait_class(holder))
+            if left <= 0:
+                self.revoke(holder, None)
+                return
             holder.iteration_limit = left
             assert holder.epoch is not None
             self.commands.append(LimitGrant(holder.id, holder.epoch, left))
@@ -436,7 +441,12 @@ class Round:
     def _can_succeed(self, waiter: Session, lane: Lane) -> bool:
         if self.is_blocked or waiter.is_ungated or waiter.lane is not lane:
             return False
-        return lane.held_bytes >= waiter.ephemeral_bytes and not self.is_ahead(waiter, self.rivals_elsewhere(lane))
+        if lane.held_bytes < waiter.ephemeral_bytes or self.is_ahead(waiter, self.rivals_elsewhere(lane)):
+            return False
+        # What an earlier named successor was promised is taken over.
+        promised = lane.holder is not None and lane.holder.successor is not None
+        is_oldest = self.device.waits_of(waiter).oldest == waiter.id
+        return is_oldest or self.overtakes_left(self.device.wait_class(waiter)) + promised > 0
 
     def rivals_elsewhere(self, lane: Lane) -> list[Session]:
         """Sessions of other lanes that run, or wait and can be served: equal progress is measured against them."""

@@ -267,6 +267,7 @@ class Engine:
 
     def _want(self, session: Session, device: Device, now_ns: int) -> None:
         session.step(SessionState.WAITING, now_ns)
+        device.note_running_service()
         session.virtual = device.book.join(session.id, session.virtual)
         self._line_up(session, device, now_ns)
 

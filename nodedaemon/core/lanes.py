@@ -154,6 +154,13 @@ class Device:
         self.clock.busy_count -= 1
         self.running[session.rank] -= 1
 
+    def note_running_service(self) -> None:
+        """Tell the book what the holders have attained by now, before somebody is lifted to the floor."""
+        for lane in self.open_lanes.values():
+            if lane.holder is not None and lane.holder.is_served:
+                view = lane.holder.view(self.clock.plain, self.clock.grown)
+                self.book.update(lane.holder.id, view.virtual_service)
+
     def rescale(self, bits: int) -> None:
         """Follow the service clock where it shifts its numbers back."""
         for session in self.sessions.values():

@@ -229,9 +229,10 @@ def _free_at_once(device: Device, lane: Lane) -> None:
 def test_counting_bytes_as_free_before_the_release_is_confirmed_is_caught(monkeypatch) -> None:
     def run() -> None:
         world = World(DeviceLimits(CAPACITY_MIB * MIB, lane_reserve_bytes=512 * MIB))
-        world.arrive(1, 100, 512)
+        world.arrive(1, 50, 400)
+        world.arrive(2, 50, 400, domain=Domain("user:ben"))
         world.confirm_all()
-        world.arrive(2, 500, 512)
+        world.arrive(3, 300, 100)
         world.tick(1)
 
     run()

@@ -1,0 +1,92 @@
+"""Why a session waits, and what would change it: every reason at once, each with needed and free.
+
+`salus why` shows these; `would_run` answers its second half by a fork of the engine and the same code that decides.
+"""
+
+from __future__ import annotations
+
+from nodedaemon.core import events as ev
+from nodedaemon.core.commands import AdmitSession, Grant
+from nodedaemon.core.engine import Engine
+from nodedaemon.core.lanes import Device, LaneState
+from nodedaemon.core.ordering import Breadth
+from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.types import Rank, SessionId, Shortfall
+
+
+def reasons(engine: Engine, session_id: SessionId) -> tuple[Shortfall, ...]:
+    """Every reason why the session neither runs nor could run at once; empty for one that runs or wants nothing."""
+    for device in engine.devices():
+        session = device.sessions.get(session_id)
+        if session is not None:
+            return tuple(_of_device(device) + _of_session(device, session))
+    return (Shortfall(f"session {session_id}", 1, 0, "sessions", "it is not on this node; see salus status"),)
+
+
+def would_run(engine: Engine, session_id: SessionId, change: ev.Event, now_ns: int) -> bool:
+    """Would the session be admitted or granted at once if `change` happened now? Asked of a fork; nothing changes."""
+    fork = engine.fork()
+    commands = fork.handle(change, now_ns)
+    return any(isinstance(one, Grant | AdmitSession) and one.session == session_id for one in commands)
+
+
+def _of_device(device: Device) -> list[Shortfall]:
+    found = []
+    if device.lost_reason is not None:
+        found.append(
+            Shortfall(f"device {device.id} is lost ({device.lost_reason})", 1, 0, "devices", "see salus doctor")
+        )
+    if device.is_drained:
+        found.append(Shortfall(f"device {device.id} is drained", 1, 0, "devices", "an admin resumes it: salus resume"))
+    return found
+
+
+def _of_session(device: Device, session: Session) -> list[Shortfall]:
+    if session.is_stopped:
+        return [Shortfall(f"job {session.job} is stopped", 1, 0, "processes", "scontrol resume, or kill -CONT")]
+    if session.state is SessionState.ARRIVING:
+        return _of_arrival(device, session)
+    if session.state is SessionState.WAITING:
+        return _of_waiter(device, session)
+    return []
+
+
+def _of_arrival(device: Device, session: Session) -> list[Shortfall]:
+    free_bytes = device.free_bytes
+    found = []
+    if session.persistent_bytes > free_bytes:
+        advice = "lanes give bytes back at their next boundary"
+        found.append(Shortfall(f"memory of device {device.id}", session.persistent_bytes, free_bytes, advice=advice))
+    if not device.can_always_run(session.persistent_bytes, session.ephemeral_bytes):
+        needed = session.persistent_bytes + max(device.ephemeral_bytes_max, session.ephemeral_bytes)
+        spare = device.limits.capacity_bytes - device.persistent_bytes - device.pinned_bytes
+        found.append(
+            Shortfall(f"room for the largest iteration on device {device.id}", needed, spare, advice="a job must end")
+        )
+    older = sum(1 for one in device.arrivals.values() if one.arrival_order < session.arrival_order)
+    if older:
+        found.append(Shortfall("arrivals before it", older, 0, "sessions", "they are admitted in order"))
+    return found
+
+
+def _of_waiter(device: Device, session: Session) -> list[Shortfall]:
+    lane = session.lane
+    assert lane is not None
+    found = []
+    if device.ordering.breadth is Breadth.CLASS:
+        higher = sum(device.running[rank] + len(device.waits[rank]) for rank in Rank if rank < session.rank)
+        if higher:
+            found.append(Shortfall("sessions of a higher class", higher, 0, "sessions", "they go first under priority"))
+    if lane.holder is not None:
+        told = f"lane {lane.id} runs job {lane.holder.job}"
+        found.append(Shortfall(told, 1, 0, "turns", "the policy decides at its next boundary"))
+    if lane.state is LaneState.PARKED or lane.held_bytes < session.ephemeral_bytes:
+        advice = "other lanes give bytes back at a boundary, after DomainQuantum"
+        free_bytes = device.free_bytes + lane.held_bytes
+        found.append(Shortfall(f"lane memory of device {device.id}", lane.target_bytes, free_bytes, advice=advice))
+    if device.ordering.breadth is Breadth.ONE and sum(device.running.values()) and lane.holder is None:
+        told = f"turns of device {device.id}"
+        found.append(Shortfall(told, 1, 0, "turns", f"{device.ordering.name} runs one session at a time"))
+    if device.arrivals:
+        found.append(Shortfall("arrivals that claim memory first", len(device.arrivals), 0, "sessions"))
+    return found
