@@ -84,7 +84,7 @@ def _of_waiter(device: Device, session: Session) -> list[Shortfall]:
         advice = "other lanes give bytes back at a boundary, after DomainQuantum"
         free_bytes = device.free_bytes + lane.held_bytes
         found.append(Shortfall(f"lane memory of device {device.id}", lane.target_bytes, free_bytes, advice=advice))
-    if device.ordering.breadth is Breadth.ONE and sum(device.running.values()) and lane.holder is None:
+    if device.ordering.breadth is Breadth.ONE and any(device.running.values()) and lane.holder is None:
         told = f"turns of device {device.id}"
         found.append(Shortfall(told, 1, 0, "turns", f"{device.ordering.name} runs one session at a time"))
     if device.arrivals:
