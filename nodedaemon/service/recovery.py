@@ -111,10 +111,10 @@ class Recovery:
         else:
             os.close(descriptors.pop(0))
             os.close(descriptors.pop(0))
-        self._adopt_lane(facts, live, connection, hello, descriptors)
         connection.session = session
         live.connection, live.is_welcomed, live.lost_contact_ns = connection, False, 0
         self._desk.welcome(live, facts)
+        self._adopt_lane(facts, live, connection, hello, descriptors)
         self.adopted_count += 1
         self._missing.discard(session)
         if self.is_gathering:

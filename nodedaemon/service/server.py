@@ -74,6 +74,9 @@ class Server:
             self._on_hello(connection, message, descriptors)
             return
         facts, live = self._session_of(connection)
+        # Till everybody is back the pages are not all there to tell who runs; they will say the same as these frames.
+        if self._is_gathering() and isinstance(message, messages.Want | messages.Return):
+            return
         match message:
             case messages.Want():
                 self._on_want(facts, message)

@@ -1,0 +1,43 @@
+"""A real salusd and its workers, ended with the test."""
+
+import subprocess
+
+import pytest
+
+from tests.support.salusd import ROOT, Salusd
+from tests.support.workers import Crew
+
+
+@pytest.fixture(scope="session")
+def libsalus():
+    subprocess.run(["make", "-s", "-C", str(ROOT / "nodedaemon/job/libsalus"), "all"], check=True)
+
+
+@pytest.fixture
+def salusd():
+    """Gives a function that starts a daemon; all are stopped after the test."""
+    daemons = []
+
+    def start(**options):
+        daemon = Salusd(**options)
+        daemons.append(daemon)
+        daemon.start()
+        return daemon
+
+    yield start
+    for daemon in daemons:
+        daemon.__exit__()
+
+
+@pytest.fixture
+def crew(libsalus):
+    """Gives a function that makes a crew for a daemon."""
+    crews = []
+
+    def make(daemon):
+        crews.append(Crew(daemon))
+        return crews[-1]
+
+    yield make
+    for one in crews:
+        one.close()

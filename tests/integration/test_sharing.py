@@ -1,0 +1,68 @@
+"""Jobs share a device: one lane, several policies, whole stack (engine, daemon, libsalus)."""
+
+import pytest
+
+from tests.support.workers import overlaps
+
+
+def run_together(daemon, crew, options, iterations):
+    workers = [crew.start(iterations=iterations, **one) for one in options]
+    crew.ready()
+    for worker in workers:
+        worker.go()
+    for worker in workers:
+        worker.finish()
+    return workers
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "pack", "fair", "priority"])
+def test_three_jobs_take_turns_in_one_lane_under(policy, salusd, crew):
+    daemon = salusd(config=f"MaxLanes=1\nPolicy={policy}")
+    workers = run_together(daemon, crew(daemon), [{"iteration_us": 1000}] * 3, 100)
+    assert [worker.wait_told("done")["count"] for worker in workers] == [100] * 3
+    assert overlaps(workers) == 0
+    daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")
+
+
+def test_fair_gives_equal_service_to_long_and_short_iterations(salusd, crew):
+    daemon = salusd(config="MaxLanes=1\nPolicy=fair")
+    group = crew(daemon)
+    workers = [group.start(iteration_us=us) for us in (500, 1000, 2000, 4000)]
+    group.ready()
+    for worker in workers:
+        worker.go()
+    workers[-1].wait_iterations(150)
+    start_ns = max(worker.iterations()[0]["start_ns"] for worker in workers)
+    for worker in workers:
+        worker.stop()
+    for worker in workers:
+        worker.finish()
+    end_ns = min(worker.iterations()[-1]["end_ns"] for worker in workers)
+    service = [
+        sum(one["end_ns"] - one["start_ns"] for one in worker.iterations() if start_ns <= one["start_ns"] < end_ns)
+        for worker in workers
+    ]
+    jain = sum(service) ** 2 / (len(service) * sum(value * value for value in service))
+    assert jain >= 0.98, service
+
+
+def test_priority_starts_the_high_job_at_the_next_boundary(salusd, crew):
+    daemon = salusd(config="MaxLanes=1\nPolicy=priority")
+    group = crew(daemon)
+    low = [group.start(iteration_us=20_000, job_class="normal") for _ in range(2)]
+    high = group.start(iteration_us=1000, job_class="high", iterations=5)
+    group.ready()
+    for worker in low:
+        worker.go()
+        worker.wait_iterations(2)
+    high.go()
+    high.finish()
+    for worker in low:
+        worker.stop()
+    for worker in low:
+        worker.finish()
+    first_ns, last_ns = high.iterations()[0]["start_ns"], high.iterations()[-1]["end_ns"]
+    asked_ns = high.wait_told("job")["at_ns"]
+    between = [one for worker in low for one in worker.iterations() if first_ns <= one["start_ns"] < last_ns]
+    assert between == []
+    assert asked_ns < first_ns

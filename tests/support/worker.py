@@ -1,0 +1,116 @@
+"""A job without a framework: the real libsalus, iterations that write all of the lane and check what they find.
+
+Run as a program. Each line on standard output is a JSON object: what it did and when (CLOCK_MONOTONIC). Commands come on
+standard input, one a line: `go` starts the loop, end of file ends it after the present iteration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import select
+import socket
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LIBRARY = ROOT / "nodedaemon" / "job" / "libsalus" / "libsalus.so"
+MIB = 1 << 20
+
+
+class Options(ctypes.Structure):
+    _fields_ = (
+        ("size_bytes", ctypes.c_uint32),
+        ("framework", ctypes.c_uint32),
+        ("flags", ctypes.c_uint32),
+        ("timeout_ms", ctypes.c_uint32),
+        ("model_hash", ctypes.c_uint64),
+        ("input_hash", ctypes.c_uint64),
+        ("device", ctypes.c_char * 64),
+    )
+
+
+def tell(what: str, **fields: object) -> None:
+    print(json.dumps({"what": what, "at_ns": time.monotonic_ns(), **fields}), flush=True)
+
+
+def start_run(control: str, fields: dict[str, object]) -> dict[str, object]:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(control)
+        connection.sendall(json.dumps({"verb": "run_start", **fields}).encode() + b"\n")
+        with connection.makefile("r") as answers:
+            return json.loads(answers.readline())
+
+
+def spin_until(end_ns: int) -> None:
+    while time.monotonic_ns() < end_ns:
+        pass
+
+
+def has_line(timeout_s: float = 0.0) -> bool:
+    return bool(select.select([sys.stdin], [], [], timeout_s)[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--control", required=True)
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--no-run", action="store_true", help="belongs to a job already")
+    parser.add_argument("--persistent", type=int, default=4, help="MiB")
+    parser.add_argument("--ephemeral", type=int, default=8, help="MiB")
+    parser.add_argument("--job-class", default="")
+    parser.add_argument("--signature", default="")
+    parser.add_argument("--remaining", type=int, default=0)
+    parser.add_argument("--iterations", type=int, default=1 << 40)
+    parser.add_argument("--iteration-us", type=int, default=2000)
+    parser.add_argument("--pause-us", type=int, default=0, help="idle time between iterations")
+    parser.add_argument("--quiet", action="store_true", help="do not tell every iteration")
+    parser.add_argument("--uid", type=int, default=0)
+    given = parser.parse_args()
+    if given.uid:
+        os.setresgid(given.uid, given.uid, given.uid)
+        os.setresuid(given.uid, given.uid, given.uid)
+    if not given.no_run:
+        answer = start_run(
+            given.control,
+            {
+                "name": "worker", "class": given.job_class, "persistent_bytes": given.persistent * MIB,
+                "ephemeral_bytes": given.ephemeral * MIB, "remaining_s": given.remaining, "wait_ms": 60000,
+                "signature": given.signature,
+            },
+        )
+        tell("job", **{key: answer.get(key) for key in ("ok", "why", "job", "session", "is_admitted")})
+        if not answer["ok"]:
+            return
+    library = ctypes.CDLL(str(LIBRARY))
+    options = Options(size_bytes=ctypes.sizeof(Options), timeout_ms=60000)
+    tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))
+    sys.stdin.readline()
+    waited_ns = ran_ns = count = 0
+    while count < given.iterations and not (has_line() and not sys.stdin.readline()):
+        before_ns = time.monotonic_ns()
+        code = library.salus_boundary()
+        start_ns = time.monotonic_ns()
+        if code < 0:
+            tell("off", code=code)
+            break
+        spin_until(start_ns + given.iteration_us * 1000)
+        end_ns = time.monotonic_ns()
+        waited_ns += start_ns - before_ns
+        ran_ns += end_ns - start_ns
+        count += 1
+        if not given.quiet:
+            print(f'{{"what": "iteration", "number": {count}, "start_ns": {start_ns}, "end_ns": {end_ns}}}', flush=True)
+        if given.pause_us:
+            library.salus_leave()
+            spin_until(time.monotonic_ns() + given.pause_us * 1000)
+    tell("done", count=count, waited_ns=waited_ns, ran_ns=ran_ns)
+    library.salus_bye()
+    tell("bye")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Starts workers (tests/support/worker.py) and reads what they tell; none outlives its test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from tests.support.salusd import DEADLINE_S, ROOT, Salusd, wait_until
+
+PROGRAM = Path(__file__).with_name("worker.py")
+
+
+class Worker:
+    def __init__(self, daemon: Salusd, **options: Any) -> None:
+        arguments = ["--control", str(daemon.control), "--socket", str(daemon.socket)]
+        for name, value in options.items():
+            flag = f"--{name.replace('_', '-')}"
+            arguments += [flag] if value is True else [flag, str(value)]
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAM), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            cwd=ROOT, start_new_session=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        )
+        self.told: list[dict[str, Any]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            self.told.append(json.loads(line))
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def wait_told(self, what: str) -> dict[str, Any]:
+        def find() -> dict[str, Any] | None:
+            return next((one for one in list(self.told) if one["what"] == what), None)
+
+        is_over = self.process.poll
+        found = wait_until(lambda: find() or is_over() is not None, f"worker tells {what}", lambda: str(self.told[-5:]))
+        if found is True:
+            self._reader.join(DEADLINE_S)
+            found = find()
+            assert found is not None, f"worker ended with {self.process.returncode} before {what}: {self.told[-5:]}"
+        return found
+
+    @property
+    def job(self) -> str:
+        return str(self.wait_told("job")["job"])
+
+    def go(self) -> None:
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+
+    def iterations(self) -> list[dict[str, Any]]:
+        return [one for one in list(self.told) if one["what"] == "iteration"]
+
+    def wait_iterations(self, count: int) -> None:
+        wait_until(
+            lambda: len(self.iterations()) >= count, f"worker {self.pid} does {count} iterations",
+            lambda: f"did {len(self.iterations())}, last told {self.told[-1:]}",
+        )
+
+    def stop(self) -> None:
+        """End the loop after its iteration."""
+        if not self.process.stdin.closed:
+            self.process.stdin.close()
+
+    def finish(self) -> dict[str, Any]:
+        """Wait till all its iterations are done and the process has ended."""
+        self.process.wait(DEADLINE_S)
+        self._reader.join(DEADLINE_S)
+        assert self.process.returncode == 0, f"worker ended with {self.process.returncode}: {self.told[-3:]}"
+        return next(one for one in self.told if one["what"] == "done")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self._reader.join(DEADLINE_S)
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+class Crew:
+    """All workers of a test."""
+
+    def __init__(self, daemon: Salusd) -> None:
+        self.daemon = daemon
+        self.workers: list[Worker] = []
+
+    def start(self, **options: Any) -> Worker:
+        worker = Worker(self.daemon, **options)
+        self.workers.append(worker)
+        return worker
+
+    def ready(self, *workers: Worker) -> None:
+        for worker in workers or self.workers:
+            assert worker.wait_told("hello")["code"] == 0, worker.told
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+def overlaps(workers: list[Worker]) -> int:
+    """How many pairs of iterations of different workers ran at the same time."""
+    spans = sorted(
+        (one["start_ns"], one["end_ns"], index) for index, worker in enumerate(workers) for one in worker.iterations()
+    )
+    return sum(1 for a, b in zip(spans, spans[1:], strict=False) if b[0] < a[1] and a[2] != b[2])
