@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import entry
+from cli import entry, policy, status, top
 from cli.cluster import app as cluster
 from cli.config import app as config
 from cli.simulate import EPILOG as SIMULATE_EPILOG
@@ -48,6 +48,8 @@ def _program(
 
 
 # One line a noun.
+for noun in (status, top, policy):
+    noun.register(app)
 app.add_typer(cluster, name="cluster")
 config.command("lua")(write_lua)
 config.command("gres")(print_gres)

@@ -161,11 +161,11 @@ class StatusView:
             is_stopped=session.is_stopped,
             is_connected=live is not None and live.connection is not None,
             pid=facts.process.pid if facts is not None and is_seen else 0,
-            reason=self._short_reason(device, session),
+            reason=self._short_reason(device, session, viewer),
         )
 
-    def _short_reason(self, device: DeviceSnapshot, session: SessionSnapshot) -> str:
-        reasons = self._reasons(device, session, Viewer(-1, is_operator=False))
+    def _short_reason(self, device: DeviceSnapshot, session: SessionSnapshot, viewer: Viewer) -> str:
+        reasons = self._reasons(device, session, viewer)
         return reasons[0].what if reasons else ""
 
     # Why

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 ROOT = Path(__file__).resolve().parents[2]
 #: For a step of a test on a machine that is busy with other things.
@@ -57,7 +57,7 @@ class Salusd:
         ]
         self.config.write_text("\n".join(lines) + "\n")
 
-    def __enter__(self) -> Salusd:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -70,7 +70,11 @@ class Salusd:
         command += ["--digest-every", str(self.digest_every), *arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT,
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
         wait_until(lambda: self.is_up() or self.process.poll() is not None, "salusd comes up", self.story)
@@ -128,7 +132,9 @@ class Salusd:
         return self.log.read_text()[-6000:] if self.log.exists() else ""
 
 
-def wait_until(what: Callable[[], Any], name: str, story: Callable[[], str] = str, deadline_s: float = DEADLINE_S) -> Any:
+def wait_until(
+    what: Callable[[], Any], name: str, story: Callable[[], str] = str, deadline_s: float = DEADLINE_S
+) -> Any:
     """Ask again and again till the answer is true; fails with `name` and the story at the deadline."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:

@@ -1,6 +1,6 @@
-"""A job without a framework: the real libsalus, iterations that write all of the lane and check what they find.
+"""A job without a framework: the real libsalus and iterations that do nothing but take their time.
 
-Run as a program. Each line on standard output is a JSON object: what it did and when (CLOCK_MONOTONIC). Commands come on
+Run as a program. Each line on standard output is a JSON object: what it did and when (monotonic). Commands come on
 standard input, one a line: `go` starts the loop, end of file ends it after the present iteration.
 """
 
@@ -77,8 +77,12 @@ def main() -> None:
         answer = start_run(
             given.control,
             {
-                "name": "worker", "class": given.job_class, "persistent_bytes": given.persistent * MIB,
-                "ephemeral_bytes": given.ephemeral * MIB, "remaining_s": given.remaining, "wait_ms": 60000,
+                "name": "worker",
+                "class": given.job_class,
+                "persistent_bytes": given.persistent * MIB,
+                "ephemeral_bytes": given.ephemeral * MIB,
+                "remaining_s": given.remaining,
+                "wait_ms": 60000,
                 "signature": given.signature,
             },
         )

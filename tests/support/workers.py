@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,8 +24,13 @@ class Worker:
             flag = f"--{name.replace('_', '-')}"
             arguments += [flag] if value is True else [flag, str(value)]
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            cwd=ROOT, start_new_session=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            [sys.executable, str(PROGRAM), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            start_new_session=True,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         self.told: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -63,7 +69,8 @@ class Worker:
 
     def wait_iterations(self, count: int) -> None:
         wait_until(
-            lambda: len(self.iterations()) >= count, f"worker {self.pid} does {count} iterations",
+            lambda: len(self.iterations()) >= count,
+            f"worker {self.pid} does {count} iterations",
             lambda: f"did {len(self.iterations())}, last told {self.told[-1:]}",
         )
 
@@ -117,4 +124,4 @@ def overlaps(workers: list[Worker]) -> int:
     spans = sorted(
         (one["start_ns"], one["end_ns"], index) for index, worker in enumerate(workers) for one in worker.iterations()
     )
-    return sum(1 for a, b in zip(spans, spans[1:], strict=False) if b[0] < a[1] and a[2] != b[2])
+    return sum(1 for a, b in itertools.pairwise(spans) if b[0] < a[1] and a[2] != b[2])

@@ -1,0 +1,34 @@
+"""Sizes and times as people read them; scripts get base units from -P and --json."""
+
+_SIZES = (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
+
+
+def size_text(size_bytes: int | None) -> str:
+    """Slurm's short form: 1.5G, 512M, 0; empty for what is not known."""
+    if size_bytes is None:
+        return ""
+    for letter, unit in _SIZES:
+        if abs(size_bytes) >= unit:
+            value = size_bytes / unit
+            return f"{value:.0f}{letter}" if value >= 100 or value == int(value) else f"{value:.1f}{letter}"
+    return str(size_bytes)
+
+
+def span_text(span_ns: int) -> str:
+    """180us, 12ms, 4.5s, 03:20, 1-02:03:04."""
+    if span_ns < 1_000_000:
+        return f"{span_ns // 1000}us"
+    if span_ns < 1_000_000_000:
+        return f"{span_ns // 1_000_000}ms"
+    if span_ns < 60_000_000_000:
+        return f"{span_ns / 1e9:.1f}s"
+    minutes, seconds = divmod(span_ns // 1_000_000_000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02}:{minutes:02}:{seconds:02}"
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes:02}:{seconds:02}"
+
+
+def percent_text(permille: int) -> str:
+    return f"{permille / 10:.1f}%"
