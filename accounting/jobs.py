@@ -55,7 +55,8 @@ def row_of(record: JobRecord, cluster_id: int) -> Row:
 def merge_job(stored: Row, new: Row) -> Row:
     """One row out of two about the same run; the result is the same whichever came first."""
     merged = dict(stored)
-    older, newer = (stored, new) if new["source"] >= stored["source"] else (new, stored)
+    # Who knows the end knows more; a start that is replayed after it must not make the job run again.
+    older, newer = (stored, new) if _authority(new) >= _authority(stored) else (new, stored)
     for name in TEXTS:
         merged[name] = newer[name] or older[name]
     for name in FACTS:
@@ -208,6 +209,10 @@ def _with_derived(row: Row) -> Row:
     since_ns = row["eligible_utc_ns"] if row["eligible_utc_ns"] is not None else row["submit_utc_ns"]
     row["wait_ns"] = None if start_ns is None or since_ns is None else max(0, start_ns - since_ns)
     return row
+
+
+def _authority(row: Row) -> tuple[int, bool]:
+    return row["source"], row["end_utc_ns"] is not None
 
 
 def _place(row: Row) -> _JobPlace:

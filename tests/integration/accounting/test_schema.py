@@ -10,6 +10,13 @@ from nodedaemon.core.errors import OperatingError
 from tests.support.scenario import dump, records
 
 
+@pytest.fixture
+def database(empty_database: Database) -> Database:
+    """One of its own for each test here: they change the schema."""
+    schema.upgrade(empty_database)
+    return empty_database
+
+
 def test_models_and_head_do_not_differ(database: Database) -> None:
     state = schema.check(database)
     assert state.differences == ()

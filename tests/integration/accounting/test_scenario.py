@@ -1,0 +1,169 @@
+"""Every number of the hand-computed hour (tests/support/scenario.py), on each database, right to the second."""
+
+import itertools
+
+import pytest
+
+from accounting.database import Database
+from accounting.ledger import LedgerWriter
+from accounting.queries import JobSelector, Selection
+from accounting.records import decode, encode
+from accounting.reports import Report, ReportKind, ReportRow, make_report
+from accounting.viewer import Viewer
+from tests.support.scenario import END, MIB, T0, S, dump, records
+
+ROOT = Viewer(uid=0, user="root", is_operator=True)
+DAY = Selection(start_utc_ns=T0 - 86_400 * S, end_utc_ns=END)
+
+
+@pytest.fixture
+def filled(database: Database) -> Database:
+    LedgerWriter(database).write(records())
+    return database
+
+
+def report(database: Database, kind: ReportKind = "summary", selection: Selection = DAY, who: Viewer = ROOT) -> Report:
+    return make_report(database, who, kind, selection, now_utc_ns=END)
+
+
+def rows_by(made: Report, *names: str) -> dict[tuple[object, ...], ReportRow]:
+    return {tuple(getattr(row, name) for name in names): row for row in made.rows}
+
+
+def seconds(row: ReportRow, *names: str) -> tuple[float, ...]:
+    return tuple(getattr(row.measures, name) / S for name in names)
+
+
+def test_held_busy_and_occupied_of_each_account_and_user(filled: Database) -> None:
+    rows = rows_by(report(filled), "account", "user")
+    expected = {
+        # held, busy, occupied, suspended
+        ("vision", ""): (5400, 2400, 3600, 0),
+        ("vision", "ada"): (3600, 1500, 2250, 0),
+        ("vision", "ben"): (1800, 900, 1350, 0),
+        ("nlp", ""): (2500, 2500, 2800, 300),
+        ("nlp", "ada"): (600, 600, 600, 0),
+        ("nlp", "cyd"): (1900, 1900, 2200, 300),
+    }
+    found = {group: seconds(row, "held_ns", "busy_ns", "occupied_ns", "suspended_ns") for group, row in rows.items()}
+    assert found == expected
+    assert seconds(ReportRow(measures=report(filled).total), "held_ns", "occupied_ns") == (7900, 6400)
+
+
+def test_alone_gain_and_slowdown_of_known_jobs_and_none_of_unknown_ones(filled: Database) -> None:
+    rows = rows_by(report(filled, "job"), "job", "restart_count")
+    ada, ben, cyd = (rows[job].measures for job in (("101", 0), ("102", 0), ("201", 0)))
+    assert (ada.alone_ns, ben.alone_ns, cyd.alone_ns) == (2700 * S, 1500 * S, None)
+    assert ada.sharing_gain == pytest.approx(2700 / 2250)
+    assert ben.sharing_gain == pytest.approx(1500 / 1350)
+    assert (cyd.sharing_gain, cyd.slowdown) == (None, None)
+    assert ada.slowdown == pytest.approx(3600 / 2700)
+    assert ben.slowdown == pytest.approx(1800 / 1500)
+    assert ada.efficiency == pytest.approx(1500 / 2250)
+
+
+def test_a_requeued_job_counts_each_run_without_its_suspension(filled: Database) -> None:
+    rows = rows_by(report(filled, "job"), "job", "restart_count")
+    assert seconds(rows["201", 0], "held_ns", "suspended_ns", "queue_wait_ns") == (1000, 0, 50)
+    assert seconds(rows["201", 1], "held_ns", "suspended_ns", "queue_wait_ns") == (900, 300, 800)
+
+
+def test_a_clock_that_jumps_an_hour_adds_nothing(filled: Database) -> None:
+    row = rows_by(report(filled, "job"), "job")[("301",)]
+    assert seconds(row, "held_ns", "busy_ns", "occupied_ns") == (600, 600, 600)
+
+
+def test_memory_saved_is_what_the_shared_lane_did_not_hold(filled: Database) -> None:
+    rows = rows_by(report(filled), "account", "user")
+    assert rows["vision", "ada"].measures.memory_saved_mib_ms == 240_000 * 1000
+    assert rows["vision", "ben"].measures.memory_saved_mib_ms == 120_000 * 1000
+
+
+def test_fairness_is_of_achieved_over_entitled(filled: Database) -> None:
+    rows = rows_by(report(filled), "account", "user")
+    shares = (1500 / 1800, 900 / 600)
+    assert rows["vision", ""].measures.jain == pytest.approx(sum(shares) ** 2 / (2 * sum(x * x for x in shares)))
+    assert rows["nlp", ""].measures.jain == pytest.approx(1.0)
+
+
+def test_device_time_is_given_away_once(filled: Database) -> None:
+    rows = rows_by(report(filled, "device"), "device")
+    assert seconds(rows[("d0",)], "occupied_ns", "busy_ns") == (3600, 2400)
+    assert seconds(rows[("d1",)], "occupied_ns", "busy_ns") == (2800, 2500)
+    assert [rows[(device,)].measures.job_count for device in ("d0", "d1")] == [2, 3]
+
+
+def test_profiles_and_clusters_have_their_own_tables(filled: Database) -> None:
+    profiles = rows_by(report(filled, "profile"), "user", "signature")
+    assert seconds(profiles["ada", "cnn"], "busy_ns") == (1500,)
+    assert seconds(rows_by(report(filled, "cluster"), "cluster")[("alpha",)], "held_ns") == (7900,)
+
+
+def test_the_summary_says_what_was_avoided_and_how_long_jobs_waited(filled: Database) -> None:
+    summary = report(filled).summary
+    assert (summary.refused_count, summary.made_to_wait_count) == (1, 1)
+    assert (summary.wait_median_ns, summary.wait_p95_ns) == (100 * S, 800 * S)
+    assert (summary.profile_change_count, summary.device_count) == (3, 2)
+    assert summary.event_counts == {"overrun": 1, "xid": 1, "clock_stepped": 1}
+
+
+def test_a_window_takes_the_part_inside_it(filled: Database) -> None:
+    # 600..1200: both of d0's jobs run; the intervals 0-1800 and 600-1800 are cut in proportion.
+    window = Selection(start_utc_ns=T0 + 600 * S, end_utc_ns=T0 + 1200 * S)
+    rows = rows_by(report(filled, "job", window), "job")
+    assert seconds(rows[("101",)], "held_ns", "busy_ns") == (600, 300)
+    assert seconds(rows[("102",)], "held_ns", "busy_ns") == (600, 450)
+    assert seconds(rows[("201",)], "held_ns") == (400,)
+
+
+def test_suspended_time_is_taken_from_the_window_in_which_it_fell(filled: Database) -> None:
+    window = Selection(start_utc_ns=T0 + 2200 * S, end_utc_ns=T0 + 2500 * S)
+    row = rows_by(report(filled, "job", window), "job")[("201",)]
+    assert seconds(row, "held_ns", "suspended_ns") == (200, 100)
+
+
+def test_windows_that_follow_each_other_sum_to_the_whole(filled: Database) -> None:
+    cuts = [T0 - 86_400 * S, *(T0 + second * S for second in range(0, 3600, 450)), END]
+    parts = [
+        report(filled, selection=Selection(start_utc_ns=start, end_utc_ns=end)).total
+        for start, end in itertools.pairwise(cuts)
+    ]
+    whole = report(filled).total
+    for name in ("held_ns", "busy_ns", "occupied_ns", "suspended_ns"):
+        # Each cut of an interval may lose the fraction of a nanosecond.
+        assert abs(sum(getattr(part, name) for part in parts) - getattr(whole, name)) <= 100
+
+
+def test_the_spool_replayed_twice_changes_nothing(filled: Database) -> None:
+    before, told = dump(filled), report(filled)
+    for batch in (records(), list(reversed(records())), [decode(encode(record)) for record in records()]):
+        LedgerWriter(filled).write(batch)
+        assert dump(filled) == before
+    assert report(filled) == told
+
+
+def test_records_one_by_one_and_in_any_order_give_the_same_report(database: Database) -> None:
+    writer = LedgerWriter(database)
+    for record in reversed(records()):
+        writer.write([record])
+    backwards = report(database, "job")
+    assert seconds(ReportRow(measures=backwards.total), "held_ns", "occupied_ns") == (7900, 6400)
+
+
+def test_sessions_stand_below_their_jobs(filled: Database) -> None:
+    made = make_report(filled, ROOT, "job", DAY, now_utc_ns=END, with_sessions=True)
+    assert [row.job for row in made.rows if row.job.startswith("101")] == ["101", "101.s1"]
+
+
+def test_one_job_can_be_asked_for(filled: Database) -> None:
+    selection = Selection(start_utc_ns=DAY.start_utc_ns, end_utc_ns=END, jobs=(JobSelector(job_id=102),))
+    assert [row.job for row in report(filled, "job", selection).rows] == ["102"]
+
+
+def test_memory_of_a_profile_is_the_largest_seen(filled: Database) -> None:
+    from accounting.profiles import ProfileKey, find_profile
+
+    found = find_profile(filled, ProfileKey(cluster="alpha", user="ada", signature="cnn", device_model="Tester 1G"))
+    assert found is not None
+    assert (found.persistent_bytes, found.ephemeral_bytes, found.version) == (100 * MIB, 400 * MIB, 2)
+    assert (found.solo_iteration_ns, found.run_count) == (S, 1)
