@@ -110,7 +110,7 @@ def held(
     until = func.coalesce(JOBS.c.until_utc_ns, end_ns)
     # A job that has just begun on a clock ahead of ours has held nothing yet.
     inside = greatest(
-        dialect, least(dialect, until, _number(selection.end_utc_ns)) - _begin(dialect, selection), _number(0)
+        dialect, least(dialect, until, number(selection.end_utc_ns)) - _begin(dialect, selection), number(0)
     )
     here = [JOBS.c.start_utc_ns < selection.end_utc_ns, until > selection.start_utc_ns, *job_conditions(selection)]
     started = JOBS.c.start_utc_ns >= selection.start_utc_ns
@@ -305,8 +305,9 @@ def _is_job(job: JobSelector) -> ColumnElement[bool]:
 
 
 def _begin(dialect: str, selection: Selection) -> ColumnElement[int]:
-    return greatest(dialect, JOBS.c.start_utc_ns, _number(selection.start_utc_ns))
+    return greatest(dialect, JOBS.c.start_utc_ns, number(selection.start_utc_ns))
 
 
-def _number(value: int) -> ColumnElement[int]:
+def number(value: int) -> ColumnElement[int]:
+    """A literal of 64 bits: PostgreSQL takes a small bare one for 32."""
     return literal(value, BigInteger)
