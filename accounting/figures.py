@@ -18,8 +18,8 @@ from accounting.measures import Measures
 from accounting.models import EventRow
 from accounting.places import DEVICES, NODES, Row, table_of
 from accounting.profiles import ProfileChange, list_changes
-from accounting.queries import Selection
 from accounting.reports import job_name
+from accounting.selection import Selection
 from accounting.usage import DEVICE_USAGE, LANE_SPANS, USAGE
 from accounting.viewer import Viewer
 

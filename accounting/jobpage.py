@@ -13,8 +13,8 @@ from accounting.measures import Measures
 from accounting.models import EventRow
 from accounting.places import CLUSTERS, DEVICES, NODES, table_of
 from accounting.profiles import ProfileView, list_profiles
-from accounting.queries import JobSelector, Selection
 from accounting.reports import job_name
+from accounting.selection import JobSelector, Selection
 from accounting.usage import SESSIONS, USAGE
 from accounting.viewer import AbsentError, Viewer
 

@@ -17,6 +17,7 @@ from accounting.jobs import JOBS, SUSPENSIONS
 from accounting.measures import Measures
 from accounting.places import CLUSTERS, DEVICES, NODES
 from accounting.profiles import PROFILES
+from accounting.selection import JobSelector, Selection
 from accounting.usage import SESSIONS, USAGE
 from accounting.viewer import DeniedError, Viewer
 
@@ -40,37 +41,15 @@ SUMMED = {
 }
 
 
-class JobSelector(msgspec.Struct, frozen=True, kw_only=True):
-    """One job as a user names it: 123, 123_4 (array task), 123+1 (het component), or a SLUID."""
-
-    job_id: int | None = None
-    array_task_id: int | None = None
-    het_offset: int | None = None
-    sluid: str = ""
-
-
-class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which job runs, in which window. Empty tuples mean no restriction."""
-
-    start_utc_ns: int
-    end_utc_ns: int
-    users: tuple[str, ...] = ()
-    accounts: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    clusters: tuple[str, ...] = ()
-    nodes: tuple[str, ...] = ()
-    jobs: tuple[JobSelector, ...] = ()
-
-
 def restricted(selection: Selection, viewer: Viewer) -> Selection:
     """The selection as far as `viewer` may see it; DeniedError if it names others."""
     if viewer.is_operator:
         return selection
     others = [user for user in selection.users if user != viewer.user]
-    if others:
+    if others or selection.is_for_all:
         raise DeniedError(
-            f"report not made: user {', '.join(others)}: {viewer.user} is no operator and sees the own jobs only; "
-            "leave out -u"
+            f"report not made: {'user ' + ', '.join(others) if others else 'all users'}: {viewer.user} is no operator "
+            "and sees the own jobs only; leave out -u and -a"
         )
     return msgspec.structs.replace(selection, users=(viewer.user,))
 

@@ -17,7 +17,8 @@ from accounting.measures import Measures, percentile
 from accounting.models import EventRow
 from accounting.places import CHUNK, CLUSTERS, DEVICES, NODES, table_of
 from accounting.profiles import PROFILES, VERSIONS
-from accounting.queries import Group, Selection
+from accounting.queries import Group
+from accounting.selection import Selection
 from accounting.usage import SESSIONS, USAGE
 from accounting.viewer import Viewer
 

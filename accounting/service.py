@@ -13,8 +13,8 @@ import msgspec
 from accounting import figures, jobpage, profiles, reports
 from accounting.database import Database
 from accounting.profiles import ProfileKey
-from accounting.queries import JobSelector, Selection
 from accounting.records import Name, Whole
+from accounting.selection import JobSelector, Selection
 from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
 

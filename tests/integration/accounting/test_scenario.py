@@ -6,9 +6,9 @@ import pytest
 
 from accounting.database import Database
 from accounting.ledger import LedgerWriter
-from accounting.queries import JobSelector, Selection
 from accounting.records import decode, encode
 from accounting.reports import Report, ReportKind, ReportRow, make_report
+from accounting.selection import JobSelector, Selection
 from accounting.viewer import Viewer
 from tests.support.scenario import END, MIB, T0, S, dump, records
 
