@@ -227,7 +227,7 @@ def _prepare_file(url: URL, *, is_created: bool) -> None:
     except OSError as error:
         raise DatabaseUnreachableError(
             f"database not opened: {url.database}: {error.strerror}; "
-            "only root and SlurmUser open it, others ask salus-admitd"
+            "make it with salus-acct db upgrade, or see StorageUrl"
         ) from error
     try:
         state = os.fstat(descriptor)

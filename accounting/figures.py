@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Double, case, cast, func, select
 
 from accounting import queries
 from accounting.database import Database, least
-from accounting.jobs import ADMISSIONS, JOBS, REASONS
+from accounting.jobs import ADMISSIONS, JOBS, REASONS, SUSPENSIONS
 from accounting.measures import Measures
 from accounting.models import EventRow
 from accounting.places import DEVICES, NODES, Row, table_of
@@ -80,6 +80,7 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
     """One of the longest waits in the queue, with what its admission said."""
 
     job: str
+    restart_count: int
     user: str
     account: str
     wait_ns: int
@@ -226,7 +227,25 @@ def _held_bins(connection: Connection, selection: Selection, bin_ns: int, now_ut
         held_ns[end] += int(row["last_ns"])
         for number in range(begin, end):
             held_ns[number] += count * bin_ns
+    _take_suspended(connection, selection, bin_ns, end_ns, held_ns)
     return held_ns
+
+
+def _take_suspended(
+    connection: Connection, selection: Selection, bin_ns: int, end_ns: int, held_ns: dict[int, int]
+) -> None:
+    statement = (
+        select(SUSPENSIONS.c.start_utc_ns, SUSPENSIONS.c.span_ns, JOBS.c.device_count)
+        .join(JOBS, JOBS.c.id == SUSPENSIONS.c.job_id)
+        .where(SUSPENSIONS.c.start_utc_ns < end_ns, *queries.job_conditions(selection))
+        .where(SUSPENSIONS.c.start_utc_ns + SUSPENSIONS.c.span_ns > selection.start_utc_ns)
+    )
+    for from_ns, span_ns, count in connection.execute(statement):
+        first_ns = max(from_ns, selection.start_utc_ns) - selection.start_utc_ns
+        last_ns = min(from_ns + span_ns, end_ns) - selection.start_utc_ns
+        for number in range(first_ns // bin_ns, -(-last_ns // bin_ns)):
+            step = (number * bin_ns, (number + 1) * bin_ns)
+            held_ns[number] -= count * queries.overlap_ns((first_ns, last_ns), step)
 
 
 def _memory(connection: Connection, selection: Selection, bin_ns: int) -> list[MemoryBin]:
@@ -342,6 +361,7 @@ def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
     return [
         LongWait(
             job=job_name(job),
+            restart_count=job["restart_count"],
             user=job["user"],
             account=job["account"],
             wait_ns=job["wait_ns"],

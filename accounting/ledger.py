@@ -162,7 +162,11 @@ def _is_late(record: Record, rolled_ns: int, purged_ns: int) -> bool:
         case UsageRecord() | DeviceUsageRecord() | LaneSpanRecord():
             return record.start_utc_ns < rolled_ns
         case JobRecord() | SessionRecord():
-            return record.end_utc_ns is not None and record.end_utc_ns < purged_ns
+            # Without an end its start counts: if it is still there the replay adds nothing, and an end restates it all.
+            known_ns = record.end_utc_ns if record.end_utc_ns is not None else record.start_utc_ns
+            return known_ns is not None and known_ns < purged_ns
+        case MeasurementRecord():
+            return record.measured_utc_ns < purged_ns
         case EventRecord():
             return record.happened_utc_ns < purged_ns
         case AdmissionRecord():

@@ -4,7 +4,6 @@ Whatever needs SQLAlchemy or plotly is imported inside its command, so that `sal
 """
 
 import sys
-from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from typing import Annotated
 import typer
 
 from cli import entry
+from cli import reportoptions as options
 from cli.acctdb import app as database
 from cli.config import config_of
 from cli.entry import ExitCode
@@ -25,40 +25,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-
-class Kind(StrEnum):
-    """What the lines of a report are."""
-
-    SUMMARY = "summary"
-    CLUSTER = "cluster"
-    ACCOUNT = "account"
-    USER = "user"
-    DEVICE = "device"
-    JOB = "job"
-    PROFILE = "profile"
-
-
-class Units(StrEnum):
-    """Sizes of memory, as in sacct."""
-
-    K = "K"
-    M = "M"
-    G = "G"
-    T = "T"
-    P = "P"
-
-
-class Times(StrEnum):
-    """sreport's words for units of time."""
-
-    HOURS = "Hours"
-    MINUTES = "Minutes"
-    SECONDS = "Seconds"
-    PERCENT = "Percent"
-    HOUR_PER = "HourPer"
-    MINUTE_PER = "MinPer"
-    SECOND_PER = "SecPer"
 
 
 def _print_version(wanted: bool) -> None:
@@ -85,46 +51,30 @@ def _program(
 @app.command()
 def report(
     context: typer.Context,
-    kind: Annotated[
-        Kind, typer.Argument(metavar="[KIND]", show_default=False, help="cluster|account|user|device|job|profile")
-    ] = Kind.SUMMARY,
-    starttime: Annotated[
-        str, typer.Option("--starttime", "-S", metavar="TIME", help="Begin of the window, in sacct's grammar [today].")
-    ] = "",
-    endtime: Annotated[
-        str, typer.Option("--endtime", "-E", metavar="TIME", help="End of the window, in sacct's grammar [now].")
-    ] = "",
-    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
-    account: Annotated[str, typer.Option("--accounts", "-A", metavar="LIST", help="Only these accounts.")] = "",
-    partition: Annotated[str, typer.Option("--partition", "-r", metavar="LIST", help="Only these partitions.")] = "",
-    jobs: Annotated[
-        str, typer.Option("--jobs", "-j", metavar="LIST", help="Only these jobs; their whole life without -S.")
-    ] = "",
-    nodelist: Annotated[str, typer.Option("--nodelist", "-N", metavar="NODES", help="Only jobs on these nodes.")] = "",
-    clusters: Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help="Only these clusters.")] = "",
-    allusers: Annotated[bool, typer.Option("--allusers", "-a", help="Everybody's jobs; operators only.")] = False,
-    allocations: Annotated[
-        bool, typer.Option("--allocations", "-X", help="Of jobs, no lines for their sessions.")
-    ] = False,
-    time: Annotated[
-        Times | None, typer.Option("--time", "-t", case_sensitive=False, help="Unit of time [Hours; job: D-HH:MM:SS].")
-    ] = None,
-    tree: Annotated[bool, typer.Option("--tree", help="Users below accounts, or accounts below users.")] = False,
-    format_: Annotated[
-        str, typer.Option("--format", "-o", metavar="FIELDS", help="Columns: name[%[-]width],... ")
-    ] = "",
-    helpformat: Annotated[bool, typer.Option("--helpformat", "-e", help="List the fields of --format.")] = False,
-    parsable2: Annotated[bool, typer.Option("--parsable2", "-P", help="Columns separated by |.")] = False,
-    parsable: Annotated[bool, typer.Option("--parsable", "-p", help="The same with a | at the end.")] = False,
-    delimiter: Annotated[str, typer.Option(metavar="TEXT", help="Another separator for -P and -p.")] = "|",
-    noheader: Annotated[bool, typer.Option("--noheader", "-n", help="No heading and no notes.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON in base units.")] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
-    units: Annotated[Units | None, typer.Option(help="Memory in this unit.")] = None,
-    noconvert: Annotated[bool, typer.Option("--noconvert", help="Memory in MiB-hours, unscaled.")] = False,
-    html: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report with charts as one offline page.")
-    ] = None,
+    kind: options.KindArgument = options.Kind.SUMMARY,
+    starttime: options.Start = "",
+    endtime: options.End = "",
+    user: options.Users = "",
+    account: options.Accounts = "",
+    partition: options.Partitions = "",
+    jobs: options.Jobs = "",
+    nodelist: options.Nodes = "",
+    clusters: options.Clusters = "",
+    allusers: options.AllUsers = False,
+    allocations: options.Allocations = False,
+    time: options.TimeUnit = None,
+    tree: options.Tree = False,
+    format_: options.Format = "",
+    helpformat: options.HelpFormat = False,
+    parsable2: options.Parsable2 = False,
+    parsable: options.Parsable = False,
+    delimiter: options.Delimiter = "|",
+    noheader: options.NoHeader = False,
+    json: options.Json = False,
+    csv: options.Csv = False,
+    units: options.MemoryUnit = None,
+    noconvert: options.NoConvert = False,
+    html: options.Html = None,
 ) -> None:
     """Print who held, occupied and used the devices; without KIND by account and user, with totals.
 
@@ -138,32 +88,14 @@ def report(
         return
     if allusers and user:
         raise RequestError("report not made: -a and -u: they contradict each other; give one")
-    options = Options(
-        kind=kind.value,
-        start=starttime,
-        end=endtime,
-        users=user,
-        accounts=account,
-        partitions=partition,
-        jobs=jobs,
-        nodes=nodelist,
-        clusters=clusters,
-        is_for_all=allusers,
-        without_sessions=allocations,
-        time=time.value if time else None,
-        is_tree=tree,
-        format=format_,
-        is_parsable=parsable or parsable2,
-        has_trailing_delimiter=parsable and not parsable2,
-        delimiter=delimiter,
-        with_heading=not noheader,
-        is_json=json,
-        is_csv=csv,
-        memory_unit=units.value if units else "",
-        is_converted=not noconvert,
-        html=html,
-    )
-    if not print_report(config_of(context), options):
+    asked = Options(
+        kind=kind.value, start=starttime, end=endtime, users=user, accounts=account, partitions=partition, jobs=jobs,
+        nodes=nodelist, clusters=clusters, is_for_all=allusers, without_sessions=allocations,
+        time=time.value if time else None, is_tree=tree, format=format_, is_parsable=parsable or parsable2,
+        has_trailing_delimiter=parsable and not parsable2, delimiter=delimiter, with_heading=not noheader, is_json=json,
+        is_csv=csv, memory_unit=units.value if units else "", is_converted=not noconvert, html=html,
+    )  # fmt: skip
+    if not print_report(config_of(context), asked):
         raise typer.Exit(ExitCode.NOT_FOUND)
 
 

@@ -120,6 +120,9 @@ DEFAULTS: dict[ReportKind, str] = {
     "profile": "user%-12,signature%-20,model%-18,occupied,busy,alone,efficiency,gain,slowdown,iterations",
 }
 
+# A table without a tree needs a column for what the tree shows by its place.
+FLAT_SUMMARY = "account,user,held,occupied,busy,efficiency,gain,saved,jain"
+
 
 def choose(text: str) -> list[Chosen]:
     """The fields that --format names; RequestError with the nearest known name otherwise."""
@@ -150,7 +153,10 @@ class Scale:
     def text(self, field: Field, row: ReportRow) -> str:
         """The value of a field in a row; n/a where it cannot be known, empty where it does not apply."""
         value = field.take(row)
-        if value is None:
+        if value is None or (row.job and row.depth and field.nature not in ("text", "moment") and not value):
+            # Of a session only its counts are kept; time is metered by job.
+            if row.job and row.depth:
+                return ""
             return "" if field.nature == "count" or not _has_usage(row) else "n/a"
         match field.nature:
             case "time":

@@ -13,6 +13,7 @@ import typer
 from cli import entry, policy, status, top
 from cli.cluster import app as cluster
 from cli.config import app as config
+from cli.profiles import app as profiles
 from cli.simulate import EPILOG as SIMULATE_EPILOG
 from cli.simulate import simulate
 from cli.slurm_config import print_gres, write_lua
@@ -55,6 +56,7 @@ config.command("lua")(write_lua)
 config.command("gres")(print_gres)
 app.add_typer(config, name="config")
 app.command("simulate", epilog=SIMULATE_EPILOG)(simulate)
+app.add_typer(profiles, name="profiles")
 
 
 def main() -> None:

@@ -41,7 +41,10 @@ class Program:
 
 
 # A new program with a typer application adds its line.
-PROGRAMS = (Program("salus", "cli.main", "share one GPU between several deep-learning jobs"),)
+PROGRAMS = (
+    Program("salus", "cli.main", "share one GPU between several deep-learning jobs"),
+    Program("salus-acct", "cli.acct", "who used the devices, and what sharing gained"),
+)
 
 
 def manual_text(program: Program) -> str:

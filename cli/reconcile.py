@@ -81,9 +81,8 @@ def _read(path: Path) -> str:
 
 
 def _run_sacct(config: Config, window: tuple[int, int]) -> str:
-    from slurm_plugin.slurm.cli import SlurmCommands
-
     from accounting.reconcile import SACCT_OPTIONS
+    from slurm_plugin.slurm.cli import SlurmCommands
 
     edges = [datetime.fromtimestamp(edge_ns // SECOND_NS).strftime(STANDARD_FORMAT) for edge_ns in window]
     slurm = config.settings.slurm

@@ -11,7 +11,7 @@ from accounting.reports import Report, ReportKind
 from accounting.selection import Selection
 from accounting.service import AskFigures, AskReport
 from cli.backend import ask
-from cli.fields import DEFAULTS, Scale, TimeUnit, choose, help_rows
+from cli.fields import DEFAULTS, FLAT_SUMMARY, Scale, TimeUnit, choose, help_rows
 from cli.jobids import parse_jobs
 from cli.moments import SECOND_NS, parse_moment
 from cli.progress import progress
@@ -53,7 +53,9 @@ def print_report(config: Config, options: Options) -> bool:
     """Write the report; False if there is nothing in its window."""
     selection = read_selection(options, datetime.now().astimezone())
     # Read before asking: a typo should not cost a query.
-    chosen = choose(options.format or os.environ.get("SALUS_ACCT_FORMAT") or DEFAULTS[options.kind])
+    is_flat = options.is_parsable or options.is_csv
+    default = FLAT_SUMMARY if is_flat and options.kind == "summary" else DEFAULTS[options.kind]
+    chosen = choose(options.format or os.environ.get("SALUS_ACCT_FORMAT") or default)
     question = AskReport(kind=options.kind, selection=selection, with_sessions=not options.without_sessions)
     with progress("report") as tell:
         report = ask(config, question, Report, tell)

@@ -25,6 +25,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
+from accounting.database import DatabaseUnreachableError
 from nodedaemon.config import Config, load_or_raise, locate
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
@@ -146,8 +147,10 @@ class Service:
             return {"ok": False, "why": str(error), "kind": kind_of(error)}
         except PeerError as error:
             return {"ok": False, "why": str(error), "kind": "not_permitted"}
-        except (SalusError, TimeoutError) as error:
-            return {"ok": False, "why": str(error) or "no answer in time", "kind": "failed"}
+        except (DatabaseUnreachableError, TimeoutError) as error:
+            return {"ok": False, "why": str(error) or "no answer in time", "kind": "unreachable"}
+        except SalusError as error:
+            return {"ok": False, "why": str(error), "kind": "failed"}
         except Exception as error:  # the handler of a connection: one request may not end the service
             log.exception("request failed")
             return {"ok": False, "say": "salus: submit: internal error; ask your administrator", "why": repr(error)}

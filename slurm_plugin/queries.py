@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import pwd
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from accounting.profiles import list_profiles
+from accounting.service import answer
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from slurm_plugin.database import DatabaseRecords
@@ -42,6 +44,7 @@ class Queries:
             "status": self._status,
             "why": self._why,
             "profiles": self._profiles,
+            "accounting": self._accounting,
         }
 
     async def answer(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +106,16 @@ class Queries:
             )
         )
         return {"profiles": [msgspec.to_builtins(view) for view in found]}
+
+    async def _accounting(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
+        """What `salus-acct` and `salus profiles` ask; accounting.service knows the questions."""
+        question = request.get("ask")
+        if not isinstance(question, dict):
+            raise RequestError("salus-admitd: accounting: no question; is the command as old as the server?")
+        told = await asyncio.to_thread(
+            lambda: answer(self._records.open(), viewer, question, now_utc_ns=time.time_ns())
+        )
+        return {"answer": told}
 
 
 def describe(job: QueuedJob) -> dict[str, Any]:

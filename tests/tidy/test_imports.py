@@ -1,14 +1,16 @@
-"""`salus --help` answers at once: it loads none of the slow libraries."""
+"""`salus --help` and `salus-acct --help` answer at once: they load none of the slow libraries."""
 
 import subprocess
 import sys
+
+import pytest
 
 SLOW = ("sqlalchemy", "alembic", "plotly", "torch", "matplotlib", "numpy", "prometheus_client", "structlog")
 PROGRAM = """
 import sys
 {extra}
 try:
-    from cli.main import app
+    from {module} import app
     app(args=["--help"], prog_name="salus")
 except SystemExit:
     pass
@@ -16,9 +18,9 @@ print("LOADED", *sorted(set({slow!r}) & set(sys.modules)))
 """
 
 
-def _slow_modules_after_help(extra: str = "") -> list[str]:
+def _slow_modules_after_help(extra: str = "", module: str = "cli.main") -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(extra=extra, slow=SLOW)],
+        [sys.executable, "-c", PROGRAM.format(extra=extra, module=module, slow=SLOW)],
         capture_output=True,
         text=True,
         check=True,
@@ -27,8 +29,9 @@ def _slow_modules_after_help(extra: str = "") -> list[str]:
     return done.stdout.splitlines()[-1].split()[1:]
 
 
-def test_help_loads_no_slow_library():
-    assert _slow_modules_after_help() == []
+@pytest.mark.parametrize("module", ["cli.main", "cli.acct"])
+def test_help_loads_no_slow_library(module):
+    assert _slow_modules_after_help(module=module) == []
 
 
 def test_the_check_sees_a_slow_library():
