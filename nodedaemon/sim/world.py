@@ -22,6 +22,10 @@ from nodedaemon.sim.results import Record, ShareMeter
 from nodedaemon.sim.speed import WORK_SCALE, Speeds
 
 
+#: An engine that is woken so often while nothing else happens would spin in a daemon too.
+IDLE_TICKS_MAX = 10_000
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What all devices of a run have in common."""
@@ -110,6 +114,7 @@ class World:
         self._is_stale = False
         self._boundary: Appointment | None = None
         self._wake: Appointment | None = None
+        self._tick_count = 0
         self.hand_over_count = 0
         self.event_count = 0
         self._feed(ev.DeviceAdded(self._device, rules.limits))
@@ -147,6 +152,8 @@ class World:
         while self._events:
             event = self._events.popleft()
             self.event_count += 1
+            if not isinstance(event, ev.Ticked):
+                self._tick_count = 0
             for command in self.engine.handle(event, self._clock.now_ns):
                 self._carry_out(command)
         self._plan()
@@ -266,6 +273,8 @@ class World:
 
     def _tick(self) -> None:
         self._settle()
+        self._tick_count += 1
+        assert self._tick_count < IDLE_TICKS_MAX, f"simulate: device {self._number}: the engine wakes up for nothing"
         self._feed(ev.Ticked(self._device))
 
     def _settle(self) -> None:
