@@ -65,6 +65,14 @@ class Prepared:
     def jobs(self) -> tuple[Job, ...]:
         return self.workload.jobs
 
+    def shares(self, name: str) -> tuple[int, tuple[int, ...]]:
+        """Units of a device, and how many each job takes of them, under a baseline or, for any other name, a policy."""
+        if name == "peak":
+            return device_units(self.setting.device_bytes, 0, self.setting.unit_bytes), self.peak_charges
+        if name in BASELINES:
+            return 1, (1,) * len(self.jobs)
+        return self.device_units, self.charges
+
 
 def prepare(workload: Workload, setting: Setting) -> Prepared:
     """Add contexts and headroom, lump turns, choose R and compute the charges.
@@ -154,7 +162,7 @@ def run_policy(prepared: Prepared, policy: str, progress: Progress | None = None
         policy,
         prepared.workload.name,
         site.records,
-        _devices_needed(prepared, prepared.charges, prepared.device_units),
+        devices_needed(prepared, policy),
         meter,
         sum(world.hand_over_count for world in worlds),
     )
@@ -165,16 +173,12 @@ def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None
     setting, jobs = prepared.setting, prepared.jobs
     clock, speeds, meter = Clock(), Speeds(setting.pair_speeds), _meter(prepared)
     numbers = range(len(jobs))
-    if name == "peak":
-        units = device_units(setting.device_bytes, 0, setting.unit_bytes)
-        charges: tuple[int, ...] = prepared.peak_charges
-    else:
-        units, charges = 1, (1,) * len(jobs)
+    units, charges = prepared.shares(name)
     order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else list(numbers)
     room = Room(setting.device_count, setting.node_count, units)
     site = Site(jobs, clock, room, charges, order, meter, _counted(progress, name, prepared))
     site.run(lambda number, ended: UngatedDevice(number, clock, speeds, meter, ended))
-    return outcome(name, prepared.workload.name, site.records, _devices_needed(prepared, charges, units), meter)
+    return outcome(name, prepared.workload.name, site.records, devices_needed(prepared, name), meter)
 
 
 def simulate(prepared: Prepared, policies: tuple[str, ...], progress: Progress | None = None) -> list[Outcome]:
@@ -188,13 +192,15 @@ def simulate(prepared: Prepared, policies: tuple[str, ...], progress: Progress |
     return outcomes + [run_baseline(prepared, name, progress) for name in BASELINES]
 
 
-def _meter(prepared: Prepared) -> ShareMeter | None:
-    return ShareMeter() if prepared.setting.device_count <= METERED_DEVICES_MAX else None
-
-
-def _devices_needed(prepared: Prepared, charges: tuple[int, ...], units: int) -> int:
+def devices_needed(prepared: Prepared, name: str) -> int:
+    """Devices on which all jobs can be at once: by a baseline's rule, or by that of the engine for any other name."""
+    units, charges = prepared.shares(name)
     shared = [charge for charge, job in zip(charges, prepared.jobs, strict=True) if job.device_count == 1]
     return bins_needed(shared, units) + sum(job.device_count for job in prepared.jobs if job.device_count > 1)
+
+
+def _meter(prepared: Prepared) -> ShareMeter | None:
+    return ShareMeter() if prepared.setting.device_count <= METERED_DEVICES_MAX else None
 
 
 def _counted(progress: Progress | None, name: str, prepared: Prepared) -> Callable[[int], None] | None:

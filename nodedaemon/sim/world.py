@@ -21,7 +21,6 @@ from nodedaemon.sim.clock import Appointment, Clock, Due
 from nodedaemon.sim.results import Record, ShareMeter
 from nodedaemon.sim.speed import WORK_SCALE, Speeds
 
-
 #: An engine that is woken so often while nothing else happens would spin in a daemon too.
 IDLE_TICKS_MAX = 10_000
 
@@ -305,16 +304,17 @@ class World:
     def _reach_boundary(self) -> None:
         self.report()
         self._is_stale = True
-        due = [seat for seat in self._running.values() if seat.iteration_count >= seat.target_count]
-        for seat in sorted(due, key=lambda seat: seat.number):
-            self._finish(seat)
+        # Counted before the first of them is told: what the engine answers is seen at later boundaries only.
+        due = [(s.number, s.target_count) for s in self._running.values() if s.iteration_count >= s.target_count]
+        for number, count in sorted(due):
+            self._finish(self._running[number], count)
         self._plan()
         if self._meter is not None:
             self._meter.sample()
 
-    def _finish(self, seat: _Seat) -> None:
-        """The grant ends at this boundary."""
-        now_ns, count = self._clock.now_ns, seat.target_count
+    def _finish(self, seat: _Seat, count: int) -> None:
+        """The grant ends at this boundary, after `count` iterations."""
+        now_ns = self._clock.now_ns
         assert seat.epoch is not None
         epoch, lane, contended_from = seat.epoch, seat.lane, seat.contended_from
         assert lane is not None
