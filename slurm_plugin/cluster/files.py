@@ -125,8 +125,8 @@ def hook_script(plan: ClusterPlan, module: str) -> str:
 
 
 def plugstack_conf(plan: ClusterPlan) -> str:
-    socket = plan.path("run", "%n", "salusd.sock")
-    return f"required {plan.path('lib', 'salus_spank.so')} socket={socket}\n"
+    # Which daemon serves a node is told by slurmd's environment: all nodes share this file.
+    return f"required {plan.path('lib', 'salus_spank.so')}\n"
 
 
 def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:

@@ -19,8 +19,6 @@ static void read_arguments(int count, char **arguments)
 {
     const char *named = getenv("SALUS_SOCKET");
 
-    if (named && spank_context() == S_CTX_REMOTE)
-        snprintf(settings.socket, sizeof settings.socket, "%s", named);
     for (int i = 0; i < count; i++) {
         if (strncmp(arguments[i], "socket=", 7) == 0)
             snprintf(settings.socket, sizeof settings.socket, "%s", arguments[i] + 7);
@@ -33,22 +31,10 @@ static void read_arguments(int count, char **arguments)
                 "salus: start: plugstack.conf: unknown argument %s; known are socket= and on_loss=",
                 arguments[i]);
     }
-}
-
-/* Fills in the node's name: only a machine with several nodes has it in the path. */
-static void socket_of(spank_t spank, char *path, size_t size)
-{
-    char node[64] = "";
-    const char *sign = strstr(settings.socket, "%n");
-
-    if (!sign) {
-        snprintf(path, size, "%s", settings.socket);
-        return;
-    }
-    if (spank_getenv(spank, "SLURMD_NODENAME", node, sizeof node) != ESPANK_SUCCESS || !node[0])
-        gethostname(node, sizeof node - 1);
-    snprintf(path, size, "%.*s%s%s", (int)(sign - settings.socket), settings.socket, node,
-             sign + 2);
+    /* slurmd's own environment: where several nodes share a host, each slurmd has its own daemon.
+     */
+    if (named && spank_context() == S_CTX_REMOTE)
+        snprintf(settings.socket, sizeof settings.socket, "%s", named);
 }
 
 int slurm_spank_init(spank_t spank, int count, char **arguments)
@@ -73,7 +59,7 @@ struct task {
 };
 
 /* True for a task of a job of ours. */
-static bool task_of(spank_t spank, struct task *task, char *path, size_t size)
+static bool task_of(spank_t spank, struct task *task)
 {
     *task = (struct task){0};
     if (spank_get_item(spank, S_JOB_ID, &task->job) != ESPANK_SUCCESS)
@@ -82,8 +68,7 @@ static bool task_of(spank_t spank, struct task *task, char *path, size_t size)
     spank_get_item(spank, S_JOB_UID, &task->uid);
     spank_get_item(spank, S_TASK_GLOBAL_ID, &task->number);
     spank_get_item(spank, S_TASK_PID, &task->pid);
-    socket_of(spank, path, size);
-    return salus_marker_exists(path, task->job);
+    return salus_marker_exists(settings.socket, task->job);
 }
 
 /* The text reaches the user's own error stream; Slurm's log has it too. */
@@ -96,13 +81,13 @@ static int refuse(const char *text)
 
 int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
 {
-    char path[SALUS_PATH_MAX + 64], request[512], cuda[128] = "", text[1024];
+    char request[512], cuda[128] = "", text[1024];
     struct task task;
     char *answer;
     int fault, result = 0;
 
     (void)count, (void)arguments;
-    if (!task_of(spank, &task, path, sizeof path))
+    if (!task_of(spank, &task))
         return 0;
     answer = malloc(SALUS_PACKET_MAX + 1);
     if (!answer)
@@ -114,7 +99,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
              "{\"verb\":\"task_env\",\"job\":\"%u\",\"step\":\"%u\",\"uid\":%u,\"pid\":%d,\"cuda\":"
              "\"%s\"}",
              task.job, task.step, task.uid, getpid(), cuda);
-    fault = salus_ask(path, request, answer, SALUS_PACKET_MAX);
+    fault = salus_ask(settings.socket, request, answer, SALUS_PACKET_MAX);
     if (fault) {
         snprintf(text, sizeof text,
                  "salusd on this node does not answer (%s); ask your administrator",
@@ -134,18 +119,18 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
 
 static void report(spank_t spank, const char *verb)
 {
-    char path[SALUS_PATH_MAX + 64], request[512], answer[1024];
+    char request[512], answer[1024];
     struct task task;
     int fault;
 
-    if (!task_of(spank, &task, path, sizeof path))
+    if (!task_of(spank, &task))
         return;
     spank_get_item(spank, S_TASK_EXIT_STATUS, &task.status);
     snprintf(request, sizeof request,
              "{\"verb\":\"%s\",\"job\":\"%u\",\"step\":\"%u\",\"task\":%u,\"uid\":%u,\"pid\":%d,"
              "\"status\":%d}",
              verb, task.job, task.step, task.number, task.uid, task.pid, task.status);
-    fault = salus_ask(path, request, answer, sizeof answer);
+    fault = salus_ask(settings.socket, request, answer, sizeof answer);
     if (fault)
         slurm_info("salus: %s: job %u: %s", verb, task.job, strerror(fault));
 }

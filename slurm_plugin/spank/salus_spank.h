@@ -19,7 +19,7 @@
 #define SALUS_SIGNATURE_MAX 72
 #define SALUS_TIMEOUT_S     2
 
-/* Arguments of the plugstack line; "%n" in the socket's path stands for the node's name. */
+/* Arguments of the plugstack line. */
 struct salus_settings {
     char socket[SALUS_PATH_MAX];
     bool is_refused_on_loss;
