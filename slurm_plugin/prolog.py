@@ -23,7 +23,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import hook  # type: ignore[import-not-found]
 
 # Fixed widths: a name that a user chose cannot pass for another column.
-COLUMNS = (("account", "Account", 64), ("qos", "QOS", 64), ("segment", "admin_comment", 2048))
+COLUMNS = (
+    ("account", "Account", 64),
+    ("qos", "QOS", 64),
+    ("restart", "RestartCnt", 16),
+    ("segment", "admin_comment", 2048),
+)
 SQUEUE_TIMEOUT_S = 5
 
 
@@ -65,7 +70,8 @@ def request_of(environment: Mapping[str, str], wait_s: float) -> dict[str, Any] 
         "uid": int(environment.get("SLURM_JOB_UID", "0")),
         "user": environment.get("SLURM_JOB_USER", ""),
         "gpus": environment["SLURM_JOB_GPUS"],
-        "restart": int(environment.get("SLURM_RESTART_COUNT") or 0),
+        # Releases differ in telling a Prolog of it; squeue has it in all.
+        "restart": int(environment.get("SLURM_RESTART_COUNT") or found.get("restart") or 0),
         "partition": environment.get("SLURM_JOB_PARTITION", ""),
         "account": found.get("account", ""),
         "qos": found.get("qos", ""),

@@ -62,7 +62,7 @@ def correction_of(job: QueuedJob, segment: Segment, verdict: Verdict) -> JobChan
         gres=",".join(f"{item.name}:{item.count}" for item in parse_tres(tres)),
         admin_comment=comment,
         array_throttle=segment.throttle if is_known else None,
-        is_begin_now=is_known and segment.kind == "requeue",
+        is_begin_soon=is_known and segment.kind == "requeue",
     )
 
 

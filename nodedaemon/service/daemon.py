@@ -39,6 +39,7 @@ from nodedaemon.service.journal import Journal
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.ledger import Ledger
 from nodedaemon.service.live import LiveSession, Roster
+from nodedaemon.service.markers import Markers
 from nodedaemon.service.metrics import MetricsPage, NodeCollector, Tally
 from nodedaemon.service.notify import Notifier
 from nodedaemon.service.places import lock_state, open_socket, prepare_directory
@@ -180,6 +181,13 @@ class Daemon:
             on_job=self._books.on_job,
             log=self._log,
         )
+        self._markers = Markers(
+            lambda: Path(self._rules.settings.daemon.socket).parent / "jobs",
+            lambda: self._dispatcher.state.jobs,
+            start=self._jobs.job_start,
+            end=self._jobs.job_end,
+            log=self._log,
+        )
         self._server = Server(
             self._dispatcher,
             self._roster,
@@ -311,6 +319,9 @@ class Daemon:
             asyncio.create_task(self._sampler.run(lambda: self._rules.settings.readings.interval_ns / 1e9)),
             asyncio.create_task(self._close_intervals()),
             asyncio.create_task(self._look_after()),
+            asyncio.create_task(
+                self._markers.run(lambda: self._rules.settings.slurm.reconcile_interval_ns / 1e9, self._wait_gathered)
+            ),
         ]
         self._notifier.ready(f"{len(self._devices)} devices")
         self._log.info(

@@ -54,7 +54,7 @@ class JobChange:
     gres: str | None = None
     admin_comment: str | None = None
     array_throttle: int | None = None
-    is_begin_now: bool = False
+    is_begin_soon: bool = False
 
 
 class Slurm(Protocol):

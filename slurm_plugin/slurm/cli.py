@@ -97,8 +97,10 @@ class SlurmCommands:
             fields.append(f"admincomment={change.admin_comment}")
         if change.array_throttle is not None:
             fields.append(f"arraytaskthrottle={change.array_throttle}")
-        if change.is_begin_now:
-            fields.append("starttime=now")
+        if change.is_begin_soon:
+            # Not now: a job that comes back to its node within a second of its Epilog starts there without a Prolog
+            # (seen on 22.05), and salusd would never hear of it.
+            fields.append("starttime=now+3")
         self.run("scontrol", "update", f"jobid={target}", *fields)
 
     def requeue_job(self, target: str) -> None:

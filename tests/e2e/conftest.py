@@ -27,12 +27,11 @@ def open_directory():
 
 
 @pytest.fixture(scope="session")
-def admission_cluster():
-    """Real Slurm with salus-admitd and all hooks, without salusd: what happens before a job's first task."""
+def cluster():
+    """Two nodes with two devices of 1 GiB each, 48 shards of 16 MiB and a reserve of 256 MiB."""
     directory = make_directory()
     plan = ClusterPlan(
         directory=directory / "c",
-        with_daemons=False,
         salus_lines=("HighQOS=gold", "PartitionName=main ProbeTasks=1"),
     )
     cluster = control.up(plan, owner_pid=os.getpid())
@@ -42,7 +41,7 @@ def admission_cluster():
 
 
 @pytest.fixture
-def lab(admission_cluster):
-    lab = Lab(admission_cluster)
+def lab(cluster):
+    lab = Lab(cluster)
     yield lab
     lab.cancel_all()

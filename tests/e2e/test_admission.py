@@ -1,6 +1,6 @@
 """`sbatch --gres=salus:1` on real Slurm, up to the job's start: charge, packing, refusals, changes, faults of ours.
 
-No salusd runs here: profiles are taught through the database. A device has 48 shards of 16 MiB, its reserve is 256 MiB.
+Profiles are taught through the database, so no job trains. A device has 48 shards of 16 MiB and a reserve of 256 MiB.
 """
 
 import json

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import subprocess
 import time
 
@@ -87,6 +88,21 @@ class Lab:
             counts = [piece.split("/")[0] for piece in uses[1].split(",")] if uses else []
             return node[1], next(str(i) for i, count in enumerate(counts) if count != "0")
         return node[1], index[1]
+
+    def node_status(self, node) -> dict:
+        """What salusd of a node tells root."""
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(10)
+            peer.connect(str(self.cluster.plan.path("run", node, "control.sock")))
+            peer.sendall(b'{"verb": "status"}\n')
+            return json.loads(peer.makefile().readline())
+
+    def sessions(self, job=None) -> list[dict]:
+        """Sessions that the daemons of all nodes know, of one job or of all."""
+        found = []
+        for node in self.cluster.plan.nodes:
+            found += [{**row, "node": node} for row in self.node_status(node)["sessions"]]
+        return [row for row in found if job is None or row["job"] == job]
 
     def cancel_all(self) -> None:
         self.run("scancel", "--partition=main")

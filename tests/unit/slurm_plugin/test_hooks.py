@@ -12,7 +12,7 @@ import pytest
 
 HOOKS = Path(__file__).parents[3] / "slurm_plugin"
 SQUEUE = """#!/bin/sh
-printf '%-64s%-64s%s\\n' acct normal "$SEGMENT"
+printf '%-64s%-64s%-16s%s\\n' acct normal 2 "$SEGMENT"
 """
 
 
@@ -67,7 +67,7 @@ def test_a_job_is_announced_marked_and_released(place):
     marker = place / "jobs" / "7"
     assert json.loads(marker.read_text()) == daemon.requests[0]
     assert daemon.requests[0] | {"wait_ms": 0} == {
-        "verb": "job_start", "job": "7", "uid": 5, "user": "games", "gpus": "1", "restart": 0, "partition": "",
+        "verb": "job_start", "job": "7", "uid": 5, "user": "games", "gpus": "1", "restart": 2, "partition": "",
         "account": "acct", "qos": "normal", "segment": "salus:1;adm=x;P=7", "wait_ms": 0,
     }  # fmt: skip
     assert run(place, "prolog").returncode == 0

@@ -206,7 +206,7 @@ def test_a_measured_job_of_requeue_is_put_back_and_then_charged_and_started():
     comment = "salus:1;adm=x;N=48;K=requeue;C=normal;S=job:ab"
     assert readmit(known, FakeSlurm([queued(comment, state="RUNNING")])).requeued == ["7_[2-12]"]
     change = readmit(known, FakeSlurm([queued(comment)])).changes["7_[2-12]"]
-    assert change.is_begin_now
+    assert change.is_begin_soon
     assert change.gres == "salus:1,shard:7"
 
 

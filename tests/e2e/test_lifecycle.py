@@ -1,0 +1,179 @@
+"""A job's life as salusd of its node sees it, on real Slurm: none lost, none counted twice, nothing drains a node."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from nodedaemon.core.types import MIB
+from slurm_plugin.cluster.processes import descendants
+from tests.support.lab import wait_for
+
+SLEEP = "exec sleep 300"
+MEMORY = "--salus-mem=150M,50M"
+
+
+def start(lab, *argv, user="games"):
+    job = lab.sbatch("--gres=salus:1", MEMORY, *argv, "--wrap", SLEEP, user=user)
+    lab.wait_state(job, "RUNNING")
+    wait_for(lambda: lab.sessions(job), f"salusd to know job {job}")
+    return job
+
+
+def wait_released(lab, job):
+    wait_for(lambda: not lab.sessions(job), lambda: f"job {job} to be released: {lab.sessions(job)}", 45)
+
+
+def nodes_are_up(lab):
+    return not any(word in lab.ask("sinfo", "-h", "-N", "-o", "%T") for word in ("drain", "down", "fail"))
+
+
+def test_a_job_is_known_to_its_daemon_from_prolog_to_epilog(lab):
+    job = start(lab)
+    (session,) = lab.sessions(job)
+    node, index = lab.device(job)
+    device = next(row for row in lab.node_status(node)["devices"] if row["device"] == session["device"])
+    assert (session["node"], str(device["index"])) == (node, index)
+    assert (session["persistent_bytes"], session["ephemeral_bytes"]) == (150 * MIB, 50 * MIB)
+    assert (lab.cluster.plan.path("run", node, "jobs", job)).exists()
+    lab.run("scancel", job)
+    wait_released(lab, job)
+    wait_for(lambda: not lab.cluster.plan.path("run", node, "jobs", job).exists(), "the marker to go")
+
+
+def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
+    output = lab.work / "environment.txt"
+    job = lab.sbatch("--gres=salus:1", MEMORY, "--export=PYTHONPATH=/mine", "--wrap", "env", output=str(output))
+    lab.wait_state(job, "COMPLETED")
+    told = dict(line.partition("=")[::2] for line in output.read_text().splitlines())
+    assert told["SALUS_SOCKET"].endswith("salusd.sock")
+    assert told["PYTHONPATH"].endswith(":/mine")
+    assert told["CUDA_VISIBLE_DEVICES"] in ("0", "1")
+    plain = lab.sbatch("--wrap", "env", output=str(output))
+    lab.wait_state(plain, "COMPLETED")
+    assert "SALUS_SOCKET" not in output.read_text()
+
+
+def test_requeue_ends_the_earlier_run_and_counts_once(lab):
+    job = start(lab)
+    lab.ask("scontrol", "requeue", job)
+    wait_released(lab, job)
+    lab.wait_state(job, "PENDING")
+    wait_for(lambda: "COMPLETING" not in lab.ask("squeue", "-h", "-o", "%T", "-j", job), "the earlier run to end")
+    lab.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
+    lab.wait_state(job, "RUNNING", seconds=60)
+    wait_for(lambda: len(lab.sessions(job)) == 1, "one session")
+    assert lab.charge(job) == {"salus": 1, "shard": 10}
+
+
+def test_suspend_and_resume_keep_the_charge(lab):
+    job = start(lab)
+    lab.ask("scontrol", "suspend", job)
+    lab.wait_state(job, "SUSPENDED")
+    assert lab.sessions(job)
+    lab.ask("scontrol", "resume", job)
+    lab.wait_state(job, "RUNNING")
+    assert len(lab.sessions(job)) == 1
+
+
+def test_a_killed_slurmstepd_is_cleaned_up_by_the_epilog(lab):
+    job = start(lab)
+    node = lab.device(job)[0]
+    supervisor = lab.cluster.state()["supervisor"][0]
+    steps = [pid for pid in descendants(supervisor) if f"[{job}.".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert steps, "no slurmstepd found"
+    for pid in steps:
+        os.kill(pid, signal.SIGKILL)
+    lab.run("scancel", job)
+    wait_released(lab, job)
+    assert nodes_are_up(lab), lab.ask("sinfo", "-R")
+    assert node
+
+
+def test_a_node_that_goes_down_releases_its_jobs_and_comes_back(lab):
+    job = start(lab, "--no-requeue")
+    node = lab.device(job)[0]
+    lab.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    wait_released(lab, job)
+    # ReturnToService=2 may have brought it back already.
+    lab.run("scontrol", "update", f"nodename={node}", "state=resume")
+    wait_for(lambda: nodes_are_up(lab), "the node to be back")
+
+
+PARTS = ["slurmctld", "slurmd.node1", "slurmd.node2", "salusd.node1", "salusd.node2", "admitd"]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice(lab, how):
+    jobs = [start(lab) for _ in range(3)]
+    before = {job: lab.device(job) for job in jobs}
+    # A killed slurmctld knows what it had written; it writes every few seconds.
+    saved, now = lab.cluster.plan.path("state", "job_state"), time.time()
+    wait_for(lambda: saved.stat().st_mtime > now, "slurmctld to save its state")
+    for name in PARTS:
+        lab.cluster.stop(name, how)
+        lab.cluster.start(name)
+    for name in PARTS:
+        lab.cluster.stop(name, how)
+    for name in PARTS:
+        lab.cluster.start(name)
+    wait_for(lambda: "unk" not in lab.ask("sinfo", "-h", "-N", "-o", "%T"), "the nodes")
+    for job in jobs:
+        assert lab.state(job) == "RUNNING"
+        assert lab.device(job) == before[job]
+        wait_for(lambda job=job: len(lab.sessions(job)) == 1, lambda job=job: f"{job}: {lab.sessions(job)}")
+    held = sum(row["persistent_bytes"] for node in ("node1", "node2") for row in lab.node_status(node)["devices"])
+    assert held == 3 * 150 * MIB
+    lab.run("scancel", *jobs)
+    for job in jobs:
+        wait_released(lab, job)
+    assert nodes_are_up(lab), lab.ask("sinfo", "-R")
+
+
+def test_a_job_that_starts_and_one_that_ends_while_salusd_is_away_are_both_right_afterwards(lab):
+    ends = start(lab)
+    node = lab.device(ends)[0]
+    lab.cluster.stop(f"salusd.{node}")
+    try:
+        starts = lab.sbatch("--gres=salus:1", MEMORY, f"--nodelist={node}", "--wrap", SLEEP)
+        lab.wait_state(starts, "RUNNING")
+        lab.run("scancel", ends)
+        lab.wait_state(ends, "CANCELLED")
+        wait_for(lambda: not lab.cluster.plan.path("run", node, "jobs", ends).exists(), "the Epilog")
+    finally:
+        lab.cluster.start(f"salusd.{node}")
+    wait_for(lambda: len(lab.sessions(starts)) == 1, lambda: f"{starts}: {lab.sessions()}")
+    wait_released(lab, ends)
+    assert nodes_are_up(lab), lab.ask("sinfo", "-R")
+
+
+def test_on_daemon_loss_refuse_fails_the_task_with_a_text_and_drains_nothing(lab):
+    plugstack = lab.cluster.plan.path("etc", "plugstack.conf")
+    usual = plugstack.read_text()
+    output = lab.work / "refused.txt"
+    for part in ("salusd.node1", "salusd.node2"):
+        lab.cluster.stop(part)
+    plugstack.write_text(usual.rstrip() + " on_loss=refuse\n")
+    try:
+        job = lab.sbatch("--gres=salus:1", MEMORY, "--wrap", "true", output=str(output))
+        lab.wait_state(job, "FAILED")
+        assert lab.run("sbatch", "--wait", "-o/dev/null", "--wrap", "true", user="games").returncode == 0
+        assert "does not answer" in output.read_text()
+        assert nodes_are_up(lab), lab.ask("sinfo", "-R")
+    finally:
+        plugstack.write_text(usual)
+        for part in ("salusd.node1", "salusd.node2"):
+            lab.cluster.start(part)
+
+
+def test_several_nodes_and_several_tasks_are_charged_on_each_node(lab):
+    job = lab.sbatch("-N2", "--ntasks-per-node=2", "--gres=salus:1", MEMORY, "--wrap", "srun sleep 300")
+    lab.wait_state(job, "RUNNING")
+    wait_for(lambda: len(lab.sessions(job)) == 2, lambda: f"{lab.sessions(job)}")
+    assert {row["node"] for row in lab.sessions(job)} == {"node1", "node2"}
+    overlap = lab.run("srun", f"--jobid={job}", "--overlap", "-n1", "-N1", "printenv", "SALUS_SOCKET", user="games")
+    assert overlap.stdout.strip().endswith("salusd.sock"), overlap.stderr
+    lab.run("scancel", job)
+    wait_released(lab, job)

@@ -1,0 +1,93 @@
+"""What Prolog and Epilog left on disk while the daemon was away becomes a start or an end."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from nodedaemon.service.markers import Markers
+
+
+class Book:
+    """Jobs as the daemon would know them."""
+
+    def __init__(self):
+        self.jobs, self.started, self.ended = {}, [], []
+
+    def add(self, job, *, restart=0, is_local=False):
+        self.jobs[job] = SimpleNamespace(restart_count=restart, is_local=is_local, is_ended=False)
+
+    async def start(self, request):
+        self.started.append((request.job, request.restart))
+        self.add(request.job, restart=request.restart)
+
+    async def end(self, request):
+        self.ended.append(request.job)
+        self.jobs.pop(request.job, None)
+
+
+@pytest.fixture
+def book():
+    return Book()
+
+
+@pytest.fixture
+def markers(tmp_path, book):
+    log = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
+    return Markers(lambda: tmp_path / "jobs", lambda: book.jobs, start=book.start, end=book.end, log=log)
+
+
+def leave(tmp_path, job, **fields):
+    (tmp_path / "jobs").mkdir(exist_ok=True)
+    (tmp_path / "jobs" / job).write_text(json.dumps({"verb": "job_start", "job": job, "uid": 5, **fields}))
+
+
+def look(markers, times=1):
+    async def scenario():
+        for _ in range(times):
+            await markers.reconcile()
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_was_missed_is_taken_up_once(tmp_path, book, markers):
+    leave(tmp_path, "7")
+    look(markers, times=3)
+    assert (book.started, book.ended) == ([("7", 0)], [])
+
+
+def test_an_end_that_was_missed_is_taken_at_the_second_look(tmp_path, book, markers):
+    leave(tmp_path, "8")
+    book.add("7")
+    look(markers)
+    assert book.ended == []
+    look(markers)
+    assert book.ended == ["7"]
+
+
+def test_a_requeued_job_is_started_again(tmp_path, book, markers):
+    book.add("7")
+    leave(tmp_path, "7", restart=1)
+    look(markers)
+    assert book.started == [("7", 1)]
+
+
+def test_local_jobs_and_nodes_without_hooks_are_left_alone(tmp_path, book, markers):
+    book.add("7")
+    look(markers, times=3)
+    (tmp_path / "jobs").mkdir()
+    book.jobs.clear()
+    book.add("L1", is_local=True)
+    look(markers, times=3)
+    assert (book.started, book.ended) == ([], [])
+
+
+def test_a_file_that_cannot_be_read_starts_nothing_and_ends_nothing(tmp_path, book, markers):
+    leave(tmp_path, "7")
+    (tmp_path / "jobs" / "7").write_text("{half")
+    (tmp_path / "jobs" / "7.new").write_text("{}")
+    look(markers, times=3)
+    book.add("7")
+    look(markers, times=3)
+    assert (book.started, book.ended) == ([], [])
