@@ -6,7 +6,7 @@ STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 
 .PHONY: setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
-.PHONY: native native-emulator native-libsalus native-spank
+.PHONY: test-gpu native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -60,7 +60,7 @@ boundaries: $(STAMP)
 check: lint types imports tidy unit property
 
 integration: $(STAMP)
-	$(PYTEST) tests/integration
+	$(PYTEST) -m "not soak and not gpu" tests/integration
 
 e2e: native-spank
 	$(PYTEST) tests/e2e
@@ -69,6 +69,10 @@ coverage: $(STAMP)
 	$(PYTEST) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
 
 test: lint types imports tidy coverage integration e2e
+
+# On a machine with a GPU: the real device instead of the emulator.
+test-gpu: native
+	$(PYTEST) -m gpu tests
 
 test-soak: $(STAMP)
 	$(PYTEST) -m soak tests

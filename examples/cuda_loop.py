@@ -5,6 +5,8 @@ plainly, or through a small caching allocator that keeps freed segments as PyTor
 Salus; with it (`SALUS_SOCKET` set, libsalus preloaded) it says where its iterations begin.
 
     python examples/cuda_loop.py --iterations 100 --weights-mib 64 --activations-mib 128 --cached
+
+SIGTERM ends it after the iteration under way, with its report.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ import argparse
 import ctypes
 import json
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cuda.bindings import driver
@@ -180,6 +184,11 @@ class Salus:
             self._library.salus_cuda_live(segments, len(segments), blocks, len(blocks))
         self._library.salus_boundary()
 
+    def leave(self) -> None:
+        """No iteration follows for now: hold no lane meanwhile."""
+        if self._library is not None:
+            self._library.salus_leave()
+
     def bye(self) -> None:
         if self._library is not None:
             self._library.salus_report(ctypes.c_uint64(1), ctypes.c_uint64(1), b"explicit")
@@ -274,8 +283,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sm-percent", type=int, default=100, help="their modelled share of the emulated device")
     parser.add_argument("--priority", type=int, default=0, help="of the stream, lower runs first")
     parser.add_argument("--cached", action="store_true", help="use the caching allocator")
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after this time, whatever the iterations")
+    parser.add_argument("--leave", action="store_true", help="hold no lane between iterations, as a server would")
     parser.add_argument("--pause-us", type=int, default=0, help="host work between iterations")
+    parser.add_argument("--count-file", default="", help="where to keep the number of iterations made")
     parser.add_argument("--started", action="store_true", help="print a line once the loop is ready")
     return parser.parse_args(arguments)
 
@@ -301,15 +311,20 @@ def main(arguments: list[str]) -> int:
     if options.started:
         sys.stdout.write("started\n")
         sys.stdout.flush()
-    end = time.monotonic() + options.seconds if options.seconds else None
+    is_told_to_end: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: is_told_to_end.append(number))
     times_ns: list[int] = []
     for number in range(options.iterations):
-        if end is not None and time.monotonic() > end:
+        if is_told_to_end:
             break
         loop.salus.boundary(loop.allocator)
         start_ns = time.monotonic_ns()
         loop.iterate(number)
         times_ns.append(time.monotonic_ns() - start_ns)
+        if options.count_file:
+            Path(options.count_file).write_text(str(len(times_ns)))
+        if options.leave:
+            loop.salus.leave()
         if options.pause_us:
             time.sleep(options.pause_us / 1e6)
     loop.close()

@@ -48,6 +48,13 @@ def load_driver() -> Any:
     return driver
 
 
+def loaded_library(name: str) -> str:
+    """Where the library that this process has loaded lies; "" if it has not. Jobs are told, as ours hides the name."""
+    with Path("/proc/self/maps").open() as maps:
+        paths = (line.split(maxsplit=5)[5].strip() for line in maps if line.count("/") and name in line)
+        return next((path for path in paths if Path(path).name.startswith(name)), "")
+
+
 def select_devices(uuids: Sequence[DeviceId], visible: str | None) -> tuple[DeviceId, ...]:
     """The devices that a CUDA_VISIBLE_DEVICES value names, in its order: indices, UUIDs or unique UUID prefixes.
 
@@ -94,6 +101,7 @@ class CudaDevice:
         self._wiped: dict[str, int] = {}
         self._faults: list[str] = []
         self._call("open device", self._open)
+        self.driver_path = loaded_library("libcuda.so")
         own_bytes = nvml.process_bytes(uuid, os.getpid())
         self.context_bytes = own_bytes if own_bytes is not None else self._context_bytes
         granules = (self.total_bytes - self.context_bytes) // self.granularity_bytes

@@ -57,6 +57,8 @@ class Device(Protocol):
     granularity_bytes: int
     cores: tuple[int, ...]
     is_slow: bool
+    #: File of the driver's library where the device has one, else "".
+    driver_path: str
 
     def open_lane(self, size_bytes: int) -> LaneMemory:
         """Create fresh, zeroed memory. Raises `OperatingError` where the device has no room."""

@@ -38,6 +38,7 @@ class HostDevice:
     kind = "host"
     model = "host"
     is_slow = False
+    driver_path = ""
     granularity_bytes = GRANULARITY_BYTES
 
     def __init__(

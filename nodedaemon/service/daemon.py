@@ -37,6 +37,7 @@ from nodedaemon.service.executor import Executor
 from nodedaemon.service.jobs import JobBook, Recorded, adaptor_environment
 from nodedaemon.service.journal import Journal
 from nodedaemon.service.lanes import LaneKeeper
+from nodedaemon.service.launches import LaunchKeeper
 from nodedaemon.service.ledger import Ledger
 from nodedaemon.service.live import LiveSession, Roster
 from nodedaemon.service.markers import Markers
@@ -142,6 +143,7 @@ class Daemon:
             report=self._report,
             log=self._log,
         )
+        self._launches = LaunchKeeper(self._dispatcher.state, self._roster, self._devices, self._rules.settings_of)
         self._desk = SessionDesk(
             self._dispatcher,
             self._roster,
@@ -444,7 +446,7 @@ class Daemon:
     def _environment(self, device: DeviceId) -> dict[str, str]:
         given = self._rules.settings.daemon.adaptor_dir
         adaptor_dir = Path(given) if given else Path(__file__).resolve().parents[1] / "job"
-        return adaptor_environment(Path(self._rules.settings.daemon.socket), adaptor_dir, self._devices[device].cores)
+        return adaptor_environment(Path(self._rules.settings.daemon.socket), adaptor_dir, self._devices[device])
 
     async def _find_profile(self, user: str, signature: str, model: str) -> Recorded | None:
         return await self._ledger.find_profile(f"local@{self._node}", user, signature, model)
@@ -467,6 +469,7 @@ class Daemon:
     def _watch(self, event: Event, made: list[commands.Command], now_ns: int) -> None:
         self._tally.watch(event, made, now_ns)
         self._books.watch(event, made, now_ns)
+        self._launches.watch(event, made, now_ns)
 
     def _report(self, kind: str, facts: SessionFacts, detail: str) -> None:
         self._log.warning(kind, job=facts.job, session=facts.session, device=facts.device, detail=detail)

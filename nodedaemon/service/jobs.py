@@ -449,12 +449,15 @@ def _is_there(process: ProcessFacts) -> bool:
 
 
 def adaptor_environment(
-    socket_path: Path, adaptor_dir: Path, cores: tuple[int, ...], user_paths: Mapping[str, str] | None = None
+    socket_path: Path, adaptor_dir: Path, device: Device, user_paths: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """What makes a job's Python load the adaptor; PYTHONPATH is put before the user's own by who sets it."""
+    """What makes a job load the adaptor; PYTHONPATH and LD_PRELOAD are put before the user's own by who sets them."""
     env = {"SALUS_SOCKET": str(socket_path), "PYTHONPATH": str(adaptor_dir)}
-    if cores:
-        env["OMP_NUM_THREADS"] = str(len(cores))
+    if device.cores:
+        env["OMP_NUM_THREADS"] = str(len(device.cores))
+    library = adaptor_dir / "libsalus" / "cuda" / "libcuda.so.1"
+    if device.kind == "cuda" and library.exists():
+        env |= {"LD_PRELOAD": str(library), "SALUS_CUDA_DRIVER": device.driver_path}
     theirs = (user_paths or {}).get("PYTHONPATH", "")
     if theirs:
         env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], theirs])

@@ -27,7 +27,7 @@ UNLIMITED = 0xFFFFFFFF
 SLOT_COUNT = 63
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
-_LEASE, _GRANT, _LANE, _LANE_EPOCH, _SUCCESSOR = 64, 72, 80, 88, 96
+_LEASE, _GRANT, _LANE, _LANE_EPOCH, _SUCCESSOR, _LAUNCH = 64, 72, 80, 88, 96, 104
 _STATE = 128
 _ITERATIONS, _STARTED, _BOUNDARY = 192, 200, 208
 _SESSION = 8
@@ -85,6 +85,9 @@ class _Words:
 
     def ring(self, offset: int) -> None:
         self._atomics.add(self._base + offset, 1, _SEQ_CST)
+        _wake(self._base + offset)
+
+    def wake(self, offset: int) -> None:
         _wake(self._base + offset)
 
     def write(self, offset: int, content: bytes) -> None:
@@ -161,6 +164,12 @@ class GatePage(Page):
 
     def has_successor(self) -> bool:
         return self._words.load(_SUCCESSOR) != 0
+
+    def hold_launches(self, limit: int, *, is_held: bool) -> None:
+        """Kernels of the session: none for now, or at most `limit` under way (0: any)."""
+        word = limit << 32 | int(is_held)
+        if self._words.exchange(_LAUNCH, word) != word:
+            self._words.wake(_LAUNCH)
 
     def disarm(self, epoch: int) -> bool:
         """Take an armed epoch back; False when the session runs it or has run it."""

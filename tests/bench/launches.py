@@ -1,0 +1,52 @@
+"""A high-class job beside a best-effort one: p99 of its iterations alone, beside it ungated, and with launch gating.
+
+All three in one run on one emulated device with time slices. The emulator's time model is not a GPU's
+(docs/emulator.md): the figures say that gating does what it should, not what it brings on hardware.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from tests.support.cuda_node import CudaNode, wait_started
+
+HIGH = ("--kernels", "4", "--kernel-us", "500", "--activations-mib", "16", "--pause-us", "10000", "--leave")
+OTHER = ("--iterations", "1000000", "--kernels", "40", "--kernel-us", "1000", "--activations-mib", "16", "--started")
+
+
+def measure(other_class: str | None, count: int) -> dict[str, Any]:
+    """The high job's report, and how many iterations the other made meanwhile."""
+    # pack lets both lanes run at once: what is left between the two is the queue of kernels.
+    with CudaNode("tiny-1g", "MaxLanes=2\nPolicy=pack") as node:
+        other = node.job(*OTHER, job_class=other_class) if other_class else None
+        if other is not None:
+            wait_started(other)
+        found = node.report(node.job("--iterations", str(count), *HIGH, job_class="high"))
+        other_count = 0
+        if other is not None:
+            other.terminate()
+            other_count = node.report(other)["iterations"]
+        node.stop()
+    return {"p50_ns": found["p50_ns"], "p99_ns": found["p99_ns"], "wrong": found["wrong"], "other_count": other_count}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300, help="iterations of the high job in each setting")
+    count = parser.parse_args(arguments).count
+    found = {}
+    for name, other_class in (("alone", None), ("ungated", "normal"), ("gated", "best-effort")):
+        sys.stderr.write(f"launches: {name}: {count} iterations\n")
+        found[name] = measure(other_class, count)
+    alone_ns = found["alone"]["p99_ns"]
+    ratios = {f"{name}_p99_ratio": round(found[name]["p99_ns"] / alone_ns, 2) for name in ("ungated", "gated")}
+    note = "emulated device: the time model is not a GPU's"
+    sys.stdout.write(json.dumps({"n": count, **found, **ratios, "note": note}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

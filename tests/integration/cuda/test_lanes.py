@@ -1,0 +1,169 @@
+"""Jobs share an emulated GPU in lanes, through the whole stack: engine, salusd, cuda driver, libsalus, cuda-python."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from subprocess import Popen
+
+import pytest
+
+from tests.support.cuda_node import CudaNode, wait_started, wait_until
+from tests.support.emulator import CONTEXT_BYTES, MIB
+
+CONTEXT = CONTEXT_BYTES["tiny-1g"]
+ALLOWANCE_MIB, LANE_MIB = 128, 64
+
+
+@pytest.fixture
+def node() -> Iterator[Callable[..., CudaNode]]:
+    nodes: list[CudaNode] = []
+
+    def make(**options: str) -> CudaNode:
+        nodes.append(CudaNode(**options))
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield make
+    for one in nodes:
+        one.close()
+
+
+def shares(node: CudaNode) -> tuple[int, dict[int, int]]:
+    """Used bytes of the device and of each process, seen at one moment under the emulator's lock."""
+    lines = [dict(part.split("=") for part in line.split() if "=" in part) for line in lines_of(node)]
+    used = next(int(line["used_bytes"]) for line in lines if "profile" in line)
+    return used, {int(line["pid"]): int(line["used_bytes"]) for line in lines if "pid" in line}
+
+
+def lines_of(node: CudaNode) -> list[str]:
+    return node.emulator.control("show").splitlines()
+
+
+def check_arithmetic(node: CudaNode, job_pids: set[int]) -> None:
+    """The device's use is the sum of its users'; jobs keep to their allowance, the daemon has its context and lanes."""
+    used, by_process = shares(node)
+    assert used == sum(by_process.values())
+    assert node.daemon is not None
+    for pid, held in by_process.items():
+        if pid in job_pids:
+            assert held <= ALLOWANCE_MIB * MIB, (pid, held)
+    lanes = by_process.get(node.daemon.pid, CONTEXT) - CONTEXT
+    assert lanes in (0, LANE_MIB * MIB, 2 * LANE_MIB * MIB), lanes
+
+
+def take_turns(node: CudaNode, iterations: int) -> None:
+    options = ["--weights-mib", "16", "--activations-mib", "32", "--kernel-us", "50", "--kernels", "1"]
+    jobs = [
+        node.job("--iterations", str(iterations), *options, *cached, persistent_mib=ALLOWANCE_MIB)
+        for cached in ((), ("--cached",), ("--cached",))
+    ]
+    lanes_seen = 0
+    while any(job.poll() is None for job in jobs):
+        check_arithmetic(node, {job.pid for job in jobs})
+        lanes_seen = max(lanes_seen, len(node.ask("status")["lanes"]))
+    for job in jobs:
+        report = node.report(job)
+        assert (report["attached"], report["iterations"], report["wrong"]) == (True, iterations, 0), report
+    assert lanes_seen == 2
+    wait_until(lambda: node.emulator.used_bytes() == CONTEXT, "all but the daemon's context is given back")
+    node.stop()
+    assert node.emulator.used_bytes() == 0
+
+
+def test_three_jobs_take_turns_in_two_lanes(node: Callable[..., CudaNode]) -> None:
+    take_turns(node(config="MaxLanes=2"), 150)
+
+
+@pytest.mark.soak
+def test_three_jobs_take_a_thousand_turns_in_two_lanes(node: Callable[..., CudaNode]) -> None:
+    take_turns(node(config="MaxLanes=2"), 1000)
+
+
+def test_a_job_beyond_its_allowance_gets_out_of_memory_and_lives(node: Callable[..., CudaNode]) -> None:
+    """The device is full with what three others were promised, so the fourth cannot have more than it asked for."""
+    here = node(config="MaxLanes=2\nHeadroom=0%")
+    others = [here.job("--iterations", "1000000", "--started", persistent_mib=260) for _ in range(3)]
+    for other in others:
+        wait_started(other)
+    greedy = here.job("--iterations", "20", "--weights-mib", "8", "--activations-mib", "400", persistent_mib=64)
+    report = here.report(greedy)
+    assert report["attached"]
+    assert (report["refused"], report["refused_with"]) == (20, ["CUDA_ERROR_OUT_OF_MEMORY"])
+    assert all(other.poll() is None for other in others)
+
+
+def finish(node: CudaNode, jobs: list[Popen[str]]) -> None:
+    """Tell loops that go on for ever to end, and look at their reports."""
+    for job in jobs:
+        job.terminate()
+    for job in jobs:
+        report = node.report(job)
+        assert report["attached"]
+        assert report["iterations"] > 20
+        assert report["wrong"] == 0
+
+
+def iteration_counts(node: CudaNode) -> list[int]:
+    return sorted(session["iteration_count"] for session in node.ask("status")["sessions"])
+
+
+def test_deaths_give_memory_back_and_harm_nobody(node: Callable[..., CudaNode]) -> None:
+    """Killed at points of the hand-over and inside the driver's own critical sections, beside two that go on."""
+    here = node(config="MaxLanes=1", variant="emulator-inject")
+    endless = ("--iterations", "1000000", "--kernel-us", "50")
+    steady = [here.job(*endless, "--started", "--cached") for _ in range(2)]
+    for one in steady:
+        wait_started(one)
+    victims = [here.job(*endless, point=(point, 3)) for point in (2, 4, 6, 9)]
+    for victim in victims:
+        assert victim.wait(60) == -signal.SIGKILL
+    victims = [here.job(*endless, SALUS_EMULATOR_DIE_AT=str(store)) for store in (60, 300, 1000)]
+    for victim in victims:
+        assert victim.wait(60) == -signal.SIGKILL
+    finish(here, steady)
+    wait_until(lambda: here.emulator.used_bytes() == CONTEXT, "the dead ones' memory is back")
+
+
+def test_lanes_outlive_the_daemon(node: Callable[..., CudaNode]) -> None:
+    here = node(config="MaxLanes=1")
+    jobs = [here.job("--iterations", "1000000", "--started", "--cached") for _ in range(2)]
+    for job in jobs:
+        wait_started(job)
+    wait_until(lambda: min(iteration_counts(here), default=0) > 10, "both take turns")
+    here.kill_daemon()
+    here.start()
+    before = wait_until(lambda: len(counts := iteration_counts(here)) == 2 and counts, "both are taken back")
+    wait_until(lambda: min(iteration_counts(here)) > before[0] + 30, "both take turns again")
+    finish(here, jobs)
+    wait_until(lambda: here.emulator.used_bytes() == CONTEXT, "all but the daemon's context is given back")
+
+
+@pytest.mark.parametrize(("job_class", "is_held"), [("best-effort", True), ("normal", False)])
+def test_kernels_of_best_effort_wait_while_the_high_class_works(
+    node: Callable[..., CudaNode], job_class: str, is_held: bool
+) -> None:
+    """Two lanes run at once; the high job's long iteration holds the other's kernels back, but one each 100 ms."""
+    here = node(config="MaxLanes=2\nPolicy=pack")
+    counted = here.directory / "count"
+    endless = ("--iterations", "1000000", "--kernels", "60", "--kernel-us", "200", "--count-file", str(counted))
+    other = here.job(*endless, job_class=job_class)
+    wait_until(lambda: counted.exists() and count_in(counted) > 20, "it runs")
+    high = here.job("--iterations", "1", "--kernels", "1", "--kernel-us", "1500000", job_class="high")
+    wait_until(lambda: is_granted(here, "high"), "the high job works")
+    before = count_in(counted)
+    here.report(high)
+    made = count_in(counted) - before
+    # Its two kernels and their time slices take three seconds and more.
+    assert made <= 2 if is_held else made > 2, made
+    finish(here, [other])
+
+
+def is_granted(node: CudaNode, job_class: str) -> bool:
+    sessions = node.ask("status")["sessions"]
+    return any(session["rank"] == job_class and session["state"] == "running" for session in sessions)
+
+
+def count_in(path: Path) -> int:
+    return int(path.read_text() or "0")

@@ -1,0 +1,27 @@
+"""Becomes a job of a salusd with `LocalJobs`: asks for a run, takes the environment, preloads libsalus, runs a program.
+
+cuda_job.py CONTROL-SOCKET LIBRARY|'' {json of run_start} PROGRAM [ARGUMENTS]
+"""
+
+import json
+import os
+import socket
+import sys
+
+
+def main(control: str, library: str, fields: str, command: list[str]) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(control)
+        connection.sendall(json.dumps({"verb": "run_start", **json.loads(fields)}).encode() + b"\n")
+        with connection.makefile() as answers:
+            answer = json.loads(answers.readline())
+    if not answer["ok"]:
+        raise SystemExit(f"cuda_job: {answer}")
+    given = dict(entry.split("=", 1) for entry in answer["env"])
+    if library:
+        given["LD_PRELOAD"] = library
+    os.execve(sys.executable, [sys.executable, *command], {**os.environ, **given})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

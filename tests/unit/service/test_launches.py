@@ -1,0 +1,54 @@
+"""Who is held back: literals in, words on a page out."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nodedaemon.core import events
+from nodedaemon.core.types import DeviceId, Epoch, Rank, SessionId
+from nodedaemon.service.launches import LaunchKeeper
+
+GPU, OTHER = DeviceId("GPU-1"), DeviceId("GPU-2")
+
+
+class Page:
+    def __init__(self) -> None:
+        self.told: tuple[int, bool] = (0, False)
+
+    def hold_launches(self, limit: int, *, is_held: bool) -> None:
+        self.told = (limit, is_held)
+
+
+def look(*sessions: tuple[Rank, DeviceId, bool]) -> list[tuple[int, bool]]:
+    """Sessions as (class, device, holds a grant); what each one's page says afterwards."""
+    facts = {
+        index: SimpleNamespace(
+            session=index, job=str(index), device=device, is_leaving=False, grant_epoch=5 if is_granted else None
+        )
+        for index, (_, device, is_granted) in enumerate(sessions)
+    }
+    jobs = {str(index): SimpleNamespace(rank=rank) for index, (rank, _, _) in enumerate(sessions)}
+    pages = [Page() for _ in sessions]
+    roster: Any = SimpleNamespace(get=lambda index: SimpleNamespace(page=pages[index]))
+    state: Any = SimpleNamespace(sessions=facts, jobs=jobs)
+    settings: Any = SimpleNamespace(daemon=SimpleNamespace(best_effort_launches_max=3))
+    devices: Any = {GPU: SimpleNamespace(kind="cuda"), OTHER: SimpleNamespace(kind="cuda")}
+    keeper = LaunchKeeper(state, roster, devices, lambda _: settings)
+    keeper.watch(events.GrantReturned(SessionId(0), Epoch(1), 1, wants_next=False), [], 0)
+    return [page.told for page in pages]
+
+
+@pytest.mark.parametrize(
+    ("sessions", "told"),
+    [
+        ([(Rank.HIGH, GPU, True), (Rank.BEST_EFFORT, GPU, True)], [(0, False), (3, True)]),
+        ([(Rank.HIGH, GPU, False), (Rank.BEST_EFFORT, GPU, True)], [(0, False), (3, False)]),
+        ([(Rank.HIGH, OTHER, True), (Rank.BEST_EFFORT, GPU, True)], [(0, False), (0, False)]),
+        ([(Rank.HIGH, GPU, True), (Rank.NORMAL, GPU, True)], [(0, False), (0, False)]),
+    ],
+)
+def test_best_effort_is_held_back_only_by_a_high_grant_on_its_device(
+    sessions: list[tuple[Rank, DeviceId, bool]], told: list[tuple[int, bool]]
+) -> None:
+    assert look(*sessions) == told
