@@ -40,7 +40,7 @@ from nodedaemon.wire.messages import (
     Want,
     Welcome,
 )
-from tests.support.gate_pages import SEALS, GatePage, TurnPage
+from tests.support.gate_pages import SEALS, SLOTS, GatePage, TurnPage
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
@@ -145,8 +145,16 @@ class LaneDaemon:
                 if answer := claim():
                     return answer
                 left_s = deadline - time.monotonic()
-                assert left_s > 0, f"not within {DEADLINE_S} s: {what}"
+                assert left_s > 0, f"not within {DEADLINE_S} s: {what}: {self.describe()}"
                 self._changed.wait(min(left_s, 0.25))
+
+    def wait_for_waiter(self, pid: int) -> None:
+        """Until that process waits in the gate and the daemon knows it."""
+
+        def is_waiting() -> bool:
+            return any(session.pid == pid for session in [*self.waiting, self.successor] if session is not None)
+
+        self.wait_until(is_waiting, f"process {pid} waits in the gate")
 
     def close(self) -> None:
         if not self._is_ending:
@@ -155,10 +163,10 @@ class LaneDaemon:
             self._thread.join(DEADLINE_S)
         self.stop_listening()
         for session in self.sessions.values():
-            session.connection.close()
-            with contextlib.suppress(OSError):
+            if session.is_alive:
+                session.connection.close()
                 os.close(session.pidfd)
-            session.page.close()
+                session.page.close()
         self.sessions.clear()
         if self.lane_fd >= 0:
             os.close(self.lane_fd)
@@ -171,9 +179,10 @@ class LaneDaemon:
         """As a daemon's death looks to its sessions; `listen` brings it back."""
         self.stop_listening()
         for session in self.sessions.values():
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(session.connection)
-            session.connection.close()
+            if session.is_alive:
+                with contextlib.suppress(KeyError, ValueError):
+                    self._selector.unregister(session.connection)
+                session.connection.close()
 
     def listen(self) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -188,6 +197,14 @@ class LaneDaemon:
             self._listener.close()
             self._listener = None
             self.path.unlink(missing_ok=True)
+
+    def describe(self) -> str:
+        """Who holds, who waits, and what the pages say: for the message of a test that failed."""
+        lines = [f"holder={self.holder and self.holder.session} epoch={self.holder_epoch} last={self.epoch}"]
+        lines.append(f"successor={self.successor and (self.successor.session, self.successor.armed_epoch)}")
+        lines.append(f"waiting={[session.session for session in self.waiting]}")
+        lines += [f"{session.session}: {session.page.read()}" for session in self.sessions.values() if session.is_alive]
+        return "; ".join(lines)
 
     def held_bytes(self) -> int:
         return os.fstat(self.lane_fd).st_blocks * 512 if self.lane_fd >= 0 else 0
@@ -234,7 +251,9 @@ class LaneDaemon:
     def _welcome(self, connection: socket.socket, hello: Hello) -> None:
         number = len(self.sessions) + 1
         page = GatePage.create(number)
-        session = Attached(number, hello.pid, number - 1, connection, page, os.pidfd_open(hello.pid))
+        taken = {session.slot for session in self.sessions.values() if session.is_alive}
+        slot = next(slot for slot in range(SLOTS) if slot not in taken)
+        session = Attached(number, hello.pid, slot, connection, page, os.pidfd_open(hello.pid))
         self.sessions[number] = session
         self._selector.register(session.pidfd, selectors.EVENT_READ, lambda: self._died(session))
         self._attach(session, connection)
@@ -262,6 +281,7 @@ class LaneDaemon:
         if has_started or has_returned:
             self._leave_holder()
         self._attach(session, connection)
+        self.schedule()
 
     def _serve(self, session: Attached) -> None:
         try:
@@ -335,8 +355,16 @@ class LaneDaemon:
             successor.is_waiting = True
             self.waiting.appendleft(successor)
 
+    def _drain(self, session: Attached) -> None:
+        """What a session said before its death still counts."""
+        with contextlib.suppress(OSError, PeerError):
+            session.connection.setblocking(False)
+            while (received := framing.receive(session.connection)) is not None:
+                self._handle(session, received[0])
+
     def _died(self, session: Attached) -> None:
         self._selector.unregister(session.pidfd)
+        self._drain(session)
         session.is_alive = False
         if session in self.waiting:
             self.waiting.remove(session)
@@ -353,6 +381,11 @@ class LaneDaemon:
             self.holder = None
         if self.lane_owner is session:
             session.mapped = None
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(session.connection)
+        session.connection.close()
+        session.page.close()
+        os.close(session.pidfd)
         self.schedule()
 
     def schedule(self) -> None:
@@ -406,11 +439,14 @@ class LaneDaemon:
         )
 
     def _give_lane(self, session: Attached) -> bool:
-        """True once the lane is open for this session; False while its last user has not unmapped it."""
+        """True once the lane is open for this session; False while it is not connected or another has it mapped."""
+        if session.connection.fileno() < 0:
+            return False
         if self.settings.is_domain_each and self.lane_owner not in (None, session):
             assert self.lane_owner is not None
             if self.lane_owner.is_alive and self.lane_owner.mapped is not None:
-                framing.send(self.lane_owner.connection, Unmap(*self.lane_owner.mapped))
+                with contextlib.suppress(OSError):
+                    framing.send(self.lane_owner.connection, Unmap(*self.lane_owner.mapped))
                 self.lane_owner.mapped = (0, 0)
                 return False
             if self.lane_owner.is_alive and self.lane_owner.mapped is not None:
@@ -425,7 +461,11 @@ class LaneDaemon:
             self.lane_key = (self.lane_key[0] + 1, self.epoch)
         self.lane_owner = session
         if session.mapped != self.lane_key:
-            session.mapped = self.lane_key
             lane = Lane(*self.lane_key, self.settings.lane_bytes, self.settings.ephemeral_bytes)
-            framing.send(session.connection, lane, [self.lane_fd])
+            try:
+                framing.send(session.connection, lane, [self.lane_fd])
+            except OSError:
+                # It is dead or lost, which its pidfd or its next hello will say.
+                return False
+            session.mapped = self.lane_key
         return True

@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -65,8 +66,9 @@ class SessionProcess:
         return self.answer()
 
     def wait_end(self) -> int:
-        while self._answers.get(timeout=DEADLINE_S) is not None:
-            pass
+        """How the process ended; it may still answer before."""
+        self._reader.join(DEADLINE_S)
+        assert not self._reader.is_alive(), f"not within {DEADLINE_S} s: the session ends"
         return self.process.wait(DEADLINE_S)
 
     def close(self) -> None:
@@ -216,6 +218,15 @@ class _Session:
         self.leave()
         return wrong_count
 
+    def run_until_told(self, block_bytes: int) -> int:
+        """As `run`, until SIGUSR1."""
+        is_told = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: is_told.set())
+        wrong_count = 0
+        while not is_told.is_set():
+            wrong_count += self.run(20, block_bytes)
+        return wrong_count
+
     def run_forked(self, name: str, fill: int, other: int) -> list[bool]:
         """A forked child looks at a block, writes to it and makes its own: what it saw, and what we see afterwards."""
         reader, writer = os.pipe()
@@ -232,6 +243,23 @@ class _Session:
         os.close(reader)
         os.waitpid(child, 0)
         return [*seen, self.is_filled(name, fill)]
+
+    def train_in_child(self, path: str, name: str, fill: int) -> list[bool]:
+        """A forked trainer says hello itself: attached, in the lane, with the inherited block untouched."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            is_attached = self.hello(path)[0] == 0 and self.boundary() == 1
+            _, is_lane = self.take("of the child", 4 << 20, fill + 1)
+            is_kept = self.is_filled(name, fill)
+            self.give(name)
+            os.write(writer, bytes([is_attached, is_lane, is_kept]))
+            os._exit(0)
+        os.close(writer)
+        seen = [bool(value) for value in os.read(reader, 8)]
+        os.close(reader)
+        os.waitpid(child, 0)
+        return seen
 
 
 def main() -> None:

@@ -34,7 +34,6 @@ struct lane {
     uint64_t promotion_count;
     /* Raised while pages are write-protected for copying: a fault then waits (trap.c). */
     uint32_t copying;
-    uint32_t copy_count; /* raised before each such time */
 };
 
 struct lane_run {
@@ -66,6 +65,13 @@ static inline bool lane_holds(const struct lane *lane, const void *address)
 {
     return (uintptr_t)address - (uintptr_t)lane->base < lane->reserve_bytes;
 }
+
+/*
+ * True if a live block at this address may be touched now. Async-signal-safe and without the lock:
+ * a survivor's page is marked private before the lane is shut, so looking in the opposite order
+ * never misses it.
+ */
+bool lane_is_usable(const struct lane *lane, const void *address);
 
 /* The first run of pages at or above `page` whose private bit is `is_private`; false if none below
  * `end_page`. */

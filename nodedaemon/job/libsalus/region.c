@@ -362,10 +362,12 @@ uint64_t region_take(struct region *region, uint64_t size_bytes, uint64_t align_
         return REGION_NONE;
     if (align_bytes < REGION_LINE_BYTES)
         align_bytes = REGION_LINE_BYTES;
-    if (size_bytes >= REGION_PAGE_BYTES && align_bytes < REGION_PAGE_BYTES)
-        align_bytes = REGION_PAGE_BYTES;
-    size_bytes = round_up(size_bytes,
-                          size_bytes >= REGION_PAGE_BYTES ? REGION_PAGE_BYTES : REGION_LINE_BYTES);
+    size_bytes = round_up(size_bytes, REGION_LINE_BYTES);
+    if (size_bytes >= REGION_PAGE_BYTES) {
+        size_bytes = round_up(size_bytes, REGION_PAGE_BYTES);
+        if (align_bytes < REGION_PAGE_BYTES)
+            align_bytes = REGION_PAGE_BYTES;
+    }
     index = find_room(region, size_bytes, align_bytes);
     if (!index || reserve(region, 2))
         return REGION_NONE;

@@ -41,6 +41,15 @@ static bool is_set_at(const uint64_t *bits, uint64_t page)
     return bits[page / BITS_PER_WORD] >> (page % BITS_PER_WORD) & 1;
 }
 
+bool lane_is_usable(const struct lane *lane, const void *address)
+{
+    uint64_t page = (uint64_t)((const char *)address - lane->base) / REGION_PAGE_BYTES;
+
+    if (__atomic_load_n(&lane->is_open, __ATOMIC_SEQ_CST))
+        return true;
+    return is_set_at(lane->private_bits, page);
+}
+
 uint64_t stash_total_bytes(struct lane *lane)
 {
     const struct region_extent *block = NULL;
@@ -144,7 +153,6 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
                                        run.page + run.page_count, false, &part))
             error = return_run(lane, &part);
     }
-    __atomic_add_fetch(&lane->copy_count, 1, __ATOMIC_SEQ_CST);
     __atomic_store_n(&lane->copying, is_guarded, __ATOMIC_SEQ_CST);
     run = (struct lane_run){0, 0};
     while (!error &&

@@ -12,6 +12,10 @@
 #include "client.h"
 #include "session.h"
 
+/* A write may meet copy after copy; a page that is usable by our books and still faults as often as
+ * this is not. */
+#define TRIES_MAX 1000
+
 static struct sigaction earlier;
 static uint32_t is_installing;
 
@@ -59,7 +63,7 @@ static void pass_on(int signal_number, siginfo_t *info, void *context)
 static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
     static __thread const void *tried;
-    static __thread uint32_t tried_copy;
+    static __thread uint32_t tried_count;
     const struct timespec pause = {.tv_nsec = 20000};
     const void *address = info->si_addr;
     struct lane *lane = lane_at(address);
@@ -71,15 +75,12 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
     }
     while (__atomic_load_n(&lane->copying, __ATOMIC_SEQ_CST))
         nanosleep(&pause, NULL);
-    /* The copy may have ended between fault and handler: what faults once more at this address is
-     * no copy. */
-    if (tried != address || tried_copy != __atomic_load_n(&lane->copy_count, __ATOMIC_SEQ_CST)) {
-        tried = address;
-        tried_copy = __atomic_load_n(&lane->copy_count, __ATOMIC_SEQ_CST);
+    tried_count = tried == address ? tried_count + 1 : 0;
+    tried = address;
+    if (lane_is_usable(lane, address) && tried_count < TRIES_MAX) {
         errno = saved_errno;
         return;
     }
-    tried = NULL;
     report_stray(lane, address);
     errno = saved_errno;
     pass_on(signal_number, info, context);

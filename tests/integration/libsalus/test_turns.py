@@ -20,7 +20,7 @@ def _hand_over(first: SessionProcess, second: SessionProcess, daemon: LaneDaemon
     """`first` holds the lane; afterwards it waits in the gate on another thread and `second` holds."""
     grant_count = len(daemon.grants)
     second.send("boundary")
-    daemon.wait_until(lambda: daemon.waiting or daemon.successor, "the second session waits")
+    daemon.wait_for_waiter(second.process.pid)
     first.ask("boundary_elsewhere")
     assert second.answer() == 1
     daemon.wait_until(lambda: len(daemon.grants) > grant_count, "the daemon knows the new holder")
@@ -117,7 +117,7 @@ def test_no_hand_over_while_the_stash_does_not_fit(start_daemon: StartDaemon, st
     first.ask("take", name="kept", size=8 * MIB, fill=1)
     second = start_session(daemon)
     second.send("boundary")
-    daemon.wait_until(lambda: daemon.waiting, "the second session waits")
+    daemon.wait_for_waiter(second.process.pid)
     assert first.ask("boundary") == 0, "the grant is kept"
     assert daemon.sessions[1].overruns[-1].what == OverrunKind.STASH
     assert daemon.holder is daemon.sessions[1]
@@ -196,7 +196,7 @@ def test_a_session_outlives_the_loss_of_its_daemon(start_daemon: StartDaemon, st
     first.ask("boundary")
     first.ask("take", name="kept", size=MIB, fill=5)
     second.send("boundary")
-    daemon.wait_until(lambda: daemon.waiting or daemon.successor, "the second session waits")
+    daemon.wait_for_waiter(second.process.pid)
     daemon.call(daemon.lose_connections)
     assert first.ask("is_filled", name="kept", fill=5)
     daemon.call(daemon.listen)

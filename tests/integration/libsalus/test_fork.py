@@ -1,0 +1,50 @@
+"""A forked child sees the parent's blocks as they were, and nothing that it does reaches the parent or the lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.lane_daemon import MIB, LaneDaemon
+from tests.support.lane_session import SessionProcess
+
+StartDaemon = Callable[..., LaneDaemon]
+StartSession = Callable[..., SessionProcess]
+
+
+def test_a_child_of_the_holder_has_its_own_copy(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon()
+    session = start_session(daemon)
+    session.ask("boundary")
+    assert session.ask("take", name="dataset", size=2 * MIB + 33, fill=5)[1]
+    assert session.ask("run_forked", name="dataset", fill=5, other=9) == [True, True, True, True]
+    assert session.ask("take", name="next", size=MIB, fill=6)[1], "the parent goes on in the lane"
+    assert session.ask("is_filled", name="dataset", fill=5)
+    assert session.ask("boundary") == 0
+
+
+def test_a_child_forked_while_the_lane_is_lent_has_the_survivors(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    daemon = start_daemon()
+    first, second = start_session(daemon), start_session(daemon)
+    first.ask("boundary")
+    first.ask("take", name="kept", size=MIB, fill=5)
+    second.send("boundary")
+    daemon.wait_for_waiter(second.process.pid)
+    first.ask("boundary_elsewhere")
+    assert second.answer() == 1
+    second.ask("take", name="all", size=15 * MIB, fill=99)
+    assert first.ask("run_forked", name="kept", fill=5, other=9) == [True, True, True, True]
+    assert second.ask("is_filled", name="all", fill=99)
+
+
+def test_a_forked_child_can_be_a_session_of_its_own(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon()
+    parent = start_session(daemon)
+    parent.ask("boundary")
+    parent.ask("take", name="kept", size=MIB, fill=5)
+    parent.ask("leave")
+    assert parent.ask("train_in_child", path=str(daemon.path), name="kept", fill=5) == [True, True, True]
+    assert len(daemon.sessions) == 2
+    assert parent.ask("is_filled", name="kept", fill=5)
+    assert parent.ask("boundary") == 1

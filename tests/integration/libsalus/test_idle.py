@@ -1,0 +1,64 @@
+"""A session that does nothing holds no lane, and asks again when it does something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.support.gate_pages import GateState
+from tests.support.lane_daemon import MIB, LaneDaemon
+from tests.support.lane_session import SessionProcess
+
+StartDaemon = Callable[..., LaneDaemon]
+StartSession = Callable[..., SessionProcess]
+
+IDLE_NS = 4_000_000
+
+
+def test_an_idle_holder_gives_way_without_a_boundary_and_keeps_its_blocks(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    server, mate = start_session(daemon), start_session(daemon)
+    assert server.ask("enter") == 1
+    server.ask("take", name="kept", size=MIB, fill=5)
+    server.ask("exit")
+    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "the server is idle")
+    assert mate.ask("enter") == 1
+    assert daemon.sessions[1].page.read().state is GateState.REVOKED
+    mate.ask("take", name="all", size=15 * MIB, fill=99)
+    assert server.ask("is_filled", name="kept", fill=5)
+    server.send("enter")
+    daemon.wait_for_waiter(server.process.pid)
+    mate.ask("leave")
+    assert server.answer() == 1
+    assert server.ask("is_filled", name="kept", fill=5)
+
+
+def test_an_idle_holder_that_nobody_disturbs_goes_on_under_its_lease(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    server = start_session(daemon)
+    server.ask("enter")
+    server.ask("exit")
+    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "the server is idle")
+    assert server.ask("enter") == 0
+    assert daemon.sessions[1].page.read().state is GateState.RUNNING
+    assert len(daemon.grants) == 1
+    assert server.ask("take", name="next", size=MIB, fill=1)[1]
+
+
+def test_a_long_entry_is_not_idleness(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    busy, other = start_session(daemon), start_session(daemon)
+    busy.ask("enter")
+    other.send("enter")
+    daemon.wait_for_waiter(other.process.pid)
+    # The receiver looks four times in IDLE_NS: far more looks than that pass in these turns of the other process.
+    for _ in range(200):
+        busy.ask("own_bytes")
+    assert daemon.sessions[1].page.read().state is GateState.RUNNING
+    busy.ask("exit")
+    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "idle once the entry is over")
+    daemon.call(daemon.schedule)
+    assert other.answer() == 1
