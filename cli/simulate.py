@@ -38,6 +38,7 @@ COLUMNS = (
     Column("jain_average", "Jain", "right"),
     Column("jain_minimum", "Jain min", "right"),
     Column("hand_overs", "Hand-overs", "right"),
+    Column("lane_openings", "Openings", "right"),
 )
 SPREAD_COLUMNS = (
     Column("name", "Policy"),

@@ -41,12 +41,20 @@ class Outcome:
     jain_average: float | None
     jain_minimum: float | None
     hand_overs: int
+    lane_openings: int
     average_request_wait_ms: float | None
     job_count: int
 
 
 def outcome(
-    name: str, workload: str, records: Sequence[Record], gpus_needed: int, meter: ShareMeter | None, hand_overs: int = 0
+    name: str,
+    workload: str,
+    records: Sequence[Record],
+    gpus_needed: int,
+    meter: ShareMeter | None,
+    *,
+    hand_overs: int = 0,
+    lane_openings: int = 0,
 ) -> Outcome:
     """Sum up a run in which every job ended."""
     completions, queueings, slowdowns, waits, requests = [], [], [], 0, 0
@@ -76,6 +84,7 @@ def outcome(
         jain_average=meter.average() if meter else None,
         jain_minimum=meter.minimum if meter else None,
         hand_overs=hand_overs,
+        lane_openings=lane_openings,
         average_request_wait_ms=waits / requests / 1e6 if requests else None,
         job_count=len(records),
     )

@@ -164,7 +164,8 @@ def run_policy(prepared: Prepared, policy: str, progress: Progress | None = None
         site.records,
         devices_needed(prepared, policy),
         meter,
-        sum(world.hand_over_count for world in worlds),
+        hand_overs=sum(world.hand_over_count for world in worlds),
+        lane_openings=sum(world.opening_count for world in worlds),
     )
 
 

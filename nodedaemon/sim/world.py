@@ -15,6 +15,7 @@ from typing import assert_never
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
+from nodedaemon.core import invariants
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import DeviceId, DeviceLimits, Epoch, JobId, LaneId, LaneSharing, SessionId
 from nodedaemon.sim.clock import Appointment, Clock, Due
@@ -23,6 +24,8 @@ from nodedaemon.sim.speed import WORK_SCALE, Speeds
 
 #: An engine that is woken so often while nothing else happens would spin in a daemon too.
 IDLE_TICKS_MAX = 10_000
+#: The whole state is recounted once in so many events: often enough to find a fault, at no cost that shows.
+EVENTS_PER_CHECK = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +117,7 @@ class World:
         self._boundary: Appointment | None = None
         self._wake: Appointment | None = None
         self._tick_count = 0
-        self.hand_over_count = 0
+        self.hand_over_count = self.opening_count = 0
         self.event_count = 0
         self._feed(ev.DeviceAdded(self._device, rules.limits))
 
@@ -155,6 +158,8 @@ class World:
                 self._tick_count = 0
             for command in self.engine.handle(event, self._clock.now_ns):
                 self._carry_out(command)
+            if self.event_count % EVENTS_PER_CHECK == 0:
+                invariants.check(self.engine)
         self._plan()
         while self._gone:
             self._ended(self._gone.pop(0))
@@ -168,6 +173,7 @@ class World:
             case cmd.Revoke():
                 self._revoke(command)
             case cmd.OpenLane():
+                self.opening_count += 1
                 self._events.append(ev.LaneOpened(command.lane, command.epoch))
             case cmd.ReleaseLane():
                 self._events.append(ev.LaneReleased(command.lane, command.epoch))

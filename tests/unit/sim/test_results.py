@@ -22,7 +22,7 @@ def test_times_count_from_submission():
         Record(job(0, name="a"), start_ns=1 * SECOND_NS, end_ns=20 * SECOND_NS),
         Record(job(10, name="b"), start_ns=20 * SECOND_NS, end_ns=30 * SECOND_NS),
     ]
-    told = outcome("x", "w", records, 1, None, 7)
+    told = outcome("x", "w", records, 1, None, hand_overs=7)
     assert told.average_completion_s == 20
     assert told.average_queueing_s == 5.5
     assert told.makespan_s == 30
