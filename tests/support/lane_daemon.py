@@ -86,6 +86,8 @@ class Settings:
     is_held_back: bool = False
     allows_overrun: bool = True
     refusal: str = ""
+    # What an earlier run learned of the job's boundaries.
+    rule: str = ""
 
 
 class LaneDaemon:
@@ -135,9 +137,9 @@ class LaneDaemon:
             raise error
         return result  # type: ignore[return-value]
 
-    def wait_until(self, claim: Callable[[], T], what: str) -> T:
+    def wait_until(self, claim: Callable[[], T], what: str, deadline_s: float = DEADLINE_S) -> T:
         """Wait for an event that makes `claim` true; fails the test at the deadline."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + deadline_s
         with self._changed:
             while True:
                 if self.error is not None:
@@ -145,7 +147,7 @@ class LaneDaemon:
                 if answer := claim():
                     return answer
                 left_s = deadline - time.monotonic()
-                assert left_s > 0, f"not within {DEADLINE_S} s: {what}: {self.describe()}"
+                assert left_s > 0, f"not within {deadline_s} s: {what}: {self.describe()}"
                 self._changed.wait(min(left_s, 0.25))
 
     def wait_for_waiter(self, pid: int) -> None:
@@ -270,6 +272,7 @@ class LaneDaemon:
             idle_release_ns=settings.idle_release_ns,
             flags=settings.flags,
             slot=session.slot,
+            rule=settings.rule,
         )
         framing.send(connection, welcome, [session.page.fd, self.turn.fd])
 

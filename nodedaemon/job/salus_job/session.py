@@ -60,6 +60,10 @@ class Session:
         self._library.salus_figures(ctypes.byref(figures))
         return {name: getattr(figures, name) for name in binding.FIGURES}
 
+    def reset_figures(self) -> None:
+        """Running maxima start afresh."""
+        self._library.salus_figures_reset()
+
     def fault(self, text: str) -> None:
         self._library.salus_fault(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
 

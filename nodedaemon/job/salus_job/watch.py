@@ -135,16 +135,24 @@ class Watch:
     def on_backward_entered(self) -> bool:
         if threading.get_ident() != self._thread_id or not self._is_attached:
             return False
-        self.rule.backward_entered()
-        if self._first_step is not None:
-            self._session.persist_end()
-        return True
+        try:
+            self.rule.backward_entered()
+            if self._first_step is not None:
+                self._session.persist_end()
+            return True
+        except Exception as error:
+            self._fail("backward", error)
+            return False
 
     def on_backward_left(self, entered: bool) -> None:
-        if entered:
+        if not entered or self.is_off:
+            return
+        try:
             self.rule.backward_left()
-            if self._first_step is not None and not self.is_off:
+            if self._first_step is not None:
                 self._session.persist_begin()
+        except Exception as error:
+            self._fail("backward", error)
 
     def on_optimizer_made(self, optimizer: Any) -> None:
         try:

@@ -1,0 +1,46 @@
+"""A stand-in daemon and real PyTorch jobs; everything is ended with the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.torch_job import JOB, TorchJob
+
+
+@pytest.fixture(scope="session", autouse=True)
+def native() -> None:
+    subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all", "tests"], check=True)
+
+
+@pytest.fixture
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
+    daemons: list[LaneDaemon] = []
+
+    def start(**settings: object) -> LaneDaemon:
+        folder = tmp_path / str(len(daemons))
+        folder.mkdir()
+        daemons.append(LaneDaemon(folder, Settings(**settings)))  # type: ignore[arg-type]
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.close()
+        assert daemon.error is None
+
+
+@pytest.fixture
+def start_job() -> Iterator[Callable[..., TorchJob]]:
+    jobs: list[TorchJob] = []
+
+    def start(*command: str, daemon: LaneDaemon | None = None, **environment: str) -> TorchJob:
+        jobs.append(TorchJob(*command, socket=daemon.path if daemon else None, **environment))
+        return jobs[-1]
+
+    yield start
+    for job in jobs:
+        job.close()
