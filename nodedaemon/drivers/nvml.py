@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -54,8 +55,12 @@ class Nvml:
         return self._thread.is_hung
 
     def devices(self) -> tuple[Listing, ...]:
-        """Whole GPUs, and in place of one that is split its MIG instances."""
+        """Whole GPUs, and in place of one that is split its MIG instances; those that are lost are left out."""
         return self._call("list GPUs", self._list)
+
+    def lost_indices(self) -> tuple[int, ...]:
+        """GPUs that have fallen off the bus: NVML counts them and knows nothing else of them."""
+        return self._call("list GPUs", self._list_lost)
 
     def read(self, uuid: DeviceId) -> Reading:
         """A reading. What the device does not tell is None; a lost device reads as all of it used."""
@@ -109,9 +114,20 @@ class Nvml:
     def _list(self) -> tuple[Listing, ...]:
         found: list[Listing] = []
         for index in range(self._nvml.nvmlDeviceGetCount()):
-            handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-            whole = self._listing(handle, index, None)
-            found.extend(self._instances(handle, whole) if self._is_split(handle) else (whole,))
+            # One lost GPU must not hide the others.
+            with suppress(self._nvml.NVMLError_GpuIsLost):
+                handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
+                whole = self._listing(handle, index, None)
+                found.extend(self._instances(handle, whole) if self._is_split(handle) else (whole,))
+        return tuple(found)
+
+    def _list_lost(self) -> tuple[int, ...]:
+        found = []
+        for index in range(self._nvml.nvmlDeviceGetCount()):
+            try:
+                self._nvml.nvmlDeviceGetHandleByIndex(index)
+            except self._nvml.NVMLError_GpuIsLost:
+                found.append(index)
         return tuple(found)
 
     def _listing(self, handle: Any, index: int, parent: DeviceId | None) -> Listing:

@@ -14,6 +14,7 @@ class SplitCard:
     NVMLError = pynvml.NVMLError
     NVMLError_NotSupported = pynvml.NVMLError_NotSupported
     NVMLError_NotFound = pynvml.NVMLError_NotFound
+    NVMLError_GpuIsLost = pynvml.NVMLError_GpuIsLost
 
     def nvmlInit(self) -> None: ...  # noqa: N802
     def nvmlShutdown(self) -> None: ...  # noqa: N802

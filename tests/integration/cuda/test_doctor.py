@@ -1,0 +1,74 @@
+"""`salus doctor` on a node with an emulated GPU: a sound one, and one that is not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import emulator as emulators
+from tests.support.cuda_node import CudaNode, build_libsalus, wait_until
+from tests.support.emulator import ROOT, Emulator
+
+
+def doctor(emulator: Emulator, config: Path, *options: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """Exit code, and findings by check."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "cli.main", "-f", str(config), "doctor", "--json", "-N", "n1", *options],
+        env=emulator.environment(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.stdout, answer.stderr
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in json.loads(answer.stdout):
+        found.setdefault(row["check"], []).append(row)
+    return answer.returncode, found
+
+
+def levels(found: dict[str, list[dict[str, Any]]], check: str) -> set[str]:
+    return {row["level"] for row in found[check]}
+
+
+def test_a_sound_node_passes_and_its_selftest_too() -> None:
+    with CudaNode("tiny-1g") as node:
+        wait_until((node.directory / "salus.db").exists, "salusd has made its database")
+        code, found = doctor(node.emulator, node.directory / "salus.conf")
+        assert code == 0, found
+        for check in ("driver", "nvml", "lanes", "libsalus", "sockets", "database"):
+            assert levels(found, check) == {"ok"}, found[check]
+        assert set(found) >= {"mps", "device files", "cgroup", "slurm"}
+        code, found = doctor(node.emulator, node.directory / "salus.conf", "--selftest")
+        assert levels(found, "selftest") == {"note"}, "salusd holds the device"
+        node.stop()
+        code, found = doctor(node.emulator, node.directory / "salus.conf", "--selftest")
+        assert levels(found, "selftest") == {"ok"}, found["selftest"]
+        assert node.emulator.used_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "check", "word"),
+    [
+        (("lose", "0"), "nvml", "lost: GPU 0"),
+        (("hang-nvml", "0"), "nvml", "hung"),
+        (("oom", "0", "-1"), "lanes", "MEMORY"),
+    ],
+)
+def test_a_broken_device_is_told_with_advice(tmp_path: Path, fault: tuple[str, ...], check: str, word: str) -> None:
+    build_libsalus()
+    emulator = emulators.make(tmp_path, "tiny-1g")
+    emulator.control(*fault)
+    config = tmp_path / "salus.conf"
+    config.write_text(f"StorageUrl=sqlite:///{tmp_path}/none.db\nDaemonSocket={tmp_path}/salusd.sock\n")
+    code, found = doctor(emulator, config)
+    told = [row for row in found[check] if row["level"] == "failure" and word in row["seen"]]
+    assert told, found
+    assert all(row["advice"] for row in told)
+    assert code == 1
+    assert levels(found, "database") == {"failure"}
