@@ -143,14 +143,13 @@ class Server:
         try:
             process = Process.of_peer(connection.socket)
             uid = connection.credentials.uid
-            if (
-                sum(1 for one in self._dispatcher.state.sessions.values() if one.uid == uid)
-                >= self._user_sessions_max()
-            ):
-                raise PeerError(f"session refused: uid {uid}: it has as many sessions as UserSessions allows")
             job = await self._find_job(process, uid)
             if connection.is_closed:
                 raise PeerError("session refused: the process went away")
+            # After the last await: of many hellos at once each must see those before it.
+            attached = [one for one in self._dispatcher.state.sessions.values() if one.uid == uid and one.process.pid]
+            if len(attached) >= self._user_sessions_max():
+                raise PeerError(f"session refused: uid {uid}: it has as many sessions as UserSessions allows")
             device = self._find_device(job, hello.device)
             facts = self._desk.take(job, device, process)
             if hello.flags & HelloFlag.UNGATED and facts.is_gated:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from nodedaemon.core import commands, events
+from nodedaemon.core import commands, events, explain
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import PeerError, RequestError
-from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.sessions import SessionState
 from nodedaemon.core.snapshots import DeviceSnapshot, EngineSnapshot, SessionSnapshot
@@ -189,85 +188,20 @@ class StatusView:
         return WhyAnswer(job=job, user=facts.user, sessions=found)
 
     def _reasons(self, device: DeviceSnapshot, session: SessionSnapshot, viewer: Viewer) -> list[Reason]:
+        """The engine's own reasons; a holder that the viewer may not see is not named."""
         if session.state not in (SessionState.ARRIVING, SessionState.WAITING):
             return []
-        reasons = []
-        if device.lost_reason is not None:
-            reasons.append(Reason(what=f"device lost: {device.lost_reason}", advice="the admin must mend the device"))
-        if session.is_stopped:
-            reasons.append(Reason(what="its process is stopped", advice="scontrol resume, or SIGCONT"))
-        if session.state is SessionState.ARRIVING:
-            reasons += self._arrival_reasons(device, session)
-        else:
-            reasons += self._wait_reasons(device, session, viewer)
-        return reasons
-
-    def _arrival_reasons(self, device: DeviceSnapshot, session: SessionSnapshot) -> list[Reason]:
-        reasons = []
-        if device.is_drained:
-            told = self._drain_reasons.get(device.device, "")
-            reasons.append(Reason(what=f"device drained{': ' + told if told else ''}", advice="salus resume"))
-        if session.persistent_bytes > device.free_bytes:
-            reasons.append(
-                Reason(
-                    what="persistent memory not free",
-                    needed=session.persistent_bytes,
-                    free=device.free_bytes,
-                    unit="bytes",
-                    advice="lanes give bytes back at their next boundary; jobs when they end",
-                )
-            )
-        largest = max((one.ephemeral_bytes for one in device.sessions), default=0)
-        spoken_for = device.persistent_bytes + max(largest, session.ephemeral_bytes)
-        if session.persistent_bytes + spoken_for > device.capacity_bytes:
-            reasons.append(
-                Reason(
-                    what="persistent memory of all plus the largest lane exceeds the device",
-                    needed=session.persistent_bytes + spoken_for,
-                    free=device.capacity_bytes,
-                    unit="bytes",
-                    advice="it starts when a job here ends",
-                )
-            )
-        ahead = [one for one in device.arrivals if one != session.session and one < session.session]
-        if ahead:
-            reasons.append(Reason(what="arrivals before it", needed=0, free=len(ahead), unit="sessions"))
-        return reasons
-
-    def _wait_reasons(self, device: DeviceSnapshot, session: SessionSnapshot, viewer: Viewer) -> list[Reason]:
         lane = next((one for one in device.lanes if one.lane == session.lane), None)
-        if lane is None:
-            return []
-        if lane.state is LaneState.PARKED:
-            return [
-                Reason(
-                    what="its lane is parked: other lanes hold the bytes",
-                    needed=session.ephemeral_bytes,
-                    free=device.free_bytes,
-                    unit="bytes",
-                    advice="bytes change hands at a boundary, across domains at most once a DomainQuantum",
-                )
-            ]
-        if lane.state is not LaneState.OPEN:
-            return [Reason(what=f"its lane is {lane.state}", needed=session.ephemeral_bytes, free=0, unit="bytes")]
-        if lane.holder is None:
-            return [Reason(what=f"policy {device.policy}: another class or claim goes first")]
-        holder = self._dispatcher.state.sessions.get(lane.holder)
-        name = f"job {holder.job}" if holder is not None and viewer.may_see(holder.uid) else "another job"
-        queue = [
-            one
-            for one in device.sessions
-            if one.lane == session.lane and one.state is SessionState.WAITING and one.session != session.session
-        ]
-        return [
-            Reason(
-                what=f"its lane is with {name}; policy {device.policy}",
-                needed=1,
-                free=0,
-                unit="boundaries",
-                advice=f"{len(queue)} more wait for this lane",
-            )
-        ]
+        holder = self._dispatcher.state.sessions.get(lane.holder) if lane is not None and lane.holder else None
+        hidden = f"job {holder.job}" if holder is not None and not viewer.may_see(holder.uid) else None
+        reasons = []
+        for one in explain.reasons(self._dispatcher.engine, session.session):
+            what = one.what.replace(hidden, "another user's job") if hidden else one.what
+            reasons.append(Reason(what=what, needed=one.needed, free=one.free, unit=one.unit, advice=one.advice))
+        told = self._drain_reasons.get(device.device, "")
+        if device.is_drained and told:
+            reasons.append(Reason(what=f"the admin says: {told}"))
+        return reasons
 
     def _changes(self, device: DeviceSnapshot, session: SessionSnapshot, viewer: Viewer) -> list[WhatIf]:
         if session.state not in (SessionState.ARRIVING, SessionState.WAITING):

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from tests.support.rogues import RogueHandle
 from tests.support.salusd import ROOT, Salusd
 from tests.support.workers import Crew
 
@@ -40,4 +41,18 @@ def crew(libsalus):
 
     yield make
     for one in crews:
+        one.close()
+
+
+@pytest.fixture
+def rogue():
+    """Gives a function that starts a rogue session of a daemon."""
+    rogues = []
+
+    def start(daemon, **options):
+        rogues.append(RogueHandle(daemon, **options))
+        return rogues[-1]
+
+    yield start
+    for one in rogues:
         one.close()

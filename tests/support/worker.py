@@ -54,7 +54,7 @@ def has_line(timeout_s: float = 0.0) -> bool:
     return bool(select.select([sys.stdin], [], [], timeout_s)[0])
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     parser.add_argument("--socket", required=True)
@@ -67,32 +67,31 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=1 << 40)
     parser.add_argument("--iteration-us", type=int, default=2000)
     parser.add_argument("--pause-us", type=int, default=0, help="idle time between iterations")
+    parser.add_argument("--inside", action="store_true", help="never looks idle")
     parser.add_argument("--quiet", action="store_true", help="do not tell every iteration")
     parser.add_argument("--uid", type=int, default=0)
-    given = parser.parse_args()
-    if given.uid:
-        os.setresgid(given.uid, given.uid, given.uid)
-        os.setresuid(given.uid, given.uid, given.uid)
-    if not given.no_run:
-        answer = start_run(
-            given.control,
-            {
-                "name": "worker",
-                "class": given.job_class,
-                "persistent_bytes": given.persistent * MIB,
-                "ephemeral_bytes": given.ephemeral * MIB,
-                "remaining_s": given.remaining,
-                "wait_ms": 60000,
-                "signature": given.signature,
-            },
-        )
-        tell("job", **{key: answer.get(key) for key in ("ok", "why", "job", "session", "is_admitted")})
-        if not answer["ok"]:
-            return
-    library = ctypes.CDLL(str(LIBRARY))
-    options = Options(size_bytes=ctypes.sizeof(Options), timeout_ms=60000)
-    tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))
-    sys.stdin.readline()
+    return parser.parse_args()
+
+
+def join_job(given: argparse.Namespace) -> bool:
+    """Become a job of `salus run`."""
+    answer = start_run(
+        given.control,
+        {
+            "name": "worker",
+            "class": given.job_class,
+            "persistent_bytes": given.persistent * MIB,
+            "ephemeral_bytes": given.ephemeral * MIB,
+            "remaining_s": given.remaining,
+            "wait_ms": 60000,
+            "signature": given.signature,
+        },
+    )
+    tell("job", **{key: answer.get(key) for key in ("ok", "why", "job", "session", "is_admitted")})
+    return bool(answer["ok"])
+
+
+def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
     waited_ns = ran_ns = count = 0
     while count < given.iterations and not (has_line() and not sys.stdin.readline()):
         before_ns = time.monotonic_ns()
@@ -101,6 +100,8 @@ def main() -> None:
         if code < 0:
             tell("off", code=code)
             break
+        if given.inside:
+            library.salus_enter()
         spin_until(start_ns + given.iteration_us * 1000)
         end_ns = time.monotonic_ns()
         waited_ns += start_ns - before_ns
@@ -112,6 +113,20 @@ def main() -> None:
             library.salus_leave()
             spin_until(time.monotonic_ns() + given.pause_us * 1000)
     tell("done", count=count, waited_ns=waited_ns, ran_ns=ran_ns)
+
+
+def main() -> None:
+    given = parse_arguments()
+    if given.uid:
+        os.setresgid(given.uid, given.uid, given.uid)
+        os.setresuid(given.uid, given.uid, given.uid)
+    if not given.no_run and not join_job(given):
+        return
+    library = ctypes.CDLL(str(LIBRARY))
+    options = Options(size_bytes=ctypes.sizeof(Options), timeout_ms=60000)
+    tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))
+    sys.stdin.readline()
+    iterate(given, library)
     library.salus_bye()
     tell("bye")
 

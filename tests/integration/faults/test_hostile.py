@@ -1,0 +1,367 @@
+"""Faults 18 to 20 and malicious sessions: limits, quotas, forged names, attacked paths, lies in every field."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodedaemon.wire import framing
+from nodedaemon.wire.messages import HEADER, MAGIC, VERSION, Bye, Hello, Profile, Return, Unmapped, Want
+from tests.support.salusd import Salusd, wait_until
+from tests.support.workers import overlaps
+
+STRANGER = 31415
+
+
+def connect(daemon, kind=socket.SOCK_SEQPACKET, path=None):
+    peer = socket.socket(socket.AF_UNIX, kind)
+    peer.settimeout(30)
+    peer.connect(str(path or daemon.socket))
+    return peer
+
+
+def is_closed_by(peer):
+    try:
+        return peer.recv(4096) == b""
+    except ConnectionError:
+        return True
+
+
+def descriptor_count(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def resident_bytes(pid):
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
+
+
+def malformed_frames(seed):
+    """Frames that are each wrong in one way, from a small generator of our own: fast enough for ten thousand."""
+    chance = random.Random(seed)
+    good = [framing.encode(m) for m in (Hello(), Want(), Return(1), Unmapped(1, 1), Bye(), Profile(1, 1))]
+    while True:
+        frame = bytearray(chance.choice(good))
+        match chance.randrange(5):
+            case 0:
+                frame = bytearray(chance.randbytes(chance.randrange(1, 700)))
+            case 1:
+                frame[chance.randrange(HEADER.size - 4)] ^= chance.randrange(1, 256)
+            case 2:
+                del frame[chance.randrange(1, len(frame)) :]
+            case 3:
+                frame += chance.randbytes(chance.randrange(1, 64))
+            case _:
+                frame[: HEADER.size] = HEADER.pack(MAGIC, VERSION, chance.randrange(16, 65536), len(frame), 0)
+        if frame[:1] != b"{":
+            yield bytes(frame)
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_19_malformed_frames_cost_only_their_own_connection(count, salusd, crew, request):
+    daemon = salusd(config="UserRequests=1000000\nUserSessions=2000")
+    group = crew(daemon)
+    good = group.start(iteration_us=500)
+    group.ready()
+    good.go()
+    good.wait_iterations(5)
+    frames = malformed_frames(seed=7)
+    idle = ExitStack()
+    for _ in range(200):
+        idle.enter_context(connect(daemon))
+    request.addfinalizer(idle.close)
+    for _ in range(50):
+        with connect(daemon) as peer:
+            peer.send(next(frames))
+            assert is_closed_by(peer)
+    descriptors, resident = descriptor_count(daemon.process.pid), []
+    for _ in range(2):
+        for _ in range(count // 2):
+            with connect(daemon) as peer:
+                peer.send(next(frames))
+                assert is_closed_by(peer)
+        resident.append(resident_bytes(daemon.process.pid))
+    served = len(good.iterations())
+    good.wait_iterations(served + 20)
+    idle.close()
+    wait_until(lambda: descriptor_count(daemon.process.pid) <= descriptors, "no descriptor is leaked", daemon.story)
+    # The first half also warms up the database's thread.
+    assert resident[1] - resident[0] < 2 << 20
+    good.stop()
+    good.finish()
+
+
+@given(packet=st.binary(min_size=1, max_size=600))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_19_whatever_the_bytes_the_next_peer_is_served(shared_daemon, packet):
+    with connect(shared_daemon) as peer:
+        peer.send(packet)
+        peer.shutdown(socket.SHUT_WR)
+        while not is_closed_by(peer):
+            pass
+    assert shared_daemon.ask("ping")["ok"]
+
+
+@pytest.fixture(scope="module")
+def shared_daemon():
+    with Salusd(config="UserRequests=1000000\nUserSessions=1000\nHelloTimeout=500ms") as daemon:
+        yield daemon
+
+
+def test_19_a_silent_peer_is_closed_after_the_hello_timeout(shared_daemon):
+    with connect(shared_daemon) as peer:
+        assert is_closed_by(peer)
+
+
+def test_19_descriptors_sent_with_garbage_are_not_kept(shared_daemon):
+    before = descriptor_count(shared_daemon.process.pid)
+    for _ in range(50):
+        with connect(shared_daemon) as peer:
+            socket.send_fds(peer, [b"garbage"], [0, 1, 2])
+            assert is_closed_by(peer)
+    wait_until(lambda: descriptor_count(shared_daemon.process.pid) <= before, "descriptors are closed")
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        b"{\n",
+        b"[]\n",
+        b'{"verb": "status", "job": 7}\n',
+        b'{"verb": "nonsense"}\n',
+        b'{"verb": "run_start", "class": []}\n',
+    ],
+)
+def test_19_a_bad_request_is_answered_and_the_connection_goes_on(shared_daemon, request_line):
+    with connect(shared_daemon, socket.SOCK_STREAM, shared_daemon.control) as peer, peer.makefile("r") as answers:
+        peer.sendall(request_line)
+        assert "ok" in json.loads(answers.readline())
+        peer.sendall(b'{"verb": "ping"}\n')
+        assert json.loads(answers.readline())["ok"] is True
+
+
+def test_19_a_request_without_end_is_cut_off(shared_daemon):
+    with connect(shared_daemon, socket.SOCK_STREAM, shared_daemon.control) as peer:
+        try:
+            for _ in range(100):
+                peer.sendall(b"x" * 4096)
+            assert is_closed_by(peer)
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+    assert shared_daemon.ask("ping")["ok"]
+
+
+def test_19_forged_jobs_and_verbs_of_root_are_refused_to_others(salusd, rogue):
+    daemon = salusd(config="LocalJobs=no")
+    segment = "salus:1;P=4194304;E=4194304;K=shared"
+    assert daemon.hook("job_start", job="5", uid=0, gpus="0", segment=segment, wait_ms=3000)["ok"]
+    program = (
+        "import json,os,socket,sys\n"
+        f"os.setresuid({STRANGER},{STRANGER},{STRANGER})\n"
+        "for path, kind, verb in json.loads(sys.argv[1]):\n"
+        "    s=socket.socket(socket.AF_UNIX,kind); s.connect(path)\n"
+        "    s.sendall(json.dumps({'verb':verb,'job':'5','uid':0,'policy':'fifo','device':'0'}).encode()+b'\\n')\n"
+        "    print(s.recv(65536).decode().strip())\n"
+    )
+    asks = [[str(daemon.socket), int(socket.SOCK_SEQPACKET), verb] for verb in ("job_start", "task_env", "job_end")]
+    asks += [
+        [str(daemon.control), int(socket.SOCK_STREAM), verb] for verb in ("policy_set", "drain", "reload", "run_start")
+    ]
+    told = subprocess.run([sys.executable, "-c", program, json.dumps(asks)], capture_output=True, text=True, check=True)
+    answers = [json.loads(line) for line in told.stdout.splitlines()]
+    assert [answer.get("kind") for answer in answers] == ["not_permitted"] * 7
+    stranger = rogue(daemon, uid=STRANGER)
+    assert stranger.do("hello")["kind"] == "REFUSE"
+    assert "5" in daemon.sessions()
+
+
+def test_users_see_their_own_jobs_in_full_and_others_only_as_load(salusd, crew):
+    daemon = salusd()
+    worker = crew(daemon).start()
+    job = worker.job
+    program = (
+        "import json,os,socket,sys\n"
+        f"os.setresuid({STRANGER},{STRANGER},{STRANGER})\n"
+        "def ask(**request):\n"
+        "    s=socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(json.dumps(request).encode()+b'\\n')\n"
+        "    print(s.makefile().readline().strip())\n"
+        "ask(verb='status'); ask(verb='why', job=sys.argv[2])\n"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", program, str(daemon.control), job], capture_output=True, text=True, check=True
+    )
+    status, why = (json.loads(line) for line in told.stdout.splitlines())
+    session = status["sessions"][0]
+    assert (session["job"], session["user"], session["pid"]) == ("", "", 0)
+    assert session["persistent_bytes"] == 4 << 20
+    assert why["kind"] == "not_found"
+
+
+def test_19_a_user_has_no_more_sessions_than_allowed(salusd, crew):
+    daemon = salusd(memory="1G", config="UserSessions=3")
+    group = crew(daemon)
+    workers = [group.start() for _ in range(4)]
+    codes = sorted(worker.wait_told("hello")["code"] for worker in workers)
+    assert codes[1:] == [0, 0, 0]
+    assert codes[0] < 0
+
+
+def test_18_a_herd_of_sessions_is_admitted_without_ever_exceeding_the_device(salusd):
+    daemon = salusd(memory="512M", config="UserSessions=1000\nUserRequests=100000")
+    uid = os.getuid()
+    segment = "salus:1;P=8388608;E=16777216;K=shared"
+    for number in range(200):
+        answer = daemon.hook("job_start", job=str(1000 + number), uid=uid, gpus="0", segment=segment, wait_ms=60)
+        assert answer["ok"] is (number < 62), f"job {number}"
+    device = daemon.status()["devices"][0]
+    assert device["persistent_bytes"] + device["lane_bytes"] <= device["capacity_bytes"]
+    assert device["session_count"] == 200
+    for number in range(200):
+        assert daemon.hook("job_end", job=str(1000 + number), uid=uid)["ok"]
+    assert daemon.status()["devices"][0]["session_count"] == 0
+
+
+@pytest.mark.parametrize("attack", ["symlink", "file", "open_directory", "foreign_socket", "state_symlink"])
+def test_20_an_attacked_path_is_refused_with_the_reason(attack):
+    daemon = Salusd()
+    try:
+        daemon.socket.parent.mkdir(mode=0o755)
+        if attack == "symlink":
+            daemon.socket.symlink_to("/tmp/elsewhere")
+        elif attack == "file":
+            daemon.socket.write_text("")
+        elif attack == "open_directory":
+            daemon.socket.parent.chmod(0o777)
+        elif attack == "foreign_socket":
+            with socket.socket(socket.AF_UNIX) as other:
+                other.bind(str(daemon.socket))
+            os.chown(daemon.socket, STRANGER, STRANGER)
+        else:
+            daemon.state.symlink_to(daemon.directory)
+        with pytest.raises(AssertionError, match=r"salusd ended with 1:\n.*refused"):
+            daemon.start()
+    finally:
+        daemon.__exit__()
+
+
+def test_20_a_second_daemon_does_not_take_the_first_ones_place(salusd):
+    daemon = salusd()
+    second = subprocess.run(
+        [sys.executable, "-m", "nodedaemon", "-f", str(daemon.config), "-N", "n1"], capture_output=True, text=True
+    )
+    assert second.returncode == 1
+    assert "another salusd" in second.stderr
+    assert daemon.ask("ping")["ok"]
+
+
+def test_a_malicious_lane_mate_cannot_stop_the_device_for_others(salusd, crew, rogue):
+    """It scribbles over every page it has, lies in every field, and keeps its descriptors."""
+    daemon = salusd(config="MaxLanes=1\nHangTimeout=1\nOnHang=kill\nUnmapTimeout=1")
+    group = crew(daemon)
+    mate, other = group.start(iteration_us=500), group.start(iteration_us=500, uid=STRANGER)
+    group.ready()
+    for worker in (mate, other):
+        worker.go()
+        worker.wait_iterations(3)
+    bad = rogue(daemon)
+    bad.do("run")
+    assert bad.do("hello")["kind"] == "WELCOME"
+    bad.do("want")
+    bad.do("take_lane")
+    assert set(bad.do("seize")["failed"]) == {1}
+    bad.do("scribble")
+    bad.do("lie_return")
+    bad.tell("lie_handover")
+    bad.tell("lie_unmapped")
+    for _ in range(3):
+        counts = [len(worker.iterations()) for worker in (mate, other)]
+        other.wait_iterations(counts[1] + 20)
+        mate.wait_iterations(counts[0] + 20)
+    assert overlaps([other]) == 0
+    assert daemon.ask("ping")["ok"]
+    for worker in (mate, other):
+        worker.stop()
+        worker.finish()
+
+
+TIGHT = "UnmapTimeout=500ms\nHangTimeout=1\nOnHang=kill\nDomainQuantum=1ms\nSampleInterval=100ms"
+
+
+def take_a_lane(rogue, daemon, last):
+    bad = rogue(daemon, uid=STRANGER, persistent=4, ephemeral=40)
+    bad.do("run")
+    bad.do("hello")
+    bad.do("want")
+    assert bad.do("take_lane")["bytes"] >= 40 << 20
+    bad.do("scribble")
+    bad.do(last)
+    return bad
+
+
+def run_beside(daemon, group, iteration_count):
+    good = group.start(iteration_us=500, persistent=4, ephemeral=40)
+    good.wait_told("hello")
+    good.go()
+    good.wait_iterations(iteration_count)
+    device = daemon.status()["devices"][0]
+    assert device["persistent_bytes"] + device["lane_bytes"] <= device["capacity_bytes"]
+    return good
+
+
+@pytest.mark.parametrize("trick", ["disconnect", "lie_unmapped"])
+def test_another_users_lane_comes_back_from_one_who_never_unmaps(trick, salusd, crew, rogue):
+    daemon = salusd(memory="64M", config=f"MaxLanes=1\n{TIGHT}")
+    bad = take_a_lane(rogue, daemon, "lie_leave")
+    bad.do(trick)
+    good = run_beside(daemon, crew(daemon), 50)
+    wait_until(bad.is_gone, "who kept the lane is ended", daemon.story)
+    good.stop()
+    good.finish()
+
+
+def test_one_who_stops_itself_while_holding_keeps_its_lane_and_others_run_in_another(salusd, crew, rogue):
+    daemon = salusd(memory="128M", config=f"MaxLanes=2\n{TIGHT}")
+    bad = take_a_lane(rogue, daemon, "stop_self")
+    good = run_beside(daemon, crew(daemon), 50)
+    assert not bad.is_gone()
+    good.stop()
+    good.finish()
+
+
+def test_a_leaver_that_fills_its_old_lane_again_is_found_and_ended(salusd, crew, rogue):
+    """A stopped session is spared the deadline for unmapping; what it does when it wakes is not."""
+    daemon = salusd(memory="64M", config=f"MaxLanes=1\n{TIGHT}".replace("UnmapTimeout=500ms", "UnmapTimeout=60"))
+    bad = take_a_lane(rogue, daemon, "lie_leave")
+    bad.do("stop_self")
+    good = run_beside(daemon, crew(daemon), 20)
+    bad.process.send_signal(signal.SIGCONT)
+    bad.tell("scribble")
+    wait_until(bad.is_gone, "the memory that grew back is seen", daemon.story)
+    count = len(good.iterations())
+    good.wait_iterations(count + 20)
+    good.stop()
+    good.finish()
+
+
+def test_19_a_flood_ends_the_flooders_connection_and_the_others_are_served(salusd, crew, rogue):
+    daemon = salusd(config="UserRequests=200")
+    group = crew(daemon)
+    good = group.start(iteration_us=500)
+    group.ready()
+    good.go()
+    bad = rogue(daemon, uid=STRANGER)
+    bad.do("run")
+    assert bad.do("hello")["kind"] == "WELCOME"
+    assert bad.do("flood")["is_cut_off"]
+    count = len(good.iterations())
+    good.wait_iterations(count + 50)
+    good.stop()
+    good.finish()

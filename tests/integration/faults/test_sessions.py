@@ -1,0 +1,185 @@
+"""Faults 2 to 5: sessions that die, stop, fork, or meet a reused pid; jobs of several sessions."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.salusd import wait_until
+from tests.support.workers import overlaps
+
+
+@pytest.mark.parametrize("kill_count", [5, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill_count, salusd, crew):
+    daemon = salusd(config="MaxLanes=1")
+    group = crew(daemon)
+    mate = group.start(iteration_us=300)
+    group.ready()
+    mate.go()
+    mate.wait_iterations(2)
+    for _ in range(kill_count):
+        victim = group.start(iteration_us=300)
+        group.ready(victim)
+        victim.go()
+        victim.wait_iterations(3)
+        victim.close()
+        count = len(mate.iterations())
+        mate.wait_iterations(count + 5)
+        assert overlaps([mate, victim]) == 0
+    daemon.wait_for(lambda status: len(status["sessions"]) == 1, "the dead are released")
+    assert daemon.status()["devices"][0]["persistent_bytes"] == 4 << 20
+
+
+def test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another(salusd, crew):
+    daemon = salusd(memory="64M", config="MaxLanes=2\nPolicy=fifo")
+    group = crew(daemon)
+    # One lane is all that fits while both are small; the mate must find room beside the stopped one's lane.
+    holder = group.start(iteration_us=300, ephemeral=8)
+    mate = group.start(iteration_us=300, ephemeral=8)
+    group.ready()
+    holder.go()
+    holder.wait_iterations(5)
+    holder.signal(signal.SIGSTOP)
+    mate.go()
+    mate.wait_iterations(10)
+    holder.signal(signal.SIGCONT)
+    count = len(holder.iterations())
+    holder.wait_iterations(count + 5)
+    for worker in (holder, mate):
+        worker.stop()
+        worker.finish()
+
+
+def test_03_where_no_other_lane_fits_the_mates_of_a_stopped_holder_wait_and_nobody_is_lent_its_lane(salusd, crew):
+    daemon = salusd(memory="64M", config="MaxLanes=1")
+    group = crew(daemon)
+    holder, mate = (group.start(iteration_us=300, persistent=4, ephemeral=40) for _ in range(2))
+    group.ready()
+    holder.go()
+    holder.wait_iterations(5)
+    holder.signal(signal.SIGSTOP)
+    mate.go()
+    daemon.wait_for(
+        lambda status: any(s["is_stopped"] for s in status["sessions"]) and status["devices"][0]["waiting_count"] == 1,
+        "the stop is seen and the mate waits",
+    )
+    reasons = daemon.ask("why", job=mate.job)["sessions"][0]["reasons"]
+    assert reasons
+    assert mate.iterations() == []
+    holder.signal(signal.SIGCONT)
+    mate.wait_iterations(5)
+    for worker in (holder, mate):
+        worker.stop()
+        worker.finish()
+    assert overlaps([holder, mate]) == 0
+
+
+@pytest.mark.parametrize("action", ["warn", "kill"])
+def test_03_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew):
+    daemon = salusd(memory="64M", config=f"MaxLanes=1\nHangTimeout=1\nOnHang={action}")
+    group = crew(daemon)
+    holder = group.start(iteration_us=60_000_000, persistent=4, ephemeral=40, inside=True)
+    mate = group.start(iteration_us=300, persistent=4, ephemeral=40)
+    group.ready()
+    holder.go()
+    daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "the holder runs")
+    mate.go()
+    wait_until(lambda: "hung" in daemon.story(), "the hang is reported", daemon.story)
+    if action == "kill":
+        assert holder.process.wait(60) == -signal.SIGKILL
+        mate.wait_iterations(5)
+    else:
+        assert holder.process.poll() is None
+        assert mate.iterations() == []
+
+
+def test_04_children_of_a_job_are_the_jobs_and_outlive_their_parent(salusd):
+    daemon = salusd()
+    program = (
+        "import subprocess,sys,os\n"
+        "from tests.support.worker import start_run\n"
+        f"print(start_run({str(daemon.control)!r},{{'persistent_bytes':1<<22,'ephemeral_bytes':1<<22,'wait_ms':9000}})['job'])\n"
+        "sys.stdout.flush()\n"
+        "command=[sys.executable,'tests/support/worker.py','--no-run','--control','x','--socket',"
+        f"{str(daemon.socket)!r}]\n"
+        "child=subprocess.Popen(['sh','-c','exec 3<&0; \"$@\" <&3 & wait','sh',*command],stdin=0)\n"
+        "child.wait()\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=".",
+        env={**os.environ, "PYTHONPATH": "."}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        job = launcher.stdout.readline().strip()
+        session = daemon.wait_for(
+            lambda status: next((s for s in status["sessions"] if s["is_connected"]), None), "the grandchild attaches"
+        )
+        assert session["job"] == job
+        assert session["pid"] != launcher.pid
+        launcher.kill()
+        launcher.wait()
+        assert daemon.sessions()[job]["is_connected"]
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        launcher.stdin.close()
+        launcher.stdout.close()
+    daemon.wait_for(lambda status: not status["sessions"], "the job ends with its last process")
+
+
+def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(salusd, crew):
+    daemon = salusd(config="MaxLanes=1")
+    group = crew(daemon)
+    first = group.start(iteration_us=300)
+    group.ready()
+    first.go()
+    first.wait_iterations(3)
+    program = (
+        "import sys,runpy\n"
+        "sys.argv=['worker','--no-run','--control','x','--socket',sys.argv[1],'--iteration-us','300']\n"
+        "runpy.run_path('tests/support/worker.py',run_name='__main__')"
+    )
+    # The second session's process is registered to the same job, as Slurm's hooks do it for a second rank.
+    second = subprocess.Popen(
+        [sys.executable, "-c", f"import sys;sys.stdin.readline()\n{program}", str(daemon.socket)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        daemon.hook("task_start", job=first.job, uid=os.getuid(), pid=second.pid, step="0", task="1")
+        second.stdin.write("\ngo\n")
+        second.stdin.flush()
+        assert '"code": 0' in second.stdout.readline()
+        for _ in range(20):
+            assert "iteration" in second.stdout.readline()
+        count = len(first.iterations())
+        first.wait_iterations(count + 20)
+        sessions = daemon.status()["sessions"]
+        assert [session["is_gated"] for session in sessions] == [False, False]
+        assert "several sessions" in daemon.story()
+    finally:
+        second.kill()
+        second.communicate()
+    first.stop()
+    first.finish()
+    daemon.wait_for(lambda status: not status["sessions"], "both are gone")
+    daemon.stop()
+    with sqlite3.connect(daemon.database) as database:
+        kinds = [row[0] for row in database.execute("select kind from events")]
+    assert "ungated" in kinds
+
+
+def test_05_a_process_with_a_registered_but_reused_pid_is_not_of_the_job(salusd, crew):
+    """A job's processes are pid and start time: forging the pid list of a dead one gives nothing."""
+    daemon = salusd(config="LocalJobs=no")
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    daemon.hook(
+        "job_start", job="77", uid=os.getuid(), gpus="0", segment="salus:1;P=4194304;E=4194304;K=shared", wait_ms=5000
+    )
+    assert daemon.hook("task_start", job="77", uid=os.getuid(), pid=dead.pid)["ok"]
+    stranger = crew(daemon).start(no_run=True)
+    assert stranger.wait_told("hello")["code"] != 0
+    assert daemon.hook("job_end", job="77", uid=os.getuid())["ok"]
