@@ -20,6 +20,7 @@ from cli.render import Cell, Column, Form, form_of, write_json, write_rows
 from nodedaemon.config.kinds import Size, SizeOrAuto
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import GIB, MIB, LaneSharing
+from nodedaemon.sim.line import Spread
 
 if TYPE_CHECKING:
     from nodedaemon.sim.results import Outcome
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column("name", "Policy"),
-    Column("gpus_needed", "GPUs needed", "right"),
-    Column("average_completion_s", "Completion", "right"),
+    Column("gpus_needed", "GPUs", "right"),
+    Column("average_completion_s", "Average", "right"),
     Column("median_completion_s", "Median", "right"),
     Column("p95_completion_s", "p95", "right"),
     Column("average_queueing_s", "Queueing", "right"),
     Column("makespan_s", "Makespan", "right"),
-    Column("speedup_over_exclusive", "vs exclusive", "right"),
+    Column("speedup_over_exclusive", "Gain", "right"),
     Column("jain_average", "Jain", "right"),
-    Column("jain_minimum", "Jain min", "right"),
     Column("hand_overs", "Hand-overs", "right"),
-    Column("lane_openings", "Openings", "right"),
 )
+#: For scripts, which have no width.
+MORE_COLUMNS = (Column("jain_minimum", "Jain minimum"), Column("lane_openings", "Openings"))
 SPREAD_COLUMNS = (
     Column("name", "Policy"),
     Column("minimum", "Min", "right"),
@@ -70,6 +71,9 @@ _Memory = Annotated[
 _Reserve = Annotated[str, typer.Option("--lane-reserve", metavar="SIZE|auto", help="LaneReserve, as in salus.conf.")]
 _LanesMax = Annotated[int, typer.Option("--max-lanes", min=1, max=64, help="MaxLanes, as in salus.conf.")]
 _Sharing = Annotated[LaneSharing, typer.Option("--lane-sharing", help="LaneSharing, as in salus.conf.")]
+_Spread = Annotated[
+    Spread, typer.Option("--spread", help="Device that a job gets: as Slurm with or without LL_SHARED_GRES.")
+]
 _Context = Annotated[
     str, typer.Option("--context", metavar="SIZE", help="CUDA context that each job holds, such as 300M.")
 ]
@@ -101,6 +105,7 @@ def simulate(
     lane_reserve: _Reserve = "auto",
     lanes_max: _LanesMax = 4,
     lane_sharing: _Sharing = LaneSharing.USER,
+    spread: _Spread = Spread.LEAST_LOADED,
     context: _Context = "0",
     load: _Load = None,
     jobs: _Jobs = None,
@@ -126,6 +131,7 @@ def simulate(
         "lane_reserve_bytes": _reserve(lane_reserve),
         "lanes_max": lanes_max,
         "lane_sharing": lane_sharing,
+        "spread": spread,
         "context_bytes": _size("--context", context),
         "pair_speeds": _pair_speeds(pair_speed),
     }
@@ -141,8 +147,8 @@ def simulate(
     runs = prepared(seed)
     with _progress(shown=form is Form.TABLE) as progress:
         outcomes = _run(runs, policies, progress)
-        spread = _spread([_run(prepared(other), policies, progress) for other in range(seed + 1, seed + 1 + seeds)])
-    _write(form, runs, outcomes, spread, seeds, pair_speed)
+        gains = _gains([_run(prepared(other), policies, progress) for other in range(seed + 1, seed + 1 + seeds)])
+    _write(form, runs, outcomes, gains, seeds, pair_speed)
 
 
 class _Choice:
@@ -266,7 +272,7 @@ def _rows(outcomes: list[Outcome]) -> list[dict[str, Cell]]:
     ]
 
 
-def _spread(runs: list[list[Outcome]]) -> list[dict[str, Cell]]:
+def _gains(runs: list[list[Outcome]]) -> list[dict[str, Cell]]:
     """How the gain over `exclusive` in average completion varies from seed to seed."""
     from nodedaemon.sim.results import quantile
 
@@ -306,6 +312,7 @@ def _told(run: Prepared, pair_speed: Path | None) -> dict[str, Any]:
             "lane_reserve_is_auto": setting.lane_reserve_bytes is None,
             "max_lanes": setting.lanes_max,
             "lane_sharing": setting.lane_sharing.value,
+            "spread": setting.spread.value,
             "shard_unit_bytes": setting.unit_bytes,
             "headroom_percent": setting.headroom_percent,
             "context_bytes": setting.context_bytes,
@@ -325,7 +332,9 @@ def _caveats(run: Prepared) -> list[str]:
         "hand-overs, opening of lanes and release of memory take no time",
         "srtf knows each job's remaining time exactly",
         "the queue before the devices goes by submit time, smaller jobs may fill, no reservations",
-        "a job goes to the least loaded device (Slurm: LL_SHARED_GRES)",
+        "a job goes to the least loaded device, as by LL_SHARED_GRES of newer releases of Slurm"
+        if setting.spread is Spread.LEAST_LOADED
+        else "a job goes to the first device with room",
     ]
     if setting.turns_per_job is not None:
         told.append(f"iterations are lumped into at most {setting.turns_per_job} turns a job; waits at boundaries grow")
@@ -338,27 +347,31 @@ def _write(
     form: Form,
     runs: list[Prepared],
     outcomes: list[Outcome],
-    spread: list[dict[str, Cell]],
+    gains: list[dict[str, Cell]],
     seeds: int,
     pair_speed: Path | None,
 ) -> None:
     rows = _rows(outcomes)
     told = [_told(run, pair_speed) for run in runs]
     if form is Form.JSON:
-        write_json({"workloads": told, "policies": rows, "spread": spread, "spread_seeds": seeds})
+        write_json({"workloads": told, "policies": rows, "spread": gains, "spread_seeds": seeds})
         return
     if form is not Form.TABLE:
-        write_rows(rows, (Column("workload", "Workload"), *COLUMNS), form)
+        write_rows(rows, (Column("workload", "Workload"), *COLUMNS, *MORE_COLUMNS), form)
         return
     for workload in told:
         name = workload["name"]
         _write_heading(workload)
         write_rows([_shown(row) for row in rows if row["workload"] == name], COLUMNS, form)
-        part = [_shown(row) for row in spread if row["workload"] == name]
+        part = [_shown(row) for row in gains if row["workload"] == name]
         if part:
-            print(f"\nAverage completion against exclusive, over {seeds} other seeds:")
+            print(f"\nGain over {seeds} other seeds:")
             write_rows(part, SPREAD_COLUMNS, form)
         print()
+        print("GPUs: devices that hold all jobs at once. Times in seconds: completion, queueing, makespan.")
+        print(
+            "Gain: average completion of exclusive / this one. Jain: of service, averaged over spells of five rounds."
+        )
         for caveat in workload["caveats"]:
             print(f"- {caveat}")
         print()
@@ -379,12 +392,12 @@ def _write_heading(told: dict[str, Any]) -> None:
 
 
 def _shown(row: dict[str, Cell]) -> dict[str, Cell]:
-    """A row for people: seconds with a unit, ratios with two digits."""
+    """A row for people: as many digits as can matter."""
     shown = dict(row)
     for key, value in row.items():
         if isinstance(value, float):
             if key.endswith("_s"):
-                shown[key] = f"{value:,.1f} s"
+                shown[key] = f"{value:.1f}" if value < 1000 else f"{value:.0f}"
             else:
                 shown[key] = f"{value:.3f}" if key.startswith("jain") else f"{value:.2f}"
     return shown

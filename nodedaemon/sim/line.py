@@ -1,16 +1,25 @@
 """Jobs that wait for a device, and the devices: Slurm's part of the story.
 
 Jobs stand in a fixed order (by submission, or shortest first for one baseline). Whenever room appears, the first that
-fits takes it: smaller ones may fill. There are no reservations. A job goes to the device with most room left, as Slurm
-does with `SelectTypeParameters=LL_SHARED_GRES`. Each step costs O(log n), so that clusters can be replayed.
+fits takes it: smaller ones may fill. There are no reservations. A job goes to the device with most room left, as newer
+releases of Slurm do with `SelectTypeParameters=LL_SHARED_GRES`, or to the first that fits, as others do. Each step
+costs O(log n), so that clusters can be replayed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from heapq import heappop, heappush
 
 _NOBODY = 1 << 62
+
+
+class Spread(StrEnum):
+    """Which of several devices with room a job gets."""
+
+    LEAST_LOADED = "least-loaded"
+    FIRST = "first"
 
 
 class Minima:
@@ -67,8 +76,11 @@ def bins_needed(charges: Sequence[int], bin_units: int) -> int:
 class Room:
     """Units free on every device, and which devices of a node are wholly idle."""
 
-    def __init__(self, device_count: int, node_count: int, device_units: int) -> None:
+    def __init__(
+        self, device_count: int, node_count: int, device_units: int, spread: Spread = Spread.LEAST_LOADED
+    ) -> None:
         self.device_units = device_units
+        self._spread = spread
         self._used = [0] * device_count
         self._node_of = [device * node_count // device_count for device in range(device_count)]
         self._devices_of: list[list[int]] = [[] for _ in range(node_count)]
@@ -82,6 +94,9 @@ class Room:
         for node, idle in enumerate(self._idle):
             self._nodes_idle[idle][node] = None
         self._least_used = [(0, device) for device in range(device_count)]
+        self._used_row = Minima(device_count)
+        for device in range(device_count):
+            self._used_row.put(device, 0)
 
     def free(self, device: int) -> int:
         return self.device_units - self._used[device]
@@ -91,7 +106,12 @@ class Room:
         return self._idle[self._node_of[device]]
 
     def take(self, charge: int) -> int | None:
-        """Charge the device with most room left; None where none has enough."""
+        """Charge the device with most room left, or the first with enough; None where none has enough."""
+        if self._spread is Spread.FIRST:
+            first = self._used_row.first_at_most(self.device_units - charge)
+            if first is not None:
+                self.charge(first, charge)
+            return first
         heap = self._least_used
         while heap and heap[0][0] != self._used[heap[0][1]]:
             heappop(heap)
@@ -106,7 +126,10 @@ class Room:
         was_idle = self._used[device] == 0
         self._used[device] += units
         assert 0 <= self._used[device] <= self.device_units
-        heappush(self._least_used, (self._used[device], device))
+        if self._spread is Spread.FIRST:
+            self._used_row.put(device, self._used[device])
+        else:
+            heappush(self._least_used, (self._used[device], device))
         is_idle = self._used[device] == 0
         if was_idle != is_idle:
             self._count_idle(self._node_of[device], 1 if is_idle else -1)

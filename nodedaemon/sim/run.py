@@ -15,7 +15,7 @@ from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneSharing
 from nodedaemon.sim.baselines import UngatedDevice
 from nodedaemon.sim.clock import Clock
-from nodedaemon.sim.line import Room, bins_needed
+from nodedaemon.sim.line import Room, Spread, bins_needed
 from nodedaemon.sim.results import Outcome, ShareMeter, outcome
 from nodedaemon.sim.site import METERED_DEVICES_MAX, Runner, Site
 from nodedaemon.sim.speed import Speeds
@@ -45,6 +45,7 @@ class Setting:
     headroom_percent: int = 0
     unit_bytes: int = SHARD_UNIT_BYTES
     lane_sharing: LaneSharing = LaneSharing.USER
+    spread: Spread = Spread.LEAST_LOADED
     turns_per_job: int | None = None
     pair_speeds: Mapping[tuple[str, str], float] | None = None
     is_single_step: bool = False
@@ -145,7 +146,7 @@ def run_policy(prepared: Prepared, policy: str, progress: Progress | None = None
     site = Site(
         prepared.jobs,
         clock,
-        Room(setting.device_count, setting.node_count, prepared.device_units),
+        Room(setting.device_count, setting.node_count, prepared.device_units, setting.spread),
         prepared.charges,
         range(len(prepared.jobs)),
         meter,
@@ -176,7 +177,7 @@ def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None
     numbers = range(len(jobs))
     units, charges = prepared.shares(name)
     order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else list(numbers)
-    room = Room(setting.device_count, setting.node_count, units)
+    room = Room(setting.device_count, setting.node_count, units, setting.spread)
     site = Site(jobs, clock, room, charges, order, meter, _counted(progress, name, prepared))
     site.run(lambda number, ended: UngatedDevice(number, clock, speeds, meter, ended))
     return outcome(name, prepared.workload.name, site.records, devices_needed(prepared, name), meter)

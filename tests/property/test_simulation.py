@@ -14,7 +14,7 @@ from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import GIB, MIB, MILLISECOND_NS, SECOND_NS, JobId, LaneSharing, Rank
 from nodedaemon.sim import world
-from nodedaemon.sim.line import Line, Minima, Room, bins_needed
+from nodedaemon.sim.line import Line, Minima, Room, Spread, bins_needed
 from nodedaemon.sim.run import Setting, prepare, run_policy
 from nodedaemon.sim.sacct import read_sacct
 from nodedaemon.sim.tables import read_pair_speeds, read_workload
@@ -122,7 +122,7 @@ def test_nobody_waits_who_fits_and_nothing_is_overbooked(data):
     devices = nodes * data.draw(st.integers(1, 3))
     charges = data.draw(st.lists(st.integers(1, 10), min_size=count, max_size=count))
     widths = data.draw(st.lists(st.integers(1, devices), min_size=count, max_size=count))
-    room = Room(devices, nodes, 10)
+    room = Room(devices, nodes, 10, data.draw(st.sampled_from(list(Spread))))
     line = Line(charges, widths, room)
     running, waiting, unseen = {}, set(), list(range(count))
 

@@ -52,7 +52,7 @@ def test_other_seeds_give_a_spread(salus):
     (srtf,) = [row for row in told["spread"] if row["name"] == "srtf"]
     ordered = [srtf[key] for key in ("minimum", "first_quartile", "median", "third_quartile", "maximum")]
     assert ordered == sorted(ordered)
-    assert "over 4 other seeds" in salus("-w", "paper", "--jobs", 10, "-p", "srtf", "--seeds", 4)[1]
+    assert "Gain over 4 other seeds" in salus("-w", "paper", "--jobs", 10, "-p", "srtf", "--seeds", 4)[1]
 
 
 def test_a_table_of_jobs_and_one_of_speeds_are_read(salus, tmp_path):

@@ -1,6 +1,6 @@
 """Slurm's part: who starts where, when room appears."""
 
-from nodedaemon.sim.line import Line, Minima, Room, bins_needed
+from nodedaemon.sim.line import Line, Minima, Room, Spread, bins_needed
 
 
 def line_of(charges, device_counts=None, *, devices=1, nodes=1, units=10):
@@ -28,6 +28,12 @@ def test_charges_are_packed_largest_first():
 def test_a_job_goes_to_the_least_loaded_device():
     line, _ = line_of([4, 4, 4], devices=2)
     assert [line.submit(place) for place in range(3)] == [[0], [1], [0]]
+
+
+def test_without_spreading_a_job_goes_to_the_first_device_with_room():
+    line = Line([4, 4, 4, 2], [1] * 4, Room(2, 1, 10, Spread.FIRST))
+    assert [line.submit(place) for place in range(4)] == [[0], [0], [1], [0]]
+    assert line.release(0, [0]) == []
 
 
 def test_a_smaller_job_fills_what_the_first_in_line_cannot_use():
