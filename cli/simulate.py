@@ -92,6 +92,9 @@ _PairSpeed = Annotated[
     Path | None, typer.Option("--pair-speed", metavar="FILE.csv", help="Measured speeds: model,beside,speed.")
 ]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Replay = Annotated[
+    Path | None, typer.Option("--replay", metavar="JOURNAL", help="Repeat a salusd's journal; -P: only the summary.")
+]
 _Parsable = Annotated[bool, typer.Option("--parsable", "-P", help="Print rows separated by bars.")]
 
 
@@ -115,12 +118,18 @@ def simulate(
     pair_speed: _PairSpeed = None,
     json: _Json = False,
     parsable: _Parsable = False,
+    replay: _Replay = None,
 ) -> None:
     """Simulate policies on a workload: completion times, fairness, and how many GPUs it needs.
 
     Nothing is touched: the engine of the daemon runs in virtual time, on jobs that are drawn, tabled or taken from
-    Slurm's accounting.
+    Slurm's accounting. With --replay a journal of salusd is taken through the engine again, decision by decision.
     """
+    if replay is not None:
+        from cli.replay import replay_journal
+
+        replay_journal(replay, is_json=json, is_quiet=parsable)
+        return
     form = form_of(json=json, parsable=parsable)
     policies = tuple(name.strip() for name in policy.split(",") if name.strip())
     if not policies:
