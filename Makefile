@@ -62,6 +62,10 @@ check: lint types imports tidy unit property
 integration: $(STAMP)
 	$(PYTEST) -m "not soak and not gpu" tests/integration
 
+test-slurm: $(STAMP)
+	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
+	@bash tests/slurm/run.sh $(RELEASE) $(ARGS)
+
 e2e: native-spank
 	$(PYTEST) tests/e2e
 

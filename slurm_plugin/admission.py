@@ -44,7 +44,7 @@ log = structlog.get_logger()
 
 LINE_BYTES_MAX = 256 * 1024
 CATALOG_INTERVAL_S = 60.0
-CATALOG_RETRY_S = 1.0
+CATALOG_RETRY_S = 0.25
 ANSWER_TIMEOUT_S = 15.0
 
 Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -158,12 +158,13 @@ class Service:
     async def refresh_forever(self) -> None:
         while True:
             try:
-                self.admission.release = await asyncio.to_thread(self._slurm.release)
+                release = await asyncio.to_thread(self._slurm.release)
                 nodes = await asyncio.to_thread(self._slurm.nodes)
                 default = await asyncio.to_thread(self._slurm.default_partition)
                 self.admission.catalog = catalog_of(self.config, nodes, default)
+                self.admission.release = release
             except OperatingError as error:
-                log.warning("nodes not read", reason=str(error))
+                log.debug("nodes not read", reason=str(error))
                 await asyncio.sleep(CATALOG_RETRY_S)
                 continue
             self._export()

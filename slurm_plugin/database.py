@@ -44,6 +44,13 @@ class DatabaseRecords:
         found = list_profiles(self.open(), OPERATOR, cluster=self._cluster, users=[user], signature=signature)
         return largest([(view.core(), view.version) for view in found])
 
+    def has_changed(self, since_utc_ns: int) -> bool:
+        return bool(
+            list_profiles(
+                self.open(), OPERATOR, cluster=self._cluster, changed_from_utc_ns=since_utc_ns, with_forgotten=True
+            )
+        )
+
     def write(self, records: list[AdmissionRecord]) -> None:
         if self._writer is None:
             self._writer = LedgerWriter(self.open())

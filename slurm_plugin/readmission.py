@@ -8,17 +8,23 @@ array; one that was raised raises the charge. `UnknownJob=requeue` jobs are put 
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 
 import structlog
 
 from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import SECOND_NS
 from slurm_plugin.decision import Known, Verdict
-from slurm_plugin.jobdesc import Segment, charged_tres, merge_segment, parse_tres, read_segment
+from slurm_plugin.jobdesc import Segment, array_throttle, charged_tres, merge_segment, parse_tres, read_segment
 from slurm_plugin.service import Admission, submission_of
 from slurm_plugin.slurm import JobChange, QueuedJob, Slurm, SlurmError
 
 log = structlog.get_logger()
+
+IDLE_ROUND_S = 60.0
+# Nodes stamp what they learned with their own clocks, and a ledger may hold a record back for some seconds.
+CLOCK_SLACK_NS = 30 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +51,25 @@ def correction_of(job: QueuedJob, segment: Segment, verdict: Verdict) -> JobChan
     if not verdict.is_admitted:
         # Waiting with too small a charge would be wrong and without any is impossible: it keeps the one it has.
         return None
-    wanted = verdict.segment
-    is_known = wanted.persistent_bytes is not None
-    if not is_known and segment.throttle is not None:
-        wanted = replace(wanted, throttle=segment.throttle)
+    # What the user asked for stays on record: lifting the throttle is a second command, and may fail alone.
+    wanted = replace(verdict.segment, throttle=segment.throttle)
     if segment.kind == "lost" and not wanted.signature:
         return None
+    is_known = wanted.persistent_bytes is not None
     tres = charged_tres(job.tres_per_node, wanted.shard_count)
     comment = merge_segment(job.admin_comment, wanted)
     has_charge = sorted((item.name, item.count) for item in parse_tres(job.tres_per_node))
     wants_charge = sorted((item.name, item.count) for item in parse_tres(tres))
-    if has_charge == wants_charge and comment == job.admin_comment:
+    is_charged = has_charge == wants_charge and comment == job.admin_comment
+    limit = array_throttle(job.array_tasks)[1] or 0
+    is_held_back = is_known and segment.throttle is not None and bool(job.array_tasks) and limit != segment.throttle
+    if is_charged and not is_held_back:
         return None
     return JobChange(
         # scontrol takes gres without its prefix, in both spellings.
-        gres=",".join(f"{item.name}:{item.count}" for item in parse_tres(tres)),
-        admin_comment=comment,
-        array_throttle=segment.throttle if is_known else None,
+        gres=None if is_charged else ",".join(f"{item.name}:{item.count}" for item in parse_tres(tres)),
+        admin_comment=None if is_charged else comment,
+        array_throttle=segment.throttle if is_held_back else None,
         is_begin_soon=is_known and segment.kind == "requeue",
     )
 
@@ -119,9 +127,17 @@ class Readmission:
         return count
 
     async def run_forever(self, interval_s: float) -> None:
+        """A round when a profile changed or a job was moved, and now and then without: squeue is not free."""
+        looked_utc_ns, waited_s = 0, 0.0
         while True:
-            try:
-                await self.round()
-            except OperatingError as error:
-                log.warning("queue not read", reason=str(error))
+            now_utc_ns = time.time_ns()
+            is_due = waited_s >= IDLE_ROUND_S or self._admission.is_recheck_wanted
+            if is_due or await self._admission.storage.has_changed(looked_utc_ns - CLOCK_SLACK_NS):
+                self._admission.is_recheck_wanted = False
+                try:
+                    await self.round()
+                    looked_utc_ns, waited_s = now_utc_ns, 0.0
+                except OperatingError as error:
+                    log.warning("queue not read", reason=str(error))
             await asyncio.sleep(interval_s)
+            waited_s += interval_s

@@ -43,6 +43,8 @@ class Admission:
     storage: Storage
     catalog: Catalog = field(default_factory=lambda: Catalog({}, {}))
     release: tuple[int, int] = (0, 0)
+    #: A waiting job was changed, or admitted while its profile may just have become known.
+    is_recheck_wanted: bool = False
     decided: Callable[[str, str], None] = lambda _decision, _basis: None
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class Admission:
             case "modify":
                 return await self.modify(request)
             case "ping":
-                return {"ok": True}
+                return {"ok": True, "is_catalog_ready": self.release > (0, 0)}
         return {
             "ok": False,
             "say": "salus: submit: job_submit.lua and salus-admitd differ in version; ask your administrator",
@@ -94,6 +96,8 @@ class Admission:
         )
         verdict = self.decide(submission, await self.known(submission), secrets.token_hex(8))
         self.record(submission, verdict)
+        # Its profile may be written at this moment, by the run that taught it.
+        self.is_recheck_wanted |= verdict.is_admitted and verdict.segment.persistent_bytes is None
         return {"ok": verdict.is_admitted, "set": verdict.changes(submission), "say": verdict.say}
 
     def record(self, submission: Submission, verdict: Verdict) -> None:
@@ -143,6 +147,7 @@ class Admission:
         verdict = self.decide(submission, await self.known(submission), segment.admission)
         if not verdict.is_admitted:
             return {"ok": False, "say": verdict.say.replace("salus: submit:", "salus: modify:")}
+        self.is_recheck_wanted = True
         # A user's change of admin_comment is refused by Slurm; the next round of re-admission writes it.
         return {"ok": True, "set": {"tres_per_node": verdict.changes(submission)["tres_per_node"]}}
 

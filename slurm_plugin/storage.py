@@ -28,12 +28,16 @@ LOOKUP_TIMEOUT_S = 0.15
 PROFILES_MAX = 100_000
 DECISIONS_MAX = 50_000
 BATCH_MAX = 1_000
+# Decisions wait for company: a transaction each would take the interpreter from the submits behind it.
+BATCH_WAIT_S = 1.0
 
 
 class Records(Protocol):
     """The database, as far as admission needs it. Calls block."""
 
     def find(self, user: str, signature: str) -> Known: ...
+
+    def has_changed(self, since_utc_ns: int) -> bool: ...
 
     def write(self, records: list[AdmissionRecord]) -> None: ...
 
@@ -93,6 +97,15 @@ class Storage:
             return cached[1]
         return known
 
+    async def has_changed(self, since_utc_ns: int) -> bool:
+        """Whether any profile was learned or changed since; True where nobody can tell."""
+        try:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._reader, self._records.has_changed, since_utc_ns)
+        except OperatingError as error:
+            log.warning("profiles not compared", reason=str(error))
+            return True
+
     def record(self, decision: AdmissionRecord) -> None:
         """Keep a decision for the database; the oldest goes where more wait than may."""
         if len(self._decisions) >= DECISIONS_MAX:
@@ -104,6 +117,7 @@ class Storage:
     async def write_forever(self, retry_s: float = 2.0) -> None:
         while True:
             await self._waiting.wait()
+            await asyncio.sleep(BATCH_WAIT_S)
             self._waiting.clear()
             while self._decisions:
                 if not await self.flush():

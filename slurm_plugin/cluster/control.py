@@ -39,10 +39,12 @@ USERS = ("games", "news", "uucp", "proxy")
 SAY_NOTHING: Callable[[str], None] = lambda _line: None  # noqa: E731 - a default that reads as one
 
 
-def check_host() -> None:
+def check_host(plan: ClusterPlan) -> None:
     """Refuse early, with everything that lacks."""
     if os.geteuid() != 0:
         raise RequestError("cluster: start: not root; run as root (device nodes and several users need it)")
+    if plan.root is not None:
+        return
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = {package for program, package in DEBIAN_PACKAGES.items() if shutil.which(program, path=path) is None}
     if missing:
@@ -51,12 +53,14 @@ def check_host() -> None:
 
 def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: int | None = None) -> Cluster:
     """Start a cluster and return when all its nodes are idle. With `owner_pid` it ends when that process does."""
-    check_host()
-    if plan.with_salus and not files.SPANK_LIBRARY.exists():
-        raise RequestError(f"cluster: start: {files.SPANK_LIBRARY} is not built; run: make native")
+    check_host(plan)
+    if plan.with_salus and not files.spank_library(plan).exists():
+        raise RequestError(f"cluster: start: {files.spank_library(plan)} is not built; run: make native")
     prepare_directory(plan.directory)
     plan.save()
-    argv = [sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
+    # Another root needs mounts: in a name space of its own they end with the cluster, however it ends.
+    apart = ["unshare", "--mount", "--propagation", "private"] if plan.root else []
+    argv = [*apart, sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
     if owner_pid is not None:
         argv += ["--owner", str(owner_pid)]
     environment = {**os.environ, "PYTHONPATH": str(files.PLUGIN_ROOT.parent)}
@@ -162,11 +166,26 @@ class Cluster:
             **self.plan.environment(),
             **extra,
         }
+        if self.plan.root is not None:
+            return self._run_inside(argv, entry, environment, timeout_s)
         return subprocess.run(
             list(argv), env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
             cwd=self.plan.path("work"), stdin=subprocess.DEVNULL,
             user=entry.pw_uid if entry else None, group=entry.pw_gid if entry else None,
             extra_groups=[] if entry else None,
+        )  # fmt: skip
+
+    def _run_inside(
+        self, argv: Sequence[str], entry: pwd.struct_passwd | None, environment: Mapping[str, str], timeout_s: float
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command in the cluster's other root; the account has the same ids there."""
+        supervisor = str(self.state()["supervisor"][0])
+        identity = [f"--userspec={entry.pw_uid}:{entry.pw_gid}", "--groups="] if entry else []
+        inside = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(self.plan.path("work")), *argv]
+        return subprocess.run(
+            ["nsenter", "-t", supervisor, "-m", "--", "chroot", *identity, str(self.plan.root), *inside],
+            env=dict(environment), capture_output=True, text=True, timeout=timeout_s, check=False,
+            stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
     def status(self) -> dict[str, Any]:

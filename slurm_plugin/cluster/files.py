@@ -7,7 +7,6 @@ real cluster is in etc/slurm/ and docs/admin-guide.md.
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import stat
 import sys
@@ -24,6 +23,8 @@ SPANK_LIBRARY = PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so"
 # Character devices that no driver serves: Slurm only looks at type and number, and they must differ (a device cgroup
 # refuses two nodes with the same one). 240 to 254 is the range for local use.
 DEVICE_MAJOR = 241
+# Shorter than the defaults, for people and tests that wait; a plan may name its own.
+QUICK_LINES = ("ReadmitInterval=1", "ReconcileInterval=2", "LedgerInterval=1")
 
 
 def slurm_conf(plan: ClusterPlan) -> str:
@@ -116,12 +117,22 @@ def mariadb_conf(plan: ClusterPlan) -> str:
 
 def hook_script(plan: ClusterPlan, module: str) -> str:
     """Prolog or Epilog of this cluster: the shipped one, told where this node's daemon listens."""
-    hook = PLUGIN_ROOT / f"{module}.py"
+    python = sys.executable if plan.root is None else "/usr/bin/python3"
     socket = plan.path("run", "$SLURMD_NODENAME", "salusd.sock")
     # A cluster without salusd must not wait for one at every job.
     connect = "" if plan.with_daemons else " --connect 0"
-    run = f'exec "{sys.executable}" -I -S "{hook}" --socket "{socket}"{connect}'
+    run = f'exec "{python}" -I -S "{plan.path("lib", module)}.py" --socket "{socket}"{connect}'
     return f'#!/bin/sh\nexport SLURM_CONF="{plan.slurm_conf}"\n{run}\n'
+
+
+def slurm_wrapper(plan: ClusterPlan, program: str) -> str:
+    """A command of another root, for our own daemons that run outside it."""
+    return f'#!/bin/sh\nexec chroot "{plan.root}" {program} "$@"\n'
+
+
+def spank_library(plan: ClusterPlan) -> Path:
+    """The plugin, built for the release of this cluster."""
+    return SPANK_LIBRARY if plan.root is None else plan.root / "opt" / "spank" / "build" / "salus_spank.so"
 
 
 def plugstack_conf(plan: ClusterPlan) -> str:
@@ -136,7 +147,7 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
         folder = plan.path(name)
         folder.mkdir(mode=0o755)
         if name in owners:
-            shutil.chown(folder, owners[name], owners[name])
+            os.chown(folder, *plan.account_uid(owners[name]))
     plan.path("munge").chmod(0o700)
     plan.path("db").chmod(0o700)
     plan.path("work").chmod(0o1777)
@@ -148,7 +159,7 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     database = etc / "slurmdbd.conf"
     database.touch(mode=0o600)
     database.write_text(slurmdbd_conf(plan))
-    shutil.chown(database, "slurm", "slurm")
+    os.chown(database, *plan.account_uid("slurm"))
     if release >= (23, 2):
         (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
     for position, node in enumerate(plan.nodes):
@@ -164,6 +175,7 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
 
 def salus_conf(plan: ClusterPlan) -> str:
     cpus = sorted(os.sched_getaffinity(0))
+    own_keys = {line.partition("=")[0] for line in plan.salus_lines}
     devices = [
         f"DeviceName=host{index} Type=host Nodes={','.join(plan.nodes)} Memory={plan.device_bytes // MIB}M "
         f"Cores={cpus[index % len(cpus)]}"
@@ -174,13 +186,14 @@ def salus_conf(plan: ClusterPlan) -> str:
             f"ClusterName={plan.name}\nSingleHost=yes\nAutoDetect=off",
             f"LaneReserve={plan.lane_reserve_bytes // MIB}M\nShardUnit={plan.unit_bytes // MIB}M",
             f"AdmissionSocket={plan.admission_socket}\nAdmissionHost=127.0.0.1\nAdmissionPort={plan.ports.admission}",
-            "AdmissionMetricsPort=0\nMetricsPort=0\nReadmitInterval=1\nReconcileInterval=2",
+            "AdmissionMetricsPort=0\nMetricsPort=0",
+            *(line for line in QUICK_LINES if line.partition("=")[0] not in own_keys),
             f"SlurmConf={plan.slurm_conf}",
+            *([f"SlurmBinDir={plan.path('bin')}"] if plan.root else []),
             f"DaemonSocket={plan.path('run', '%n', 'salusd.sock')}",
             f"ControlSocket={plan.path('run', '%n', 'control.sock')}",
             f"StateDir={plan.path('db', '%n')}",
             f"StorageUrl=sqlite:///{plan.path('db', 'salus.db')}",
-            "LedgerInterval=1",
             *plan.salus_lines,
             *devices,
             "",
@@ -191,15 +204,22 @@ def salus_conf(plan: ClusterPlan) -> str:
 def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     etc = plan.path("etc")
     plan.salus_conf.write_text(salus_conf(plan))
-    table = lua_table(load_or_raise(plan.salus_conf), plan.device_shards, pwd.getpwnam("slurm").pw_uid, release)
+    table = lua_table(load_or_raise(plan.salus_conf), plan.device_shards, plan.account_uid("slurm")[0], release)
     (etc / FILE_NAME).write_text(table)
     for module in ("prolog", "epilog"):
         script = etc / module
         script.write_text(hook_script(plan, module))
         script.chmod(0o755)
+    for module in ("prolog", "epilog", "hook"):
+        shutil.copyfile(PLUGIN_ROOT / f"{module}.py", plan.path("lib", f"{module}.py"))
+    if plan.root is not None:
+        plan.path("bin").mkdir()
+        for program in ("squeue", "sinfo", "scontrol", "sacct"):
+            plan.path("bin", program).write_text(slurm_wrapper(plan, program))
+            plan.path("bin", program).chmod(0o755)
     (etc / "plugstack.conf").write_text(plugstack_conf(plan))
     # Copies, because slurmctld reads the script as SlurmUser, who may not enter the directory that we are installed in.
     shutil.copyfile(PLUGIN_ROOT / "lua" / "job_submit.lua", etc / "job_submit.lua")
     library = plan.path("lib", "salus_spank.so")
-    shutil.copyfile(SPANK_LIBRARY, library)
+    shutil.copyfile(spank_library(plan), library)
     library.chmod(0o755)

@@ -45,6 +45,8 @@ class ClusterPlan:
     slurm_lines: tuple[str, ...] = ()
     salus_lines: tuple[str, ...] = ()
     name: str = "salus"
+    #: A root file system with another release of Slurm: its daemons and commands run there, ours outside.
+    root: Path | None = None
     ports: Ports = field(default_factory=Ports)
 
     def __post_init__(self) -> None:
@@ -94,6 +96,18 @@ class ClusterPlan:
     def device_path(self, node: str, index: int) -> Path:
         return self.path("dev", node, f"device{index}")
 
+    def slurm_command(self, *argv: str) -> tuple[str, ...]:
+        """A command of Slurm, munge or MariaDB as this cluster runs it."""
+        return argv if self.root is None else ("chroot", str(self.root), *argv)
+
+    def account_uid(self, name: str) -> tuple[int, int]:
+        """uid and gid of an account where the daemons run: another root has ids of its own."""
+        lines = (self.root or Path("/")).joinpath("etc", "passwd").read_text().splitlines()
+        fields = next((line.split(":") for line in lines if line.startswith(f"{name}:")), None)
+        if fields is None:
+            raise RequestError(f"cluster: account {name}: not there; its package makes it, run: apt-get install {name}")
+        return int(fields[2]), int(fields[3])
+
     def environment(self) -> dict[str, str]:
         """Variables by which Slurm's and our own commands find this cluster."""
         return {
@@ -105,6 +119,7 @@ class ClusterPlan:
     def save(self) -> None:
         values = dataclasses.asdict(self)
         values["directory"] = str(self.directory)
+        values["root"] = str(self.root) if self.root else None
         self.path("plan.json").write_text(json.dumps(values, indent=1) + "\n")
 
     @staticmethod
@@ -117,6 +132,7 @@ class ClusterPlan:
         ports = values.pop("ports")
         ports["nodes"] = tuple(ports["nodes"])
         values["directory"] = Path(values["directory"])
+        values["root"] = Path(values["root"]) if values["root"] else None
         for key in ("slurm_lines", "salus_lines"):
             values[key] = tuple(values[key])
         return ClusterPlan(ports=Ports(**ports), **values)

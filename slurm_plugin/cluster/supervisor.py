@@ -72,8 +72,18 @@ def accepts(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
-def slurm_release() -> tuple[int, int]:
-    major, minor = run(["slurmctld", "-V"], {}).split()[-1].split(".")[:2]
+def knows_nodes(path: Path) -> bool:
+    """True when salus-admitd has read Slurm's nodes: before, it would decide by salus.conf alone."""
+    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError, ValueError):
+        peer.settimeout(2.0)
+        peer.connect(str(path))
+        peer.sendall(b'{"op": "ping"}\n')
+        return json.loads(peer.makefile().readline()).get("is_catalog_ready") is True
+    return False
+
+
+def slurm_release(plan: ClusterPlan) -> tuple[int, int]:
+    major, minor = run(list(plan.slurm_command("slurmctld", "-V")), {}).split()[-1].split(".")[:2]
     return int(major), int(minor)
 
 
@@ -93,14 +103,17 @@ class Supervisor:
         def child(name: str, *argv: str, **extra: str) -> Child:
             return Child(name, argv, {**environment, **extra}, plan.path("log", f"{name}.out"))
 
+        def slurm_child(name: str, *argv: str, **extra: str) -> Child:
+            return child(name, *plan.slurm_command(*argv), **extra)
+
         munge = plan.path("munge")
         children = [
-            child("munged", "munged", "--foreground", "--force", f"--key-file={munge / 'munge.key'}",
+            slurm_child("munged", "munged", "--foreground", "--force", f"--key-file={munge / 'munge.key'}",
                   f"--socket={plan.munge_socket}", f"--pid-file={munge / 'munged.pid'}",
                   f"--log-file={munge / 'munged.log'}", f"--seed-file={munge / 'munged.seed'}"),
-            child("mariadb", "mariadbd", f"--defaults-file={plan.path('etc', 'my.cnf')}"),
-            child("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(plan.path("mysql", "mysql.sock"))),
-            child("slurmctld", "slurmctld", "-D", "-f", str(plan.slurm_conf)),
+            slurm_child("mariadb", "mariadbd", f"--defaults-file={plan.path('etc', 'my.cnf')}"),
+            slurm_child("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(plan.path("mysql", "mysql.sock"))),
+            slurm_child("slurmctld", "slurmctld", "-D", "-f", str(plan.slurm_conf)),
         ]  # fmt: skip
         tree = str(files.PLUGIN_ROOT.parent)
         if plan.with_salus:
@@ -111,7 +124,7 @@ class Supervisor:
                     for node in plan.nodes
                 ]
         children += [
-            child(f"slurmd.{node}", "slurmd", "-D", "-f", str(plan.slurm_conf), "-N", node,
+            slurm_child(f"slurmd.{node}", "slurmd", "-D", "-f", str(plan.slurm_conf), "-N", node,
                   SALUS_SOCKET=str(plan.node_socket(node)))
             for node in plan.nodes
         ]  # fmt: skip
@@ -122,7 +135,8 @@ class Supervisor:
 
     def boot(self) -> None:
         plan = self.plan
-        files.write_files(plan, slurm_release())
+        self.mount_directory()
+        files.write_files(plan, slurm_release(plan))
         plan.save()
         key = plan.path("munge", "munge.key")
         key.touch(mode=0o400)
@@ -130,8 +144,8 @@ class Supervisor:
         self.say("files")
         # The longest step runs beside the others: creating an empty database takes about two seconds.
         maker = subprocess.Popen(
-            ["mariadb-install-db", f"--defaults-file={plan.path('etc', 'my.cnf')}", "--skip-test-db",
-             "--auth-root-authentication-method=socket"],
+            plan.slurm_command("mariadb-install-db", f"--defaults-file={plan.path('etc', 'my.cnf')}", "--skip-test-db",
+                               "--auth-root-authentication-method=socket"),
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         schema = self.start_schema()
@@ -141,7 +155,7 @@ class Supervisor:
         if maker.returncode != 0:
             raise OperatingError(f"cluster: mariadb-install-db: exit status {maker.returncode}: {told.strip()[-400:]}")
         self.start("mariadb")
-        run(["mariadb", "-S", str(plan.path("mysql", "mysql.sock")), "-e", ACCOUNTING_SQL], {})
+        run([*plan.slurm_command("mariadb", "-S", str(plan.path("mysql", "mysql.sock")), "-e", ACCOUNTING_SQL)], {})
         self.say("mariadb")
         self.start("slurmdbd")
         self.say("slurmdbd")
@@ -161,7 +175,20 @@ class Supervisor:
             if name.startswith(("admitd", "salusd", "slurmd.")):
                 self.wait_ready(name)
         wait_until(lambda: self.idle_count() == plan.node_count, "all nodes idle", START_TIMEOUT_S)
+        if plan.with_salus:
+            admitd = self.children["admitd"]
+            wait_until(lambda: knows_nodes(plan.admission_socket), "salus-admitd to know them", START_TIMEOUT_S, admitd)
         self.say(f"{plan.node_count} nodes idle")
+
+    def mount_directory(self) -> None:
+        """Show the cluster's directory and /proc inside another root. The mounts are ours alone and end with us."""
+        root, directory = self.plan.root, self.plan.directory
+        if root is None:
+            return
+        inside = root / directory.relative_to("/")
+        inside.mkdir(parents=True, exist_ok=True)
+        run(["mount", "--bind", str(directory), str(inside)], {})
+        run(["mount", "-t", "proc", "proc", str(root / "proc")], {})
 
     def start_schema(self) -> subprocess.Popen[bytes] | None:
         """Make the tables of Salus's own database, beside the rest."""
@@ -176,7 +203,7 @@ class Supervisor:
             )
 
     def idle_count(self) -> int:
-        told = run(["sinfo", "-h", "-t", "idle", "-o", "%D"], self.plan.environment()).split()
+        told = run([*self.plan.slurm_command("sinfo", "-h", "-t", "idle", "-o", "%D")], self.plan.environment()).split()
         return int(told[0]) if told else 0
 
     def start(self, name: str) -> None:
@@ -188,7 +215,8 @@ class Supervisor:
     def wait_ready(self, name: str) -> None:
         plan, child, environment = self.plan, self.children[name], self.plan.environment()
         kind, _, node = name.partition(".")
-        argv = ["sacctmgr", "-n", "show", "cluster"] if kind == "slurmdbd" else ["scontrol", "ping"]
+        asked = ("sacctmgr", "-n", "show", "cluster") if kind == "slurmdbd" else ("scontrol", "ping")
+        argv = list(plan.slurm_command(*asked))
         sockets = {
             "munged": plan.munge_socket,
             "mariadb": plan.path("mysql", "mysql.sock"),

@@ -95,13 +95,16 @@ class SlurmCommands:
             fields.append(f"gres={change.gres}")
         if change.admin_comment is not None:
             fields.append(f"admincomment={change.admin_comment}")
-        if change.array_throttle is not None:
-            fields.append(f"arraytaskthrottle={change.array_throttle}")
         if change.is_begin_soon:
             # Not now: a job that comes back to its node within a second of its Epilog starts there without a Prolog
             # (seen on 22.05), and salusd would never hear of it.
             fields.append("starttime=now+3")
-        self.run("scontrol", "update", f"jobid={target}", *fields)
+        if fields:
+            self.run("scontrol", "update", f"jobid={target}", *fields)
+        if change.array_throttle is not None:
+            # 24.11 takes it for the array only, and not for its tasks; the charge must be right before more start.
+            array = target.partition("_")[0]
+            self.run("scontrol", "update", f"jobid={array}", f"arraytaskthrottle={change.array_throttle}")
 
     def requeue_job(self, target: str) -> None:
         self.run("scontrol", "requeue", target)

@@ -11,6 +11,9 @@ from slurm_plugin.cluster import control
 from slurm_plugin.cluster.plan import ClusterPlan
 from tests.support.lab import Lab
 
+#: Another release of Slurm, for `make test-slurm`.
+SLURM_ROOT = Path(os.environ["SALUS_SLURM_ROOT"]) if "SALUS_SLURM_ROOT" in os.environ else None
+
 
 def make_directory():
     # pytest's own directories are closed to other users, and a unix socket's path must be short.
@@ -32,6 +35,7 @@ def cluster():
     directory = make_directory()
     plan = ClusterPlan(
         directory=directory / "c",
+        root=SLURM_ROOT,
         salus_lines=("HighQOS=gold", "PartitionName=main ProbeTasks=1"),
     )
     cluster = control.up(plan, owner_pid=os.getpid())

@@ -31,7 +31,7 @@ def test_an_unknown_job_takes_a_device_and_known_ones_share_as_the_arithmetic_sa
     script = lab.script("first.sh", SLEEP)
     first = lab.sbatch("--gres=salus:1", script)
     lab.wait_state(first, "RUNNING")
-    assert lab.charge(first) == {"salus": 1, "shard": 48}
+    assert lab.charge(first) == lab.whole_device
     assert lab.segment(first).kind == "exclusive"
     lab.teach(lab.segment(first).signature, 170 * MIB, 100 * MIB)
     rest = [lab.sbatch("--gres=salus:1", script) for _ in range(5)]
@@ -61,10 +61,10 @@ def test_an_unknown_array_probes_with_one_task_and_packs_once_known(lab):
     lab.wait_state(f"{array}_1", "RUNNING")
     assert lab.ask("squeue", "-h", "-r", "-t", "R", "-j", array).count("\n") == 1
     waiting = f"{array}_12"
-    assert lab.charge(waiting) == {"salus": 1, "shard": 48}
+    assert lab.charge(waiting) == lab.whole_device
     lab.teach(lab.segment(waiting).signature, 170 * MIB, 100 * MIB)
     wait_for(lambda: lab.ask("squeue", "-h", "-r", "-t", "R", "-j", array).count("\n") == 12, "all tasks to run")
-    assert lab.charge(f"{array}_1") == {"salus": 1, "shard": 48}
+    assert lab.charge(f"{array}_1") == lab.whole_device
     assert {lab.charge(f"{array}_{task}")["shard"] for task in range(2, 13)} == {12}
 
 
@@ -140,7 +140,7 @@ def test_a_user_cannot_cut_the_charge_of_a_waiting_job_and_root_may(lab):
     job = lab.sbatch("-H", "--gres=salus:1", "--wrap", "true")
     for field in ("gres=salus:1,shard:1", "gres=shard:1", "gres=none", "TresPerNode=gres/shard:1"):
         assert lab.run("scontrol", "update", f"jobid={job}", field, user="games").returncode != 0, field
-    assert lab.charge(job) == {"salus": 1, "shard": 48}
+    assert lab.charge(job) == lab.whole_device
     plain = lab.sbatch("-H", "--wrap", "true")
     assert lab.run("scontrol", "update", f"jobid={plain}", "gres=shard:1", user="games").returncode != 0
     assert lab.run("scontrol", "update", f"jobid={job}", "partition=main", user="games").returncode == 0
@@ -171,7 +171,7 @@ def test_a_service_that_is_down_hung_or_restarted_never_holds_sbatch_up(lab):
         done, seconds = timed_sbatch(lab, "--gres=salus:1", "--wrap", "true")
         assert (done.returncode, "gets a device of its own" in done.stderr) == (0, True), done.stderr
         assert seconds < 0.6
-        assert lab.charge(done.stdout.split()[-1]) == {"salus": 1, "shard": 48}
+        assert lab.charge(done.stdout.split()[-1]) == lab.whole_device
         assert "unavailable" in lab.refusal("--gres=salus:2", "--wrap", "true")
         assert "unavailable" in lab.refusal("--gres=shard:1", "--wrap", "true")
         assert lab.run("sbatch", "-H", "--wrap", "true", user="games").returncode == 0

@@ -5,12 +5,14 @@ import re
 import socket
 import subprocess
 import time
+from functools import cached_property
 
 from accounting.database import open_database
 from accounting.profiles import ProfileKey, set_profile
 from accounting.viewer import Viewer
 from slurm_plugin.cluster.control import Cluster
 from slurm_plugin.jobdesc import parse_tres, read_segment
+from slurm_plugin.service import GPU_APART_RELEASE
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
@@ -28,6 +30,18 @@ class Lab:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.work = cluster.plan.path("work")
+
+    @cached_property
+    def release(self) -> tuple[int, int]:
+        major, minor = self.ask("scontrol", "--version").split()[-1].split(".")[:2]
+        return int(major), int(minor)
+
+    @property
+    def whole_device(self) -> dict[str, int]:
+        """What an unknown job is charged."""
+        if self.release >= GPU_APART_RELEASE:
+            return {"salus": 1, "gpu": 1}
+        return {"salus": 1, "shard": self.cluster.plan.device_shards}
 
     def run(self, *argv, user=None, **options) -> subprocess.CompletedProcess:
         return self.cluster.run([str(part) for part in argv], user=user, **options)
@@ -82,7 +96,7 @@ class Lab:
         """Node and device index on which a running job was placed."""
         told = self.ask("scontrol", "-d", "-o", "show", "job", job).splitlines()[0]
         node = re.search(r" Nodes=(\S+)", told)
-        index = re.search(r"shard:\d+\(IDX:(\d+)\)", told)
+        index = re.search(r"(?:shard|gpu):\d+\(IDX:(\d+)\)", told)
         if index is None:
             uses = re.search(r"shard:\d+\(([^)]*)\)", told)
             counts = [piece.split("/")[0] for piece in uses[1].split(",")] if uses else []

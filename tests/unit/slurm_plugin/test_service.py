@@ -37,6 +37,9 @@ class FakeRecords:
             raise OperatingError("database: away")
         return self.profiles.get(signature, Known())
 
+    def has_changed(self, _since):
+        return True
+
     def write(self, records):
         if self.is_away:
             raise OperatingError("database: away")
@@ -184,8 +187,12 @@ def readmit(records, slurm):
 def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
     comment = "site salus:1;adm=x;N=48;K=exclusive;C=normal;S=job:ab;A=4"
     known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
-    change = readmit(known, FakeSlurm([queued(comment)])).changes["7_[2-12]"]
+    change = readmit(known, FakeSlurm([queued(comment, array_tasks="2-12%1")])).changes["7_[2-12]"]
     assert (change.gres, change.array_throttle) == ("salus:1,shard:7", 4)
+    charged = queued(change.admin_comment, tres_per_node="gres:salus:1,gres:shard:7", array_tasks="2-12%1")
+    again = readmit(known, FakeSlurm([charged])).changes["7_[2-12]"]
+    assert (again.gres, again.array_throttle) == (None, 4)
+    assert readmit(known, FakeSlurm([replace(charged, array_tasks="2-12%4")])).changes == {}
     assert change.admin_comment.startswith("site ")
     assert read_segment(change.admin_comment).shard_count == 7
     assert readmit(FakeRecords(), FakeSlurm([queued(comment)])).changes == {}
