@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from nodedaemon.core.types import GRANULARITY_BYTES, MIB, Profile
 
 SHARD_UNIT_BYTES = 16 * MIB
+#: Of more recorded sizes than this, evenly spaced ones are tried: a year's history has thousands that hardly differ.
+RESERVES_TRIED_MAX = 256
 
 
 def round_up(size_bytes: int, step_bytes: int = GRANULARITY_BYTES) -> int:
@@ -60,7 +62,9 @@ def auto_reserve(
     if not fitting:
         return round_up(capacity_bytes // 4)
     best_reserve, best_charge, best_room = 0, 1, 0
-    for reserve in sorted({0, *(e for _, e in fitting)}):
+    # From the largest down in whole steps; 0 is the answer anyway where none of those tried will do.
+    recorded = sorted({0, *(e for _, e in fitting)})
+    for reserve in sorted(recorded[:: len(recorded) // -RESERVES_TRIED_MAX]):
         room = device_units(capacity_bytes, reserve, unit_bytes)
         charges = {size: charge_units(*size, reserve, unit_bytes) for size in fitting}
         if max(charges.values()) > room:
