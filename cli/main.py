@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli import doctor, entry, policy, status, top
+from cli import doctor, entry, policy, run, status, top
 from cli.cluster import app as cluster
 from cli.config import app as config
 from cli.profiles import app as profiles
@@ -49,7 +49,7 @@ def _program(
 
 
 # One line a noun.
-for noun in (status, top, policy, doctor):
+for noun in (run, status, top, policy, doctor):
     noun.register(app)
 app.add_typer(cluster, name="cluster")
 config.command("lua")(write_lua)

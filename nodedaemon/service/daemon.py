@@ -481,7 +481,8 @@ class Daemon:
     def _on_death(self, session: SessionId) -> None:
         if not self._recovery.on_death(session):
             facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-            if facts is not None and live is not None and live.profile is not None and not facts.is_leaving:
+            # Also after BYE: the last report of a short job is its only complete one.
+            if facts is not None and live is not None and live.profile is not None:
                 self._measure(live, facts, live.profile)
             self._server.on_death(session)
 
@@ -495,6 +496,7 @@ class Daemon:
     def _measure(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
         neighbours = [one for one in self._dispatcher.state.sessions.values() if one.device == facts.device]
         self._books.measured(live, facts, profile, is_alone=len(neighbours) == 1)
+        live.profile = None
         self._ledger.flush_soon()
 
     def _on_gathered(self) -> None:

@@ -38,6 +38,7 @@ class LiveSession:
     released: asyncio.Event = field(default_factory=asyncio.Event)
     overrun_serial: int = 0
     overrun_what: int = 0
+    #: The last one that is not recorded yet.
     profile: Profile | None = None
     own_bytes_max: int = 0
     recorded_ns: int = 0
