@@ -182,7 +182,7 @@ class _Choice:
             return (read_sacct(self._from_sacct, seed),)
         assert self._workload is not None
         path = Path(self._workload)
-        is_path = path.suffix or len(path.parts) > 1
+        is_path = path.suffix or len(path.parts) > 1 or path.is_file()
         if is_path and self._workload.partition(":")[0] not in _built_in_names():
             return (read_workload(path),)
         return built_in(self._workload, Draw(seed, self._load, self._jobs, self._gpus))

@@ -50,7 +50,12 @@ def built_in(name: str, draw: Draw) -> tuple[Workload, ...]:
             f"use one of {', '.join(_BUILDERS)} or the path of a CSV file"
         )
     text = (files("nodedaemon.sim") / "data" / f"{family}.toml").read_text(encoding="utf-8")
-    return tuple(_BUILDERS[family](name, tomllib.loads(text), draw))
+    given = tomllib.loads(text)
+    if draw.load is not None and "load" not in given:
+        raise RequestError(f"read workload: {name}: its jobs have fixed times of submission; leave --load out")
+    if draw.job_count is not None and "job_count" not in given:
+        raise RequestError(f"read workload: {name}: its jobs are fixed; leave --jobs out")
+    return tuple(_BUILDERS[family](name, given, draw))
 
 
 def _workload(name: str, given: Parameters, jobs: list[Job], **told: str | float) -> Workload:

@@ -87,6 +87,8 @@ def test_a_sacct_file_is_read(salus, tmp_path):
         (("-w", "switch", "--lane-reserve", "16G"), "lane reserve"),
         (("-w", "paper", "--load", "heavy"), "--load heavy"),
         (("-w", "x.csv", "--load", "1"), "built-in workloads only"),
+        (("-w", "switch", "--load", "1"), "leave --load out"),
+        (("-w", "inference", "--jobs", "1"), "leave --jobs out"),
         (("-w", "switch", "--gpus", "0"), "--gpus"),
         (("-w", "switch", "--policy", ","), "at least one policy"),
     ],
