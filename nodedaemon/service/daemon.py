@@ -258,6 +258,7 @@ class Daemon:
             Spool(_subdirectory(state_dir, "spool"), bytes_max=storage.spool_bytes_max),
             DatabaseStore(storage.url, storage.pass_file, is_owned=is_owned),
             interval_s=lambda: self._rules.settings.storage.batch_interval_ns / 1e9,
+            slow_s=lambda: self._rules.settings.storage.timeout_ns / 1e9,
             log=self._log,
         )
 
@@ -410,6 +411,7 @@ class Daemon:
         while True:
             await asyncio.sleep(period_s)
             self._notifier.alive()
+            self._journal.retry()
             offset_ns = time.time_ns() - time.monotonic_ns()
             if abs(offset_ns - self._clock_offset_ns) > CLOCK_STEP_NS:
                 self._books.report("clock_stepped", None, f"by {offset_ns - self._clock_offset_ns} ns")

@@ -201,6 +201,14 @@ class Journal:
             return
         if self._writer is None and self._skipped < RETRY_EVENT_COUNT:
             return
+        self._begin_again()
+
+    def retry(self) -> None:
+        """After a gap: try the disk again, also where few events come; called now and then."""
+        if self._writer is None:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
         self._skipped = 0
         try:
             self._rotate()

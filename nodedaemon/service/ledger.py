@@ -32,11 +32,19 @@ class Store(Protocol):
 
 class Ledger:
     def __init__(
-        self, spool: Spool, store: Store, *, interval_s: Callable[[], float], profile_timeout_s: float = 2.0, log: Any
+        self,
+        spool: Spool,
+        store: Store,
+        *,
+        interval_s: Callable[[], float],
+        slow_s: Callable[[], float] = lambda: 5.0,
+        profile_timeout_s: float = 2.0,
+        log: Any,
     ) -> None:
         self._spool = spool
         self._store = store
         self._interval_s = interval_s
+        self._slow_s = slow_s
         self._profile_timeout_s = profile_timeout_s
         self._log = log
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
@@ -90,7 +98,7 @@ class Ledger:
             records = self._readable(batch.payloads)
             try:
                 if records:
-                    await asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, records)
+                    await self._write(records)
             except OperatingError as error:
                 if self.is_up:
                     self._log.error("database away, records are spooled", why=str(error))
@@ -103,6 +111,15 @@ class Ledger:
                 self._log.info("database is back", spooled=self._spool.record_count)
             self.is_up, self.last_error = True, ""
         return True
+
+    async def _write(self, records: list[Record]) -> None:
+        """Write in the ledger's thread. A database that hangs or is locked counts as away long before it gives up."""
+        writing = asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, records)
+        done, _ = await asyncio.wait([writing], timeout=self._slow_s())
+        if not done:
+            self._log.error("database slow, records are spooled")
+            self.is_up, self.last_error = False, "it does not answer in time"
+        await writing
 
     async def close(self, timeout_s: float = 3.0) -> None:
         """A last try to hand over what is there; the rest waits in the spool for the next start."""
