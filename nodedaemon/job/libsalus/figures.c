@@ -9,6 +9,9 @@
 
 /* What libsalus has measured, as the adaptor reads it and as the daemon records it. */
 
+/* What the framework says of its live bytes; under memory_lock. */
+static uint64_t told_persistent_bytes, told_ephemeral_bytes;
+
 static int compare_ns(const void *left, const void *right)
 {
     uint64_t a = *(const uint64_t *)left, b = *(const uint64_t *)right;
@@ -62,6 +65,10 @@ void salus_figures(struct salus_figures *figures)
     figures->last_iteration_bytes = counts->last_iteration_bytes;
     figures->live_persistent_bytes = counts->live_persistent_bytes;
     figures->live_ephemeral_bytes = counts->live_ephemeral_bytes;
+    if (told_persistent_bytes || told_ephemeral_bytes) {
+        figures->live_persistent_bytes = told_persistent_bytes;
+        figures->live_ephemeral_bytes = told_ephemeral_bytes;
+    }
     figures->persistent_bytes = host_persistent_peak_bytes();
     figures->own_bytes = counts->own_bytes;
     figures->private_bytes = counts->private_bytes;
@@ -77,6 +84,16 @@ void salus_figures(struct salus_figures *figures)
     pthread_mutex_unlock(&session.memory_lock);
 }
 
+void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
+{
+    pthread_mutex_lock(&session.memory_lock);
+    if (persistent_bytes > told_persistent_bytes)
+        told_persistent_bytes = persistent_bytes;
+    if (ephemeral_bytes > told_ephemeral_bytes)
+        told_ephemeral_bytes = ephemeral_bytes;
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
 void salus_figures_reset(void)
 {
     struct memory_counts *counts = &session.counts;
@@ -87,6 +104,7 @@ void salus_figures_reset(void)
     counts->iteration_peak_bytes = counts->live_bytes;
     counts->live_persistent_bytes = 0;
     counts->live_ephemeral_bytes = 0;
+    told_persistent_bytes = told_ephemeral_bytes = 0;
     pthread_mutex_unlock(&session.memory_lock);
 }
 

@@ -122,6 +122,10 @@ SALUS_API void salus_persist_end(void);
 /* Reads the counters; works from salus_hook on. */
 SALUS_API void salus_figures(struct salus_figures *figures);
 
+/* Live bytes as the framework counts them itself, where its blocks are not ours to see (it caches
+ * device memory): their running maxima stand in for ours. */
+SALUS_API void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
+
 /* Forgets the running maxima and the peak, so that measuring starts afresh (after learning). */
 SALUS_API void salus_figures_reset(void);
 

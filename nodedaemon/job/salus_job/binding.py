@@ -11,6 +11,8 @@ API_VERSION = 1
 FRAMEWORK_NONE = 0
 FRAMEWORK_TORCH = 1
 HELLO_UNGATED = 4
+# A wait in the gate ends with -EINTR when a signal came, so that Python can handle it.
+INTERRUPTIBLE = 0x100
 TEXT_BYTES = 192
 
 
@@ -23,7 +25,15 @@ class Options(ctypes.Structure):
         ("model_hash", ctypes.c_uint64),
         ("input_hash", ctypes.c_uint64),
         ("device", ctypes.c_char * 64),
+        ("declared_persistent_bytes", ctypes.c_uint64),
+        ("declared_ephemeral_bytes", ctypes.c_uint64),
     ]
+
+
+class Range(ctypes.Structure):
+    """Device memory: salus_cuda_range of cuda_lane.h."""
+
+    _fields_: ClassVar[List[Tuple[str, Any]]] = [("address", ctypes.c_uint64), ("size_bytes", ctypes.c_uint64)]
 
 
 class View(ctypes.Structure):
@@ -56,8 +66,14 @@ class Figures(ctypes.Structure):
 
 
 def find_library() -> str:
-    here = os.path.dirname(os.path.abspath(__file__))
-    return os.environ.get("SALUS_LIBRARY") or os.path.join(os.path.dirname(here), "libsalus", "libsalus.so")
+    given = os.environ.get("SALUS_LIBRARY")
+    if given:
+        return given
+    folder = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "libsalus")
+    driver = os.path.join(folder, "cuda", "libcuda.so.1")
+    # On a GPU the same interface is part of the driver's stand-in, which the process has loaded already.
+    is_cuda = driver in os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return driver if is_cuda else os.path.join(folder, "libsalus.so")
 
 
 def load(path: Optional[str] = None) -> Any:
@@ -76,6 +92,7 @@ def load(path: Optional[str] = None) -> Any:
         ("salus_persist_end", None, []),
         ("salus_figures", None, [pointer(Figures)]),
         ("salus_figures_reset", None, []),
+        ("salus_live", None, [ctypes.c_uint64, ctypes.c_uint64]),
         ("salus_report", ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p]),
         ("salus_fault", ctypes.c_int, [ctypes.c_char_p]),
         ("salus_off", ctypes.c_int, [ctypes.c_char_p]),
@@ -83,6 +100,15 @@ def load(path: Optional[str] = None) -> Any:
         ("salus_reason", ctypes.c_int, [ctypes.c_char_p, ctypes.c_uint32]),
         ("salus_is_lane", ctypes.c_int, [ctypes.c_void_p]),
     ]
+    if hasattr(library, "salus_cuda_live"):
+        prototypes += [
+            ("salus_cuda_will_yield", ctypes.c_int, []),
+            (
+                "salus_cuda_live",
+                ctypes.c_int,
+                [pointer(Range), ctypes.c_uint32, pointer(Range), ctypes.c_uint32],
+            ),
+        ]
     for name, result, arguments in prototypes:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

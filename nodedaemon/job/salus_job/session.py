@@ -6,37 +6,57 @@ An answer below zero from the gate means that the session is over; the job goes 
 import ctypes
 import errno
 import os
-from typing import Any, Dict
+from typing import Any, Dict, List, Tuple
 
 from salus_job import binding
+
+INTERRUPTED = -errno.EINTR
+Ranges = List[Tuple[int, int]]
 
 
 class Session:
     def __init__(self, library: Any) -> None:
         self._library = library
-        self.enter = library.salus_enter
+        self._enter = library.salus_enter
+        self._boundary = library.salus_boundary
         self.leave_entry = library.salus_exit
-        self.boundary = library.salus_boundary
         self.persist_begin = library.salus_persist_begin
         self.persist_end = library.salus_persist_end
         self.is_hooked = False
         self.is_gated = False
         self.rule = ""
+        self.cap_bytes = 0
 
     def hook(self) -> bool:
         """Counts and later places the framework's blocks. False where this framework allocates in an unknown way."""
         self.is_hooked = self._library.salus_hook() == 0
         return self.is_hooked
 
-    def attach(self, framework: int, model_hash: int, input_hash: int) -> str:
-        """Says hello. Empty on success, else why not."""
+    def enter(self) -> int:
+        answer = self._enter()
+        while answer == INTERRUPTED:
+            # Between two calls Python handles the signal: Ctrl-C ends a job that waits.
+            answer = self._enter()
+        return answer
+
+    def boundary(self) -> int:
+        answer = self._boundary()
+        while answer == INTERRUPTED:
+            answer = self._boundary()
+        return answer
+
+    def attach(self, framework: int, model_hash: int, input_hash: int, declared: Tuple[int, int]) -> str:
+        """Says hello. Empty on success, else why not. `declared`: persistent and ephemeral bytes, 0 for as measured."""
+        is_placed = self.is_hooked or framework == binding.FRAMEWORK_NONE
         options = binding.Options(
             size_bytes=ctypes.sizeof(binding.Options),
             framework=framework,
-            flags=0 if self.is_hooked or framework == binding.FRAMEWORK_NONE else binding.HELLO_UNGATED,
+            flags=binding.INTERRUPTIBLE | (0 if is_placed else binding.HELLO_UNGATED),
             model_hash=model_hash,
             input_hash=input_hash,
             device=os.environ.get("SALUS_DEVICE", "").encode()[:63],
+            declared_persistent_bytes=declared[0],
+            declared_ephemeral_bytes=declared[1],
         )
         view = binding.View()
         path = os.environ.get("SALUS_SOCKET", "").encode()
@@ -45,6 +65,7 @@ class Session:
             return self.reason() or os.strerror(-answer)
         self.is_gated = bool(view.is_gated)
         self.rule = view.rule.decode("ascii", "replace")
+        self.cap_bytes = view.persistent_bytes + view.ephemeral_bytes if view.persistent_bytes else 0
         return ""
 
     def reason(self) -> str:
@@ -59,6 +80,19 @@ class Session:
         figures = binding.Figures()
         self._library.salus_figures(ctypes.byref(figures))
         return {name: getattr(figures, name) for name in binding.FIGURES}
+
+    def tell_live(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
+        """Live bytes as the framework counts them on the device."""
+        self._library.salus_live(persistent_bytes, ephemeral_bytes)
+
+    def wants_live_ranges(self) -> bool:
+        """Whether the next boundary hands device memory over, so that it pays to say which blocks are live."""
+        return hasattr(self._library, "salus_cuda_live") and bool(self._library.salus_cuda_will_yield())
+
+    def tell_live_ranges(self, segments: Ranges, blocks: Ranges) -> None:
+        """(address, bytes) of the framework's cached segments and of the live blocks in them."""
+        arrays = [(binding.Range * max(1, len(ranges)))(*ranges) for ranges in (segments, blocks)]
+        self._library.salus_cuda_live(arrays[0], len(segments), arrays[1], len(blocks))
 
     def reset_figures(self) -> None:
         """Running maxima start afresh."""

@@ -240,7 +240,7 @@ class Watch:
         if self._session is None:
             self._session = Session(binding.load())
         framework = binding.FRAMEWORK_NONE if self._torch is None else binding.FRAMEWORK_TORCH
-        why_not = self._session.attach(framework, self._model_hash, self._input_hash)
+        why_not = self._session.attach(framework, self._model_hash, self._input_hash, self._declared)
         if why_not:
             sys.stderr.write("salus: hello: %s; the job goes on without Salus\n" % why_not)
             self.is_off = True
@@ -259,16 +259,16 @@ class Watch:
             self.is_off = True
 
     def _boundary(self) -> None:
-        if self._has_accelerator and self._accelerator is None:
-            self._accelerator = Accelerator.find(self._torch)
-        if self._accelerator is not None:
-            self._accelerator.before_boundary()
+        if self._has_accelerator:
+            self._finish_on_device()
         if self._session.boundary() < 0:
             self.is_off = True
             return
         if self._accelerator is not None:
             self._accelerator.after_boundary()
         if not self._is_hashed and self.rule.learned():
+            if self._accelerator is not None:
+                self._accelerator.drop_cache()
             # Now, and never again: all roots of an iteration have been seen, and no other run sees others by now.
             self._is_hashed = True
             self._model_hash = shapes.hash_models(self._roots.things())
@@ -276,6 +276,23 @@ class Watch:
         if now_ns >= self._report_due_ns:
             self._report_due_ns = now_ns + REPORT_EVERY_NS
             self._report()
+
+    def _finish_on_device(self) -> None:
+        """Before a boundary: the device is done, and what its memory holds is told."""
+        if self._accelerator is None:
+            self._accelerator = Accelerator.find(self._torch)
+            if self._accelerator is None:
+                return
+            if self._session.cap_bytes:
+                self._accelerator.cap(self._session.cap_bytes)
+        device = self._accelerator
+        device.before_boundary()
+        self._session.tell_live(device.live_persistent_bytes, device.live_ephemeral_bytes)
+        if self._session.wants_live_ranges():
+            ranges = device.live_ranges()
+            if ranges is not None:
+                blocks = [block for live in ranges.values() for block in live]
+                self._session.tell_live_ranges(list(ranges), blocks)
 
     def _report(self) -> None:
         self._session.report(self._model_hash, self._input_hash, self.rule.learned())

@@ -1,0 +1,158 @@
+"""The CUDA side against a stand-in for torch.cuda that behaves like its allocator: live bytes in reserved segments."""
+
+from salus_job.accelerator import Accelerator
+from salus_job.session import Session
+from salus_job.watch import Watch
+
+MIB = 1 << 20
+
+
+class FakeCuda:
+    """Memory is taken and given; segments of 2 MiB stay reserved. Records what was called."""
+
+    def __init__(self) -> None:
+        self.live_bytes = self.peak_bytes = self.reserved_bytes = self.reserved_peak_bytes = 0
+        self.calls: list[str] = []
+        self.fraction = 0.0
+
+    def take(self, size_bytes: int) -> None:
+        self.live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self.reserved_bytes = max(self.reserved_bytes, -(-self.live_bytes // (2 * MIB)) * 2 * MIB)
+        self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
+
+    def give(self, size_bytes: int) -> None:
+        self.live_bytes -= size_bytes
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+
+    def memory_allocated(self) -> int:
+        return self.live_bytes
+
+    def max_memory_allocated(self) -> int:
+        self.calls.append("peak")
+        return self.peak_bytes
+
+    def max_memory_reserved(self) -> int:
+        return self.reserved_peak_bytes
+
+    def reset_peak_memory_stats(self) -> None:
+        self.calls.append("reset")
+        self.peak_bytes, self.reserved_peak_bytes = self.live_bytes, self.reserved_bytes
+
+    def empty_cache(self) -> None:
+        self.calls.append("empty")
+
+    def mem_get_info(self) -> tuple[int, int]:
+        return 3 * MIB, 8 * MIB
+
+    def set_per_process_memory_fraction(self, fraction: float) -> None:
+        self.fraction = fraction
+
+    def memory_snapshot(self) -> list[dict[str, object]]:
+        blocks = [
+            {"address": 4096, "size": 512, "state": "active_allocated"},
+            {"address": 4608, "size": 1536, "state": "inactive"},
+            {"address": 6144, "size": 2048, "state": "active_pending_free"},
+        ]
+        unknown = [{"size": 512, "state": "of a later release"}]
+        return [
+            {"address": 4096, "total_size": 4096, "blocks": blocks},
+            {"address": 65536, "total_size": 512, "blocks": unknown},
+        ]
+
+
+class FakeVersion:
+    cuda = "13.0"
+
+
+class FakeTorch:
+    def __init__(self) -> None:
+        self.cuda, self.version = FakeCuda(), FakeVersion()
+
+
+class FakeLibrary:
+    """The calls of libsalus that a boundary makes, in the order in which they come, beside those of torch.cuda."""
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
+        self.salus_enter = lambda: 0
+        self.salus_exit = self.salus_persist_begin = self.salus_persist_end = lambda: None
+
+    def salus_boundary(self) -> int:
+        self.calls.append("boundary")
+        return 0
+
+    def salus_live(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
+        self.live = (persistent_bytes, ephemeral_bytes)
+
+    def salus_cuda_will_yield(self) -> int:
+        return 1
+
+    def salus_cuda_live(self, segments, segment_count, blocks, block_count) -> int:
+        self.ranges = tuple(
+            [(one.address, one.size_bytes) for one in list(array)[:count]]
+            for array, count in ((segments, segment_count), (blocks, block_count))
+        )
+        return 0
+
+    def salus_report(self, *_: object) -> int:
+        return 0
+
+
+def iterate(cuda: FakeCuda, size_bytes: int) -> None:
+    cuda.take(size_bytes)
+    cuda.give(size_bytes)
+
+
+def test_persistent_and_ephemeral_bytes_are_running_maxima() -> None:
+    torch = FakeTorch()
+    torch.cuda.take(MIB)
+    device = Accelerator.find(torch)
+    for size_bytes in (3 * MIB, 5 * MIB, 2 * MIB):
+        iterate(torch.cuda, size_bytes)
+        device.before_boundary()
+        device.after_boundary()
+    assert (device.live_persistent_bytes, device.live_ephemeral_bytes) == (MIB, 5 * MIB)
+    # In segments: together they are the reserved peak.
+    assert device.persistent_bytes + device.ephemeral_bytes == 6 * MIB
+
+
+def test_a_process_that_uses_no_gpu_has_none() -> None:
+    torch = FakeTorch()
+    torch.cuda.is_initialized = lambda: False
+    assert Accelerator.find(torch) is None
+
+
+def test_the_cap_is_a_share_of_the_device() -> None:
+    torch = FakeTorch()
+    assert Accelerator.find(torch).cap(2 * MIB)
+    assert torch.cuda.fraction == 0.25
+    torch.cuda.set_per_process_memory_fraction = None
+    assert not Accelerator.find(torch).cap(2 * MIB)
+
+
+def test_live_ranges_leave_out_what_is_not_understood() -> None:
+    assert Accelerator.find(FakeTorch()).live_ranges() == {(4096, 4096): [(4096, 512), (6144, 2048)]}
+
+
+def test_the_device_is_done_before_the_gate_and_measured_after_it() -> None:
+    torch = FakeTorch()
+    library = FakeLibrary(torch.cuda.calls)
+    watch = Watch()
+    watch._torch, watch._has_accelerator, watch._session = torch, True, Session(library)
+    torch.cuda.take(MIB)
+    watch._boundary()
+    iterate(torch.cuda, 3 * MIB)
+    torch.cuda.calls.clear()
+    watch._boundary()
+    assert torch.cuda.calls == ["synchronize", "peak", "boundary", "reset"]
+    assert library.live == (MIB, 3 * MIB)
+    assert library.ranges == ([(4096, 4096)], [(4096, 512), (6144, 2048)])
