@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import uuid as uuid_module
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +23,6 @@ from nodedaemon.drivers.nvml import APPLICATION_XIDS, LOST, Nvml
 
 T = TypeVar("T")
 _POSIX_FD = 1
-_FAULTS_MAX = 16
 
 
 class DriverError(Exception):
@@ -99,7 +99,8 @@ class CudaDevice:
         self._thread = DeadlineThread(f"cuda {index}", timeout_ns)
         self._handles: dict[str, Any] = {}
         self._wiped: dict[str, int] = {}
-        self._faults: list[str] = []
+        self._suspicion = ""
+        self._is_told = False
         self._call("open device", self._open)
         self.driver_path = loaded_library("libcuda.so")
         own_bytes = nvml.process_bytes(uuid, os.getpid())
@@ -172,28 +173,27 @@ class CudaDevice:
             self._call(f"close lane: {memory.identity}", lambda: self._drop(memory.identity))
 
     def read(self, pids: Collection[int]) -> Reading:  # noqa: ARG002 - NVML lists processes itself
-        grave = [f"xid {number}" for number in self._nvml.take_xids(self.uuid) if number not in APPLICATION_XIDS]
-        self._faults = [*self._faults, *grave][-_FAULTS_MAX:]
-        reading = self._nvml.read(self.uuid)
-        faults = (*self._faults, *reading.faults, *(("hung",) if self._thread.is_hung else ()))
-        return Reading(
-            reading.used_bytes,
-            reading.total_bytes,
-            reading.processes,
-            reading.busy_permille,
-            reading.temperature_celsius,
-            reading.power_milliwatts,
-            faults,
-        )
+        """As the protocol says. A grave Xid is told once; the next reading fails, and all until the device answers.
 
-    def recover(self) -> bool:
-        """Whether the device answers again; forgets its Xids then."""
+        That one failure is wanted: what ran on the device when it happened is over, and the engine must hear of it.
+        """
+        if self._suspicion:
+            self._look_again()
         reading = self._nvml.read(self.uuid)
-        if LOST in reading.faults or self._thread.is_hung:
-            return False
+        if LOST in reading.faults:
+            raise OperatingError(
+                f"read GPU: {self.name}: it has fallen off the bus; see dmesg, then reset or replace it"
+            )
+        grave = tuple(f"xid {number}" for number in self._nvml.take_xids(self.uuid) if number not in APPLICATION_XIDS)
+        self._suspicion = grave[-1] if grave else ""
+        return replace(reading, faults=(*reading.faults, *grave)) if grave else reading
+
+    def _look_again(self) -> None:
+        if not self._is_told:
+            self._is_told = True
+            raise OperatingError(f"read GPU: {self.name}: {self._suspicion}; see dmesg and NVIDIA's catalogue of Xids")
         self._call("look at device", self._free_bytes)
-        self._faults = []
-        return True
+        self._suspicion, self._is_told = "", False
 
     def close(self) -> None:
         def work() -> None:

@@ -33,7 +33,7 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sample of a device. What the device cannot tell is None, never 0."""
+    """One sample of a device. What the device cannot tell is None, never 0. `faults` are those since the last one."""
 
     used_bytes: int
     total_bytes: int

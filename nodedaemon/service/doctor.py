@@ -97,9 +97,10 @@ def _check_gpus(settings: Settings) -> Iterator[Finding]:
     for device in devices:
         usable, own = device.usable_bytes >> 20, device.context_bytes >> 20
         yield Finding("lanes", Level.OK, f"{device.name}: {usable} MiB usable, our context {own} MiB, lanes as files")
-        faults = device.read(()).faults
-        if faults:
-            yield Finding("faults", Level.FAILURE, f"{device.name}: {', '.join(faults)}", "see dmesg; reset the GPU")
+        try:
+            device.read(())
+        except SalusError as error:
+            yield Finding("faults", Level.FAILURE, str(error), "drain the node and reset the GPU")
         device.close()
     if settings.daemon.share_mode is ShareMode.MPS and shutil.which(MPS_CONTROL) is None:
         yield Finding("mps", Level.FAILURE, f"{MPS_CONTROL}: not found", "install it or set ShareMode=timeslice")

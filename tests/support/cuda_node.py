@@ -125,6 +125,7 @@ class CudaNode:
         ephemeral_mib: int = 64,
         job_class: str = "normal",
         point: tuple[int, int] | None = None,
+        device: str = "",
         **environment: str,
     ) -> subprocess.Popen[str]:
         """Start a loop as a job of its own; `point` kills it at the nth pass of a point in libsalus."""
@@ -134,7 +135,10 @@ class CudaNode:
             "class": job_class,
             "persistent_bytes": persistent_mib * MIB,
             "ephemeral_bytes": ephemeral_mib * MIB,
+            "device": device,
         }
+        if device:
+            environment["CUDA_VISIBLE_DEVICES"] = device
         library = str(LIBSALUS / "build/cuda-points/libcuda.so.1") if point else ""
         program = ["-c", ARM.format(*point, str(LOOP))] if point else [str(LOOP)]
         launcher = [sys.executable, str(ROOT / "tests/support/cuda_job.py"), str(self.control), library]

@@ -167,3 +167,25 @@ def is_granted(node: CudaNode, job_class: str) -> bool:
 
 def count_in(path: Path) -> int:
     return int(path.read_text() or "0")
+
+
+def is_lost(node: CudaNode, index: int) -> bool:
+    return node.ask("status")["devices"][index]["lost_reason"] is not None
+
+
+@pytest.mark.parametrize("fault", [("lose", "0"), ("xid", "0", "79"), ("hang-nvml", "0")])
+def test_a_failed_device_is_marked_and_comes_back_while_the_other_goes_on(
+    node: Callable[..., CudaNode], fault: tuple[str, ...]
+) -> None:
+    here = node(devices="tiny-1g,tiny-1g", config="ReadingTimeout=500ms")
+    uuids = [device["device"] for device in here.ask("status")["devices"]]
+    steady = here.job("--iterations", "1000000", "--started", device=uuids[1])
+    wait_started(steady)
+    here.emulator.control(*fault)
+    wait_until(lambda: is_lost(here, 0), "the device is marked")
+    # NVML is one library: while it hangs for one device it answers for none.
+    assert not is_lost(here, 1) or fault[0] == "hang-nvml"
+    here.emulator.control("clear", "0")
+    wait_until(lambda: not is_lost(here, 0) and not is_lost(here, 1), "it comes back")
+    assert here.report(here.job("--iterations", "20", device=uuids[0]))["attached"]
+    finish(here, [steady])
