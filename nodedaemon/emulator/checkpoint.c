@@ -131,7 +131,7 @@ EXPORT CUresult cuCheckpointProcessRestore(int pid, void *arguments)
                                                                        : CU_OK;
     for (uint32_t device = 0; !rc && device < emu->device_count; device++)
         if (emu->devices[device].used_bytes + own_bytes(row, device) >
-            emu_profile_of(device)->total_bytes)
+            emu->devices[device].total_bytes)
             rc = CU_OUT_OF_MEMORY;
     if (!rc) {
         for (uint32_t device = 0; device < emu->device_count; device++)

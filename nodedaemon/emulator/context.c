@@ -78,7 +78,7 @@ static CUresult open_context(struct emu_context *context, uint32_t device)
         return rc;
     context->device = device;
     context->id = ++last_id;
-    context->bytes = emu_profile_of(device)->context_bytes;
+    context->bytes = emu->devices[device].context_bytes;
     context->is_gone = false;
     return CU_OK;
 }

@@ -12,7 +12,8 @@ static const char usage[] =
     "usage: salus-emulator COMMAND [ARGUMENTS]   (state file: "
     "SALUS_EMULATOR_STATE)\n"
     "  profiles                      cards that can be stood for\n"
-    "  create PROFILE[,PROFILE...]   make the state file\n"
+    "  create PROFILE[,PROFILE...]   make the state file; PROFILE=MIB[/MIB] sets its size and its "
+    "contexts'\n"
     "  show                          devices, use, processes, faults\n"
     "  check                         compare every derived counter with the "
     "tables; exit 1 if one differs\n"
@@ -42,7 +43,7 @@ static void show(void)
         printf("device %u profile=%s total_bytes=%llu used_bytes=%llu lost=%u "
                "hangs=%u nvml_hangs=%u oom=%d "
                "speed_permille=%u mps=%u\n",
-               i, card->name, (unsigned long long)card->total_bytes,
+               i, card->name, (unsigned long long)on->total_bytes,
                (unsigned long long)on->used_bytes, on->is_lost, on->hangs, on->nvml_hangs,
                on->oom_count, on->speed_permille, on->mps);
         for (uint32_t row = 0; row < EMU_PROCESSES_MAX; row++)

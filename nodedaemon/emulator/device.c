@@ -111,7 +111,7 @@ EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     CUresult rc = check(device);
     if (!rc)
-        *bytes = emu_profile_of((uint32_t)device)->total_bytes;
+        *bytes = emu->devices[device].total_bytes;
     return rc;
 }
 

@@ -130,7 +130,7 @@ CUresult memory_allocate(struct emu_context *context, size_t bytes, CUdeviceptr 
     bool is_small = bytes <= SMALL_MAX;
     if (bytes == 0)
         return CU_INVALID_VALUE;
-    if (bytes > emu_profile_of(context->device)->total_bytes)
+    if (bytes > emu->devices[context->device].total_bytes)
         return CU_OUT_OF_MEMORY;
     pthread_mutex_lock(&local_lock);
     CUresult rc = is_small ? take_small(context, bytes, &start)
@@ -207,7 +207,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
         emu_reap();
         reaped_ns = now_ns;
     }
-    *total_bytes = emu_profile_of(context->device)->total_bytes;
+    *total_bytes = emu->devices[context->device].total_bytes;
     *free_bytes = *total_bytes - emu->devices[context->device].used_bytes;
     emu_unlock();
     return CU_OK;

@@ -23,15 +23,14 @@ static uint32_t busy_percent(uint32_t device)
 EXPORT nvml_result nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)
 {
     uint32_t device;
-    nvml_result rc;
-    const struct emu_profile *card = profile(handle, &device, &rc);
+    nvml_result rc = nvml_find(handle, &device);
     if (rc)
         return rc;
     emu_lock();
     emu_reap();
-    uint64_t used = emu->devices[device].used_bytes;
+    uint64_t used = emu->devices[device].used_bytes, total = emu->devices[device].total_bytes;
     emu_unlock();
-    *memory = (struct nvml_memory){card->total_bytes, card->total_bytes - used, used};
+    *memory = (struct nvml_memory){total, total - used, used};
     return NVML_OK;
 }
 

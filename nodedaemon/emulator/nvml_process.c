@@ -26,7 +26,7 @@ static uint32_t list_processes(uint32_t device, struct process_row *rows)
     for (uint32_t row = 0; row < EMU_PROCESSES_MAX; row++) {
         const struct emu_process *process = &emu->processes[row];
         /* As with a driver, a process appears once it has a context. */
-        if (!process->in_use || process->on[device].context_bytes == 0 ||
+        if (!process->in_use || process->on[device].context_count == 0 ||
             process->checkpoint == CHECKPOINT_TAKEN)
             continue;
         rows[count++] = (struct process_row){row, process->pid, emu_process_bytes(row, device),

@@ -60,6 +60,19 @@ const char *emu_path(void)
     return fallback;
 }
 
+/* TOTAL[/CONTEXT] in MiB. */
+static bool read_sizes(struct emu_device *device, const char *text)
+{
+    unsigned long long total, context;
+    int count = sscanf(text, "%llu/%llu", &total, &context);
+    if (count < 1 || total == 0)
+        return false;
+    device->total_bytes = total * MIB;
+    if (count == 2)
+        device->context_bytes = context * MIB;
+    return true;
+}
+
 static int add_devices(struct emu_state *state, const char *devices)
 {
     char list[512];
@@ -67,12 +80,19 @@ static int add_devices(struct emu_state *state, const char *devices)
     snprintf(list, sizeof(list), "%s", devices && *devices ? devices : "a100-40g");
     for (char *name; (name = strsep(&rest, ",")) != NULL;) {
         uint32_t profile = 0;
+        char *sizes = strchr(name, '=');
+        if (sizes)
+            *sizes++ = 0;
         while (profile < emu_profile_count && strcmp(emu_profiles[profile].name, name) != 0)
             profile++;
         if (profile == emu_profile_count || state->device_count == EMU_DEVICES_MAX)
             return -EINVAL;
         struct emu_device *device = &state->devices[state->device_count];
         device->profile = profile;
+        device->total_bytes = emu_profiles[profile].total_bytes;
+        device->context_bytes = emu_profiles[profile].context_bytes;
+        if (sizes && !read_sizes(device, sizes))
+            return -EINVAL;
         device->speed_permille = 1000;
         device->slice_process = NONE;
         device->advanced_ns = emu_now_ns();

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define EMU_MAGIC           0x53414c5553454d33ULL
+#define EMU_MAGIC           0x53414c5553454d34ULL
 #define EMU_DEVICES_MAX     8
 #define EMU_PROCESSES_MAX   256
 #define EMU_ALLOCATIONS_MAX 16384
@@ -79,6 +79,7 @@ enum emu_checkpoint { CHECKPOINT_RUNNING, CHECKPOINT_LOCKED, CHECKPOINT_TAKEN, C
 struct emu_presence {
     uint64_t private_bytes; /* memory that no other process can hold */
     uint64_t context_bytes;
+    uint32_t context_count;
     uint64_t limit_bytes; /* pinned-memory limit under MPS; 0: none */
     uint32_t sticky;      /* result that every later call on this device gives */
     struct emu_bucket buckets[EMU_BUCKETS];
@@ -125,7 +126,9 @@ struct emu_xid {
 struct emu_device {
     uint32_t profile;
     unsigned char uuid[16];
-    uint64_t used_bytes; /* derived */
+    uint64_t total_bytes;   /* the profile's, or what was asked for instead */
+    uint64_t context_bytes; /* of each process */
+    uint64_t used_bytes;    /* derived */
     uint64_t advanced_ns;
     uint32_t is_lost;
     uint32_t hangs;

@@ -166,6 +166,7 @@ void emu_process_drop(uint32_t row)
          * for a process that is gone. */
         PUT(on->private_bytes, 0);
         PUT(on->context_bytes, 0);
+        PUT(on->context_count, 0);
         PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes - gone);
         if (emu->devices[device].slice_process == row)
             PUT(emu->devices[device].slice_process, NONE);
@@ -269,7 +270,7 @@ static bool fits(uint32_t device, uint64_t bytes)
 {
     const struct emu_process *process = &emu->processes[self_row];
     const struct emu_device *on = &emu->devices[device];
-    if (on->used_bytes + bytes > emu_profile_of(device)->total_bytes)
+    if (on->used_bytes + bytes > on->total_bytes)
         return false;
     if (on->mps && process->on[device].limit_bytes &&
         emu_process_bytes(self_row, device) + bytes > process->on[device].limit_bytes)
@@ -321,13 +322,15 @@ void emu_refund_private(uint32_t device, uint64_t bytes)
 
 int emu_charge_context(uint32_t device)
 {
-    uint64_t bytes = emu_profile_of(device)->context_bytes;
+    uint64_t bytes = emu->devices[device].context_bytes;
     int rc = admit(device, bytes);
     if (rc)
         return rc;
     PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes + bytes);
     PUT(emu->processes[self_row].on[device].context_bytes,
         emu->processes[self_row].on[device].context_bytes + bytes);
+    PUT(emu->processes[self_row].on[device].context_count,
+        emu->processes[self_row].on[device].context_count + 1);
     return CU_OK;
 }
 
@@ -335,6 +338,8 @@ void emu_refund_context(uint32_t device, uint64_t bytes)
 {
     if (emu_self() == NONE)
         return;
+    PUT(emu->processes[self_row].on[device].context_count,
+        emu->processes[self_row].on[device].context_count - 1);
     PUT(emu->processes[self_row].on[device].context_bytes,
         emu->processes[self_row].on[device].context_bytes - bytes);
     PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes - bytes);

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from tests.support import device_kind
+
 ROOT = Path(__file__).resolve().parents[2]
 #: For a step of a test on a machine that is busy with other things.
 DEADLINE_S = 60.0
@@ -35,6 +37,11 @@ class Salusd:
         self.config = self.directory / "salus.conf"
         self.log = self.directory / "log"
         device = f"DeviceName=host0 Type=host Memory={memory}" + (f" Cores={cores}" if cores else "")
+        #: What the daemon and its workers need to find an emulated GPU; empty on host.
+        self.gpu: dict[str, str] = {}
+        if device_kind.IS_CUDA and not devices:
+            self.gpu = device_kind.make_gpu(self.directory, memory)
+            config, device = f"AutoDetect=nvml\n{config}", ""
         self.write_config(config, devices or device)
         self.process: subprocess.Popen[bytes] | None = None
         self.digest_every = 50
@@ -75,7 +82,7 @@ class Salusd:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **self.gpu},
             )
         wait_until(lambda: self.is_up() or self.process.poll() is not None, "salusd comes up", self.story)
         if self.process.poll() is not None:

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from tests.support.device_kind import worker_environment
 from tests.support.salusd import DEADLINE_S, ROOT, Salusd, wait_until
 
 PROGRAM = Path(__file__).with_name("worker.py")
@@ -30,7 +31,7 @@ class Worker:
             text=True,
             cwd=ROOT,
             start_new_session=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **worker_environment(daemon.gpu)},
         )
         self.told: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
