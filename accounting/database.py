@@ -7,7 +7,7 @@ what the driver raises leaves as OperatingError, with the address but never with
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -184,6 +184,28 @@ def insert_rows(
             # A no-op update, not INSERT IGNORE: that one would also swallow rows that do not fit their columns.
             conflict = f"ON DUPLICATE KEY UPDATE {quote(keys[0])} = {quote(keys[0])}" if keys else ""
     connection.exec_driver_sql(f"{into} {source}{' ' + conflict if keys else ''}", parameters)
+
+
+def select_rows(
+    connection: Connection,
+    table: Table,
+    names: Sequence[str],
+    among: Mapping[str, Sequence[object]],
+    *,
+    is_locked: bool = False,
+) -> list[dict[str, Any]]:
+    """The rows that have one of the given values in each of the given columns, locked on request.
+
+    The ledger asks this for each batch; as plain text it costs a fifth of an expression that is built for each list.
+    """
+    quote = connection.dialect.identifier_preparer.quote
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    conditions = [f"{quote(name)} IN ({', '.join([mark] * len(values))})" for name, values in among.items()]
+    statement = f"SELECT {', '.join(map(quote, names))} FROM {quote(table.name)} WHERE {' AND '.join(conditions)}"  # noqa: S608
+    if is_locked and connection.dialect.name != "sqlite":
+        statement += f" ORDER BY {quote(next(iter(table.primary_key.columns)).name)} FOR UPDATE"
+    parameters = tuple(value for values in among.values() for value in values)
+    return [dict(zip(names, row, strict=True)) for row in connection.exec_driver_sql(statement, parameters)]
 
 
 def _array_type(connection: Connection, table: Table, name: str) -> str:

@@ -5,11 +5,12 @@ first start and the longest run count. So a spool may be replayed twice, late, o
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter, itemgetter
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, update
 
-from accounting.database import insert_rows
+from accounting.database import insert_rows, select_rows
 from accounting.models import AdmissionReasonRow, AdmissionRow, JobRow, SuspensionRow
 from accounting.places import CHUNK, Places, Row, ensure_rows, table_of
 from accounting.records import (
@@ -31,24 +32,24 @@ EARLIEST = ("submit_utc_ns", "eligible_utc_ns", "start_utc_ns", "start_mono_ns")
 LATEST = ("end_utc_ns", "end_mono_ns", "elapsed_ns")
 COLUMNS = tuple(column.name for column in JOBS.columns if column.name != "id")
 
+_PLAIN = (*FACTS, *EARLIEST, "end_utc_ns", "end_mono_ns", "device_count", "suspended_ns")
+_plain_values = attrgetter(*_PLAIN)
+_text_values = attrgetter(*TEXTS)
+_VALUES = itemgetter(*COLUMNS)
+
 _JobPlace = tuple[int, int, int]
 
 
 def row_of(record: JobRecord, cluster_id: int) -> Row:
     """The row that `record` alone would make."""
-    row: Row = {name: clean_text(getattr(record, name)) for name in TEXTS}
+    row: Row = dict(zip(_PLAIN, _plain_values(record), strict=True))
+    row.update(zip(TEXTS, [clean_text(text) for text in _text_values(record)], strict=True))
     row["name"] = clean_text(record.name, DETAIL_LENGTH_MAX)
-    row |= {name: getattr(record, name) for name in (*FACTS, *EARLIEST, "end_utc_ns", "end_mono_ns")}
-    row |= {
-        "cluster_id": cluster_id,
-        "slurm_job_id": record.key.job_id,
-        "restart_count": record.key.restart_count,
-        "sluid": record.key.sluid,
-        "source": int(record.source),
-        "device_count": record.device_count,
-        "suspended_ns": record.suspended_ns,
-        "elapsed_ns": _elapsed_ns(record),
-    }
+    row["cluster_id"] = cluster_id
+    row["slurm_job_id"], row["restart_count"] = record.key.job_id, record.key.restart_count
+    row["sluid"] = record.key.sluid
+    row["source"] = int(record.source)
+    row["elapsed_ns"] = _elapsed_ns(record)
     return _with_derived(row)
 
 
@@ -83,7 +84,8 @@ class JobStore:
 
     def record(self, records: Sequence[JobRecord], mentioned: Iterable[JobKey]) -> None:
         """Merge `records`; make sure that each of `mentioned` has a row, so that facts can refer to it."""
-        stubs = [JobRecord(key=key) for key in sorted(set(mentioned)) if key not in self.numbers]
+        told = {record.key for record in records}
+        stubs = [JobRecord(key=key) for key in sorted(set(mentioned) - told) if key not in self.numbers]
         everything = [*records, *stubs]
         self._places.find_clusters(self._connection, (record.key.cluster for record in everything))
         found = self._find([record.key for record in everything])
@@ -101,27 +103,24 @@ class JobStore:
 
     def _find(self, keys: Sequence[JobKey]) -> dict[_JobPlace, list[Row]]:
         found: dict[_JobPlace, list[Row]] = defaultdict(list)
+        for stored in self._select(keys, ("id", *COLUMNS), is_locked=True):
+            stored["_stored"] = dict(stored)
+            found[_place(stored)].append(stored)
+        return found
+
+    def _select(self, keys: Sequence[JobKey], names: Sequence[str], *, is_locked: bool = False) -> Iterator[Row]:
         by_cluster: dict[int, set[int]] = defaultdict(set)
         for key in keys:
             by_cluster[self._places.clusters[key.cluster]].add(key.job_id)
-        for cluster_id, job_ids in by_cluster.items():
-            # In one order everywhere: two writers that lock the same rows then wait for each other, not both.
+        for cluster_id, job_ids in sorted(by_cluster.items()):
+            # In one order everywhere: two writers that lock the same rows then wait in turn and not for each other.
             wanted = sorted(job_ids)
             for start in range(0, len(wanted), CHUNK):
-                statement = (
-                    select(JOBS)
-                    .where(JOBS.c.cluster_id == cluster_id, JOBS.c.slurm_job_id.in_(wanted[start : start + CHUNK]))
-                    .order_by(JOBS.c.id)
-                    .with_for_update()
-                )
-                for row in self._connection.execute(statement).mappings():
-                    stored = dict(row)
-                    stored["_stored"] = row
-                    found[_place(stored)].append(stored)
-        return found
+                among = {"cluster_id": (cluster_id,), "slurm_job_id": wanted[start : start + CHUNK]}
+                yield from select_rows(self._connection, JOBS, names, among, is_locked=is_locked)
 
     def _write(self, fresh: Sequence[Row], found: dict[_JobPlace, list[Row]]) -> None:
-        insert_rows(self._connection, JOBS, COLUMNS, [tuple(row[name] for name in COLUMNS) for row in fresh])
+        insert_rows(self._connection, JOBS, COLUMNS, [_VALUES(row) for row in fresh])
         for rows in found.values():
             for row in rows:
                 stored = row.pop("_stored", None)
@@ -130,22 +129,16 @@ class JobStore:
                     self._connection.execute(update(JOBS).where(JOBS.c.id == stored["id"]).values(changed))
 
     def _number(self, keys: Sequence[JobKey]) -> None:
-        wanted = sorted({key for key in keys if key not in self.numbers})
-        for cluster in sorted({key.cluster for key in wanted}):
-            mine = [key for key in wanted if key.cluster == cluster]
-            for start in range(0, len(mine), CHUNK):
-                part = mine[start : start + CHUNK]
-                statement = select(JOBS.c.id, JOBS.c.slurm_job_id, JOBS.c.restart_count, JOBS.c.sluid).where(
-                    JOBS.c.cluster_id == self._places.clusters[cluster],
-                    JOBS.c.slurm_job_id.in_([key.job_id for key in part]),
-                )
-                candidates: dict[tuple[int, int], list[Row]] = defaultdict(list)
-                for row in self._connection.execute(statement).mappings():
-                    candidates[row["slurm_job_id"], row["restart_count"]].append(dict(row))
-                for key in part:
-                    match = _match(candidates[key.job_id, key.restart_count], key.sluid)
-                    assert match is not None, f"{key} was just written"
-                    self.numbers[key] = match["id"]
+        wanted = {key for key in keys if key not in self.numbers}
+        candidates: dict[_JobPlace, list[Row]] = defaultdict(list)
+        names = ("id", "cluster_id", "slurm_job_id", "restart_count", "sluid")
+        for row in self._select(list(wanted), names):
+            candidates[_place(row)].append(row)
+        for key in wanted:
+            place = (self._places.clusters[key.cluster], key.job_id, key.restart_count)
+            match = _match(candidates[place], key.sluid)
+            assert match is not None, f"{key} was just written"
+            self.numbers[key] = match["id"]
 
     def record_suspensions(self, records: Sequence[SuspensionRecord]) -> None:
         """Keep each span once, by its start."""

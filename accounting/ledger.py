@@ -103,12 +103,11 @@ def _write_batch(connection: Connection, places: Places, numbers: dict[JobKey, i
 
 
 def _find_places(connection: Connection, places: Places, batch: _Batch) -> None:
-    devices: set[tuple[str, str, str]] = set()
-    incarnations: set[tuple[str, str, str]] = set()
+    found: set[tuple[str, str, str, str]] = set()
     for facts in (batch.usage, batch.sessions, batch.lane_spans):
-        for fact in facts:
-            devices.add((fact.job.cluster, fact.node, fact.device))
-            incarnations.add((fact.job.cluster, fact.node, fact.incarnation))
+        found |= {(fact.job.cluster, fact.node, fact.device, fact.incarnation) for fact in facts}
+    devices = {(cluster, node, device) for cluster, node, device, _ in found}
+    incarnations = {(cluster, node, incarnation) for cluster, node, _, incarnation in found}
     happenings: list[DeviceUsageRecord | EventRecord] = [*batch.device_usage, *batch.events]
     for happening in happenings:
         incarnations.add((happening.cluster, happening.node, happening.incarnation))
@@ -119,7 +118,9 @@ def _find_places(connection: Connection, places: Places, batch: _Batch) -> None:
 
 
 def _sort(records: Sequence[Record]) -> _Batch:
-    batch = _Batch()
+    """By kind. Usage is nearly all of a batch, so it is taken by one comprehension and the rest is small."""
+    usages = [record for record in records if type(record) is UsageRecord]
+    batch = _Batch(usage=usages)
     lists: dict[type, list[Any]] = {
         IncarnationRecord: batch.incarnations,
         DeviceRecord: batch.devices,
@@ -128,23 +129,22 @@ def _sort(records: Sequence[Record]) -> _Batch:
         AdmissionRecord: batch.admissions,
         SessionRecord: batch.sessions,
         LaneSpanRecord: batch.lane_spans,
-        UsageRecord: batch.usage,
         DeviceUsageRecord: batch.device_usage,
         EventRecord: batch.events,
         MeasurementRecord: batch.measurements,
     }
-    for record in records:
+    for record in [record for record in records if type(record) is not UsageRecord]:
         lists[type(record)].append(record)
     return batch
 
 
 def _mentioned(batch: _Batch) -> set[JobKey]:
-    found: set[JobKey] = {record.key for record in batch.suspensions}
-    for facts in (batch.usage, batch.sessions, batch.lane_spans, batch.measurements):
-        found.update(fact.job for fact in facts)
-    found.update(event.job for event in batch.events if event.job is not None)
-    found.update(admission.job for admission in batch.admissions if admission.job is not None)
-    return found
+    found = {record.job for record in batch.usage}
+    found |= {record.key for record in batch.suspensions}
+    for facts in (batch.sessions, batch.lane_spans, batch.measurements):
+        found |= {fact.job for fact in facts}
+    found |= {event.job for event in batch.events if event.job is not None}
+    return found | {admission.job for admission in batch.admissions if admission.job is not None}
 
 
 def _without_late(connection: Connection, records: Sequence[Record]) -> list[Record]:

@@ -4,7 +4,7 @@ A record names them as people do; rows refer to them by number. A number never c
 writer may remember it; numbers that an aborted transaction made are forgotten with it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -116,10 +116,8 @@ class Places:
 _EMPTY_DEVICE = {"position": 0, "model": "", "capacity_bytes": 0, "lane_reserve_bytes": 0, "seen_utc_ns": 0}
 
 
-def find_rows(
-    connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[Row], *, is_locked: bool = False
-) -> list[Row]:
-    """The stored rows whose `keys` equal those of one of `rows`; locked until the end of the transaction on request."""
+def find_rows(connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[Row]) -> list[Row]:
+    """The stored rows whose `keys` equal those of one of `rows`."""
     found: list[Row] = []
     columns = [table.c[key] for key in keys]
     for start in range(0, len(rows), CHUNK):
@@ -128,10 +126,7 @@ def find_rows(
             condition = columns[0].in_([row[keys[0]] for row in part])
         else:
             condition = tuple_(*columns).in_([tuple(row[key] for key in keys) for row in part])
-        statement = select(table).where(condition)
-        if is_locked:
-            statement = statement.with_for_update()
-        found.extend(dict(row) for row in connection.execute(statement).mappings())
+        found.extend(dict(row) for row in connection.execute(select(table).where(condition)).mappings())
     return found
 
 
@@ -143,30 +138,3 @@ def ensure_rows(connection: Connection, table: Table, keys: Sequence[str], rows:
         names = list(missing[0])
         insert_rows(connection, table, names, [tuple(row[name] for name in names) for row in missing], keys=keys)
     return find_rows(connection, table, keys, rows)
-
-
-def merge_rows(
-    connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[Row], merge: Callable[[Row, Row], Row]
-) -> None:
-    """Insert rows that are new; for a stored one, write `merge(stored, new)` if that differs.
-
-    `merge` must not depend on the order in which records arrive, because a spool may be replayed in any.
-    """
-    pending: dict[tuple[object, ...], Row] = {}
-    for row in rows:
-        key = tuple(row[name] for name in keys)
-        pending[key] = merge(pending[key], row) if key in pending else row
-    stored = {
-        tuple(row[name] for name in keys): row
-        for row in find_rows(connection, table, keys, list(pending.values()), is_locked=True)
-    }
-    fresh = [row for key, row in pending.items() if key not in stored]
-    if fresh:
-        names = list(fresh[0])
-        insert_rows(connection, table, names, [tuple(row[name] for name in names) for row in fresh])
-    for key, row in stored.items():
-        merged = merge(row, pending[key])
-        changed = {name: value for name, value in merged.items() if row.get(name) != value}
-        if changed:
-            target = [table.c[name] == value for name, value in zip(keys, key, strict=True)]
-            connection.execute(update(table).where(*target).values(changed))

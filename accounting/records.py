@@ -39,11 +39,12 @@ EventKind = Literal[
 ]
 
 
-class _Value(msgspec.Struct, frozen=True, kw_only=True):
+# No record can be part of a cycle; left to the collector, a full spool in memory costs a third of the ledger's time.
+class _Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pass
 
 
-class JobKey(_Value, frozen=True, kw_only=True, order=True):
+class JobKey(_Value, frozen=True, kw_only=True, gc=False, order=True):
     """One run of a job. A requeue raises `restart_count`. `sluid` is Slurm's own unique id (26.05 on), else empty.
 
     Without Slurm, `cluster` is "local@NODE" and the daemon numbers the jobs.
@@ -62,11 +63,11 @@ class Source(IntEnum):
     SLURM = 2
 
 
-class _Record(_Value, frozen=True, kw_only=True, tag=True):
+class _Record(_Value, frozen=True, kw_only=True, gc=False, tag=True):
     pass
 
 
-class IncarnationRecord(_Record, frozen=True, kw_only=True):
+class IncarnationRecord(_Record, frozen=True, kw_only=True, gc=False):
     """One life of a daemon, from start to end. `incarnation` is unique for ever (a random UUID)."""
 
     cluster: Name
@@ -79,7 +80,7 @@ class IncarnationRecord(_Record, frozen=True, kw_only=True):
     stopped_utc_ns: Whole | None = None
 
 
-class DeviceRecord(_Record, frozen=True, kw_only=True):
+class DeviceRecord(_Record, frozen=True, kw_only=True, gc=False):
     """A device as the daemon found it; repeated at each start and whenever it changes."""
 
     cluster: Name
@@ -92,7 +93,7 @@ class DeviceRecord(_Record, frozen=True, kw_only=True):
     seen_utc_ns: Whole
 
 
-class JobRecord(_Record, frozen=True, kw_only=True):
+class JobRecord(_Record, frozen=True, kw_only=True, gc=False):
     """A job's run. Unknown fields stay empty or None and never erase what is known.
 
     `device_count` is the job's gres/salus count over all nodes. `end_mono_ns` counts only together with
@@ -126,7 +127,7 @@ class JobRecord(_Record, frozen=True, kw_only=True):
     suspended_ns: Whole = 0
 
 
-class SuspensionRecord(_Record, frozen=True, kw_only=True):
+class SuspensionRecord(_Record, frozen=True, kw_only=True, gc=False):
     """A span in which a job was suspended; recorded once it is over. `JobRecord.suspended_ns` has the total."""
 
     key: JobKey
@@ -134,7 +135,7 @@ class SuspensionRecord(_Record, frozen=True, kw_only=True):
     span_ns: Whole
 
 
-class Reason(_Value, frozen=True, kw_only=True):
+class Reason(_Value, frozen=True, kw_only=True, gc=False):
     """One shortfall of an admission, as core.types.Shortfall says it. `unit` tells what `needed` and `free` count."""
 
     what: Name
@@ -144,7 +145,7 @@ class Reason(_Value, frozen=True, kw_only=True):
     advice: str = ""
 
 
-class AdmissionRecord(_Record, frozen=True, kw_only=True):
+class AdmissionRecord(_Record, frozen=True, kw_only=True, gc=False):
     """One answer at submit. `admission` is the id that admin_comment carries as `adm=`; Slurm has no job id yet."""
 
     admission: Name
@@ -167,7 +168,7 @@ class AdmissionRecord(_Record, frozen=True, kw_only=True):
     job: JobKey | None = None
 
 
-class SessionRecord(_Record, frozen=True, kw_only=True):
+class SessionRecord(_Record, frozen=True, kw_only=True, gc=False):
     """One process of a job on one device, from hello to bye. `session` is never reused on its node."""
 
     job: JobKey
@@ -187,7 +188,7 @@ class SessionRecord(_Record, frozen=True, kw_only=True):
     ephemeral_bytes_max: Whole = 0
 
 
-class LaneSpanRecord(_Record, frozen=True, kw_only=True):
+class LaneSpanRecord(_Record, frozen=True, kw_only=True, gc=False):
     """A session's stay in one lane; recorded when it leaves the lane, moves, or the interval is closed."""
 
     job: JobKey
@@ -203,7 +204,7 @@ class LaneSpanRecord(_Record, frozen=True, kw_only=True):
     iteration_count: Whole = 0
 
 
-class UsageRecord(_Record, frozen=True, kw_only=True):
+class UsageRecord(_Record, frozen=True, kw_only=True, gc=False):
     """What one job had of one device in one interval: written once, never changed. Made by accounting.meter.
 
     `occupied_ns` >= `busy_ns`. `present_ns` = `running_ns` + `wait_ns` + `suspended_ns` + `outside_ns`.
@@ -233,7 +234,7 @@ class UsageRecord(_Record, frozen=True, kw_only=True):
     held_mib_ms: Whole = 0
 
 
-class DeviceUsageRecord(_Record, frozen=True, kw_only=True):
+class DeviceUsageRecord(_Record, frozen=True, kw_only=True, gc=False):
     """One device in one interval, all jobs together. Bytes are means over the interval."""
 
     cluster: Name
@@ -252,7 +253,7 @@ class DeviceUsageRecord(_Record, frozen=True, kw_only=True):
     foreign_bytes_mean: Whole = 0
 
 
-class MeasurementRecord(_Record, frozen=True, kw_only=True):
+class MeasurementRecord(_Record, frozen=True, kw_only=True, gc=False):
     """What one run taught about its signature on a device model: running maxima, repeated as they grow.
 
     `solo_iteration_ns` is the median of iterations that ran while no other ran on the device; None if none did.
@@ -276,7 +277,7 @@ class MeasurementRecord(_Record, frozen=True, kw_only=True):
     stale_reason: OptionalName = ""
 
 
-class EventRecord(_Record, frozen=True, kw_only=True):
+class EventRecord(_Record, frozen=True, kw_only=True, gc=False):
     """Something that happened to a device, a job or the daemon. `sequence` numbers the events of an incarnation."""
 
     cluster: Name
@@ -313,6 +314,8 @@ _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 def clean_text(text: str, length_max: int = NAME_LENGTH_MAX) -> str:
     """Any text as every database can hold it: no NUL, no half of a surrogate pair, not longer than the column."""
+    if text.isascii() and len(text) <= length_max and "\x00" not in text:
+        return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")[:length_max]
 
 
