@@ -86,7 +86,8 @@ class JobRow(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         UniqueConstraint("cluster_id", "slurm_job_id", "restart_count", "sluid"),
-        Index(None, "start_utc_ns", "until_utc_ns"),
+        # Holds all that the distribution of waits asks for, so that a month's needs no look at the rows.
+        Index(None, "start_utc_ns", "until_utc_ns", "wait_ns"),
         Index(None, "user", "start_utc_ns"),
         Index(None, "account", "start_utc_ns"),
         Index(None, "signature"),

@@ -166,7 +166,7 @@ def _create_jobs() -> None:
     _create_index("jobs", "account", "start_utc_ns")
     _create_index("jobs", "admission")
     _create_index("jobs", "signature")
-    _create_index("jobs", "start_utc_ns", "until_utc_ns")
+    _create_index("jobs", "start_utc_ns", "until_utc_ns", "wait_ns")
     _create_index("jobs", "user", "start_utc_ns")
     op.create_table(
         "suspensions",
