@@ -42,6 +42,7 @@ class SacctRow(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: int
     suspended_s: int
     device_count: int
+    admin_comment: str = ""
 
     @property
     def held_s(self) -> int:
@@ -188,7 +189,9 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
         end_utc_ns=end_ns if start_ns is not None else None,
         suspended_ns=suspended_s * SECOND_NS,
     )
-    return SacctRow(record=record, elapsed_s=elapsed_s, suspended_s=suspended_s, device_count=count)
+    return SacctRow(
+        record=record, elapsed_s=elapsed_s, suspended_s=suspended_s, device_count=count, admin_comment=comment
+    )
 
 
 def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[Disagreement]:

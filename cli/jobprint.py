@@ -2,6 +2,7 @@
 
 import os
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -17,6 +18,9 @@ from cli.reporttext import DERIVED, JSON_SCHEMA
 from cli.summary import merge_summary, summary_segment
 from nodedaemon.config import Config
 from nodedaemon.core.errors import OperatingError, RequestError
+
+if TYPE_CHECKING:
+    from slurm_plugin.slurm.cli import SlurmCommands
 
 
 def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> list[JobPage]:
@@ -43,20 +47,29 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
 
 
 def store_summary(config: Config, pages: list[JobPage]) -> None:
-    """Merge the last run's summary into the job's AdminComment, in slurmctld or, once it is gone, in slurmdbd."""
-    from slurm_plugin.slurm.cli import SlurmCommands
-
+    """Merge the last run's summary into the job's AdminComment and print what stands there now."""
     if not may_open(config):
         raise NotPermittedError("summary not stored: AdminComment is root's and SlurmUser's to change; ask an admin")
-    slurm = config.settings.slurm
-    commands = SlurmCommands(slurm.bin_dir, slurm.timeout_ns / SECOND_NS)
     page = pages[-1]
+    commands = commands_of(config)
     told = commands.run("sacct", "-X", "-n", "-P", "-j", str(page.job_id), "-o", "AdminComment")
-    comment = merge_summary(told.strip("\n"), summary_segment(page))
+    print(f"AdminComment of job {page.job_id}: {merge_into_slurm(commands, page, told.strip(chr(10)))}")
+
+
+def merge_into_slurm(commands: "SlurmCommands", page: JobPage, comment: str) -> str:
+    """Write `comment` with the page's summary back, to slurmctld or, once it has forgotten the job, to slurmdbd."""
+    merged = merge_summary(comment, summary_segment(page))
     try:
-        commands.run("scontrol", "update", f"JobId={page.job_id}", f"AdminComment={comment}")
+        commands.run("scontrol", "update", f"JobId={page.job_id}", f"AdminComment={merged}")
     except OperatingError:
-        # slurmctld forgets a job after MinJobAge.
-        change = ("set", f"AdminComment={comment}")
+        change = ("set", f"AdminComment={merged}")
         commands.run("sacctmgr", "-i", "modify", "job", "where", f"jobid={page.job_id}", *change)
-    print(f"AdminComment of job {page.job_id}: {comment}")
+    return merged
+
+
+def commands_of(config: Config) -> "SlurmCommands":
+    """Slurm's commands as the configuration finds them."""
+    from slurm_plugin.slurm.cli import SlurmCommands
+
+    slurm = config.settings.slurm
+    return SlurmCommands(slurm.bin_dir, slurm.timeout_ns / SECOND_NS)

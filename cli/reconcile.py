@@ -2,12 +2,15 @@
 
 import os
 import sys
+import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from accounting.selection import JobSelector
 from cli.backend import opened
 from cli.config import config_of
 from cli.entry import ExitCode
@@ -15,6 +18,13 @@ from cli.moments import SECOND_NS, STANDARD_FORMAT, parse_moment
 from cli.render import write_json
 from nodedaemon.config import Config
 from nodedaemon.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from accounting.database import Database
+    from accounting.reconcile import SacctRow
+
+# Each costs a command or two; what is left is the next run's.
+SUMMARIES_MAX = 200
 
 
 def reconcile(
@@ -41,6 +51,7 @@ def reconcile(
     rows = books.read_sacct(text, cluster=config.settings.cluster.name)
     with opened(config) as database:
         found = books.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
+        summary_count = 0 if dry_run or from_sacct is not None else _store_summaries(config, database, rows)
     if json:
         write_json(
             {
@@ -57,13 +68,14 @@ def reconcile(
                     for d in found.disagreements
                 ],
                 "unknown": [key.job_id for key in found.unknown],
+                "summaries": summary_count,
             }
         )
     else:
         verb = "missing" if dry_run else "filled"
         print(
             f"{found.compared_count} runs compared, {len(found.filled)} {verb}, {len(found.disagreements)} "
-            f"disagreements, {len(found.unknown)} unknown to sacct"
+            f"disagreements, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
         )
         for d in found.disagreements:
             print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: ours {d.ours}, Slurm's {d.slurms}")
@@ -71,6 +83,33 @@ def reconcile(
             print(f"  job {key.job_id} restart {key.restart_count}: sacct has no such run")
     if dry_run and (found.filled or found.disagreements or found.unknown):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _store_summaries(config: Config, database: "Database", rows: "Sequence[SacctRow]") -> int:
+    """Merge a summary into the AdminComment of finished jobs that have none, a bounded number at a time."""
+    from accounting.jobpage import job_pages
+    from accounting.viewer import Viewer
+    from cli.jobprint import commands_of, merge_into_slurm
+    from cli.summary import MARK
+
+    operator = Viewer(uid=0, user="root", is_operator=True)
+    # Of a requeued job only the last run: there is one comment.
+    latest = {row.record.key.job_id: row for row in sorted(rows, key=lambda row: row.record.key)}
+    wanted = [
+        row
+        for row in latest.values()
+        if row.record.end_utc_ns is not None
+        and MARK not in row.admin_comment
+        and config.for_partition(row.record.partition).storage.is_summary_written
+    ][:SUMMARIES_MAX]
+    commands = commands_of(config)
+    for row in wanted:
+        key = row.record.key
+        selector = JobSelector(job_id=key.job_id)
+        pages = job_pages(database, operator, selector, now_utc_ns=time.time_ns(), clusters=(key.cluster,))
+        page = next(page for page in reversed(pages) if page.job_id == key.job_id)
+        merge_into_slurm(commands, page, row.admin_comment)
+    return len(wanted)
 
 
 def _read(path: Path) -> str:

@@ -1,0 +1,129 @@
+"""Real Slurm accounting beside ours: held time agrees with sacct to the second, and users see their own through munge."""
+
+import json
+import socket
+import sys
+import time
+
+import pytest
+
+from accounting.database import open_database
+from accounting.reconcile import SACCT_FIELDS, held_seconds, read_sacct
+from accounting.selection import Selection
+from accounting.service import AskReport, ask_of
+from slurm_plugin.credentials import digest
+from tests.support.lab import wait_for
+
+S = 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def sacct_table(admission_cluster):
+    """A completed, a cancelled, a requeued, a suspended job and an array, all over, as sacct tells of them."""
+    from tests.support.lab import Lab
+
+    lab = Lab(admission_cluster)
+    started = time.time()
+    release = lab.work / "release"
+    waits = lab.script("waits.sh", f"while [ ! -e {release} ]; do read -t 0.1 _ <>/dev/zero 2>/dev/null || true; done")
+    quick = lab.script("quick.sh", "true")
+    ids = {
+        name: lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", waits) for name in ("requeue", "suspend", "cancel")
+    }
+    ids["quick"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", quick, user="news")
+    ids["array"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "--array=1-3", quick)
+    for name in ("requeue", "suspend", "cancel"):
+        lab.wait_state(ids[name], "RUNNING")
+    lab.ask("scontrol", "suspend", ids["suspend"])
+    lab.wait_state(ids["suspend"], "SUSPENDED")
+    lab.ask("scancel", ids["cancel"])
+    lab.ask("scontrol", "requeue", ids["requeue"])
+    # Slurm counts whole seconds: let the suspension last for more than one.
+    wait_for(lambda: time.time() > started + 3, "three seconds of suspension")
+    lab.ask("scontrol", "resume", ids["suspend"])
+    lab.ask("scontrol", "update", f"JobId={ids['requeue']}", "StartTime=now")
+    wait_for(lambda: lab.state(ids["requeue"]) == "RUNNING", "the requeued job to run again", 180)
+    release.touch()
+    wait_for(lambda: not lab.ask("squeue", "-h").strip(), lambda: lab.ask("squeue"), 120)
+    names = ",".join(ids.values())
+
+    def table():
+        command = ("sacct", "-D", "-X", "-P", "-a", "-j", names, "-o", SACCT_FIELDS)
+        return lab.run(*command, SLURM_TIME_FORMAT="%s").stdout
+
+    def is_written():
+        rows = read_sacct(table(), cluster=admission_cluster.plan.name)
+        ended = {row.record.key.job_id for row in rows if row.record.end_utc_ns is not None}
+        return len(rows) >= 8 and {int(job) for job in ids.values()} <= ended
+
+    # slurmdbd hears of an end a moment after slurmctld.
+    wait_for(is_written, table, 60)
+    return lab, ids, table()
+
+
+def acct(lab, *words):
+    return lab.run(sys.executable, "-m", "cli.acct", *words, PYTHONPATH=":".join(sys.path))
+
+
+def ask(lab, question, user):
+    request = {"op": "accounting", "ask": ask_of(question)}
+    made = lab.run("munge", f"--socket={lab.cluster.plan.munge_socket}", "--string", digest(request), user=user)
+    with socket.create_connection(("127.0.0.1", lab.cluster.plan.ports.admission), timeout=30) as peer:
+        peer.sendall(json.dumps({**request, "credential": made.stdout.strip()}).encode() + b"\n")
+        return json.loads(peer.makefile().readline())
+
+
+def test_held_agrees_with_sacct_to_the_second_for_every_job(sacct_table):
+    lab, ids, text = sacct_table
+    done = acct(lab, "reconcile", "-S", "now-1day", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = read_sacct(text, cluster=lab.cluster.plan.name)
+    database = open_database(f"sqlite:///{lab.cluster.plan.path('db', 'salus.db')}")
+    held = held_seconds(database, [row.record.key for row in rows])
+    database.close()
+    assert held == {row.record.key: row.held_s for row in rows}
+    requeued = [row for row in rows if row.record.key.job_id == int(ids["requeue"])]
+    assert [row.record.key.restart_count for row in requeued] == [0, 1]
+    suspended = next(row for row in rows if row.record.key.job_id == int(ids["suspend"]))
+    assert suspended.suspended_s >= 1
+    again = acct(lab, "reconcile", "-S", "now-1day", "--dry-run", "--tolerance", "0")
+    assert again.returncode == 0, again.stdout
+
+
+def test_the_report_counts_what_sacct_counts(sacct_table):
+    lab, ids, text = sacct_table
+    acct(lab, "reconcile", "-S", "now-1day")
+    rows = read_sacct(text, cluster=lab.cluster.plan.name)
+    jobs = ",".join(ids.values())
+    done = acct(lab, "report", "cluster", "-P", "-n", "-o", "held", "-t", "Seconds", "-j", jobs)
+    assert done.stdout.strip() == str(sum(row.held_s for row in rows)), done.stderr
+
+
+def test_users_see_their_own_jobs_and_operators_all(sacct_table):
+    lab, ids, _ = sacct_table
+    acct(lab, "reconcile", "-S", "now-1day")
+    window = Selection(start_utc_ns=0, end_utc_ns=time.time_ns() + S)
+    mine = ask(lab, AskReport(kind="job", selection=window), "news")
+    assert mine["ok"], mine
+    assert [row["job"] for row in mine["answer"]["rows"] if row["depth"] == 0] == [ids["quick"]]
+    everybody = ask(lab, AskReport(kind="job", selection=window), None)
+    assert {row["user"] for row in everybody["answer"]["rows"]} == {"games", "news"}
+    others = Selection(start_utc_ns=0, end_utc_ns=time.time_ns() + S, users=("games",))
+    refused = ask(lab, AskReport(kind="job", selection=others), "news")
+    assert (refused["ok"], refused["kind"]) == (False, "not_permitted")
+    assert "news is no operator" in refused["why"]
+
+
+def test_a_summary_joins_the_admin_comment(sacct_table):
+    lab, ids, _ = sacct_table
+    acct(lab, "reconcile", "-S", "now-1day")
+    told = acct(lab, "job", ids["quick"], "--store")
+    assert told.returncode == 0, told.stderr
+    wait_for(lambda: "salus-sum:1;held=" in _comment(lab, ids["quick"]), lambda: _comment(lab, ids["quick"]), 30)
+    comment = _comment(lab, ids["quick"])
+    assert comment.startswith("salus:1;")
+    assert comment.count("salus-sum:1") == 1
+
+
+def _comment(lab, job):
+    return lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "AdminComment").strip()
