@@ -1,4 +1,4 @@
-"""Real Slurm accounting beside ours: held time agrees with sacct to the second, and users see their own through munge."""
+"""Real Slurm accounting beside ours: held time agrees with sacct to the second, and users see their own jobs."""
 
 import json
 import socket
@@ -25,7 +25,7 @@ def sacct_table(admission_cluster):
     lab = Lab(admission_cluster)
     started = time.time()
     release = lab.work / "release"
-    waits = lab.script("waits.sh", f"while [ ! -e {release} ]; do read -t 0.1 _ <>/dev/zero 2>/dev/null || true; done")
+    waits = lab.script("waits.sh", f"until [ -e {release} ]; do sleep 0.1; done")
     quick = lab.script("quick.sh", "true")
     ids = {
         name: lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", waits) for name in ("requeue", "suspend", "cancel")
