@@ -66,7 +66,7 @@ class Round:
         if self.device.lost_reason is not None:
             return
         self.is_blocked = self._serve_arrivals() or self._serve_waiters()
-        self.standing = self.candidates(counts_promises=False)
+        self.standing = [one for one in self.candidates(counts_promises=False) if not self._is_stuck(one)]
         self._tend_holders()
         self._fit_lanes()
         if not self.is_blocked:
@@ -155,9 +155,15 @@ class Round:
                     self._excused.add(self.device.wait_class(session))
             else:
                 self._served.append(session)
+            if session.is_ungated and outcome is Outcome.GRANTED:
+                return self._serve_waiters()  # its mates went elsewhere, and it takes no turns from anybody
             if breadth is Breadth.ONE and outcome is not Outcome.SKIPPED:
                 return False
         return False
+
+    @staticmethod
+    def _is_stuck(session: Session) -> bool:
+        return session.lane is not None and session.lane.is_stuck
 
     def candidates(self, *, counts_promises: bool) -> list[Session]:
         """The first waiter of each open lane and of the parked ones, in the order in which they are served.
@@ -191,6 +197,8 @@ class Round:
     def _serve_waiter(self, session: Session) -> Outcome:
         lane = session.lane
         assert lane is not None
+        if lane.is_stuck:
+            return Outcome.SKIPPED  # a named successor behind a holder that reaches no boundary; others go on
         if lane.state in (LaneState.OPENING, LaneState.RELEASING) or lane.holder is not None:
             return Outcome.COMING
         if self._must_stand_back(session):
@@ -232,7 +240,7 @@ class Round:
         session.step(SessionState.RUNNING, self.now_ns)
         session.epoch = device.next_epoch() if handed_epoch is None else handed_epoch
         session.granted_bytes = session.ephemeral_bytes
-        session.iteration_limit = None
+        session.iteration_limit, session.is_reported = None, False
         lane.holder, lane.last_rank = session, session.rank
         limit = None
         if session.is_ungated:
@@ -344,7 +352,7 @@ class Round:
 
     def goes_before(self, waiter: Session, holder: Session) -> bool:
         """Would the waiter be granted rather than the holder again, if both stood at a boundary now?"""
-        if self._outranks_as_overdue(waiter, holder.rank):
+        if waiter.is_ungated or self._outranks_as_overdue(waiter, holder.rank):
             return True
         return self.is_spent(self.lease_wall_ns(holder, waiter))
 

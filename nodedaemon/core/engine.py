@@ -31,7 +31,7 @@ from nodedaemon.core.ordering import Breadth, Ordering, Policy
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.snapshots import EngineSnapshot, describe
-from nodedaemon.core.timers import set_wake
+from nodedaemon.core.timers import report_hung, set_wake
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneId, OnOverrun, SessionId, Shortfall
 
 #: After memory for a lane could not be had, that long until the next try.
@@ -75,6 +75,7 @@ class Engine:
         self._advance(device, now_ns)
         round_ = Round(device, now_ns, commands, lambda: self._new_lane(device))
         self._apply(event, device, round_)
+        report_hung(round_)
         round_.serve()
         for command in commands:
             if isinstance(command, CloseLane):
@@ -318,6 +319,8 @@ class Engine:
         else:
             session.step(SessionState.IDLE, round_.now_ns)
             device.book.leave(session.id)
+        if successor is not None and successor.is_stopped:
+            round_.placement.clear(lane, successor)
 
     def _end_grant(self, session: Session, lane: Lane, device: Device, now_ns: int) -> None:
         device.stop_service(session)
@@ -332,6 +335,9 @@ class Engine:
         session.is_stopped = True
         if session.state is SessionState.WAITING:
             device.waits_of(session).remove(session.id, is_granted=False)
+            holder = None if session.lane is None else session.lane.holder
+            if holder is not None and holder.successor == session.id:
+                round_.revoke(holder, None)
         elif session.is_holding:
             device.stop_service(session)
             assert session.lane is not None
@@ -363,23 +369,30 @@ class Engine:
                 session.lane.note_size(session)
             round_.commands.append(AllowOverrun(session.id, persistent_bytes, ephemeral_bytes))
             return
-        shortfall = Shortfall(
-            f"memory of device {device.id}",
-            persistent_bytes + ephemeral_bytes,
-            session.persistent_bytes + session.ephemeral_bytes + device.free_bytes,
-            advice="use a smaller batch, or run once alone so that the profile is measured anew",
-        )
+        shortfall = self._overrun_shortfall(device, session, persistent_bytes, ephemeral_bytes)
         round_.commands.append(RefuseOverrun(session.id, shortfall))
         if device.limits.on_overrun is OnOverrun.KILL:
             round_.commands.append(EndSession(session.id, shortfall.text()))
         else:
             round_.commands.append(WarnSession(session.id, shortfall.text()))
 
+    @staticmethod
+    def _overrun_shortfall(device: Device, session: Session, persistent_bytes: int, ephemeral_bytes: int) -> Shortfall:
+        advice = "use a smaller batch, or run once alone so that the profile is measured anew"
+        free_bytes = device.free_bytes + session.persistent_bytes
+        if persistent_bytes > free_bytes:
+            return Shortfall(f"memory of device {device.id}", persistent_bytes, free_bytes, advice=advice)
+        needed_bytes = persistent_bytes + max(device.ephemeral_bytes_max, ephemeral_bytes)
+        others_bytes = device.persistent_bytes - session.persistent_bytes + device.pinned_bytes
+        what = f"room for the largest iteration on device {device.id}"
+        return Shortfall(what, needed_bytes, device.limits.capacity_bytes - others_bytes, advice=advice)
+
     def _ungate(self, session: Session, device: Device, round_: Round) -> None:
         if session.is_ungated or session.state in (SessionState.UNGATED, SessionState.LEAVING):
             return
         session.is_ungated = True
-        if session.is_holding:
+        # A named successor may be running already: then the grant is returned first, and this one is served next.
+        if session.is_holding and not session.offers:
             lane = session.lane
             assert lane is not None
             round_.pin(lane, session)

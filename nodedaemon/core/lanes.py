@@ -92,8 +92,9 @@ class Lane:
 
     @property
     def is_stuck(self) -> bool:
-        """The holder reaches no boundary: stopped, or the lane is its own for good."""
-        return self.is_pinned or (self.holder is not None and self.holder.is_stopped)
+        """The holder reaches no boundary: stopped, reported as hung, or the lane is its own for good."""
+        holder = self.holder
+        return self.is_pinned or (holder is not None and (holder.is_stopped or holder.is_reported))
 
 
 class Device:

@@ -49,27 +49,36 @@ def auto_reserve(
 ) -> int:
     """Choose R among the recorded ephemeral sizes: it minimises sum(charge) / (C - R) and admits every profile it can.
 
-    A profile that no reserve admits (its peak exceeds the device) does not take part. Without any profile R is a
-    quarter of the device: enough for a first job to share, little enough to leave room for persistent bytes.
+    A profile that no reserve admits (its peak exceeds the device) does not take part. Close to the edge, rounding to
+    shards may let no reserve admit all the others; then the one that admits the most is chosen. Without any profile R
+    is a quarter of the device: enough for a first job to share, little enough to leave room for persistent bytes.
     """
     # Sweeps bring thousands of equal profiles: counted once each.
     sizes = Counter(
         (with_headroom(p.persistent_bytes, headroom_percent), with_headroom(p.ephemeral_bytes, headroom_percent))
         for p in profiles
     )
-    room_whole = device_units(capacity_bytes, 0, unit_bytes)
-    fitting = {size: count for size, count in sizes.items() if charge_units(*size, 0, unit_bytes) <= room_whole}
-    if not fitting:
+    recorded = sorted({e for _, e in sizes if e < capacity_bytes})
+    # From the largest down in whole steps, and none at all.
+    tried = {0, *recorded[:: len(recorded) // -RESERVES_TRIED_MAX or -1]}
+    rooms = {reserve: device_units(capacity_bytes, reserve, unit_bytes) for reserve in sorted(tried)}
+    admitted_count: dict[int, int] = {}
+    charge_sum: dict[int, int] = {}
+    unfit = set(sizes)
+    for reserve, room in rooms.items():
+        charges = {size: charge_units(*size, reserve, unit_bytes) for size in sizes}
+        admitted = [size for size, charge in charges.items() if charge <= room]
+        admitted_count[reserve] = sum(sizes[size] for size in admitted)
+        charge_sum[reserve] = sum(charge * sizes[size] for size, charge in charges.items())
+        unfit.difference_update(admitted)
+    if len(unfit) == len(sizes):
         return round_up(capacity_bytes // 4)
+    most = max(admitted_count.values())
     best_reserve, best_charge, best_room = 0, 1, 0
-    # From the largest down in whole steps; 0 is the answer anyway where none of those tried will do.
-    recorded = sorted({0, *(e for _, e in fitting)})
-    for reserve in sorted(recorded[:: len(recorded) // -RESERVES_TRIED_MAX]):
-        room = device_units(capacity_bytes, reserve, unit_bytes)
-        charges = {size: charge_units(*size, reserve, unit_bytes) for size in fitting}
-        if max(charges.values()) > room:
+    for reserve, room in rooms.items():
+        if admitted_count[reserve] < most:
             continue
-        charge = sum(charges[size] * count for size, count in fitting.items())
+        charge = charge_sum[reserve] - sum(charge_units(*size, reserve, unit_bytes) * sizes[size] for size in unfit)
         # Fractions compared by cross-multiplication: no float decides about memory.
         if charge * best_room < best_charge * room or best_room == 0:
             best_reserve, best_charge, best_room = reserve, charge, room

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from nodedaemon.core.claims import Round
-from nodedaemon.core.commands import EndSession, ReportOverdue, WakeAt, WarnSession
+from nodedaemon.core.commands import Command, EndSession, ReportOverdue, WakeAt, WarnSession
 from nodedaemon.core.lanes import Lane
 from nodedaemon.core.sessions import Session, SessionState
 from nodedaemon.core.types import OnHang
 
 
+def report_hung(round_: Round) -> None:
+    """Tell of holders that reached no boundary in time after a revoke; their mates go elsewhere and wait no longer."""
+    if round_.device.lost_reason is not None:
+        return
+    for lane in list(round_.device.open_lanes.values()):
+        holder = lane.holder
+        if holder is None or holder.state is not SessionState.REVOKED or lane.is_stuck:
+            continue
+        if round_.now_ns >= _hang_deadline_ns(round_, holder):
+            holder.is_reported = True
+            round_.commands.extend(_report(round_, holder))
+            round_.placement.clear(lane, holder)
+
+
 def set_wake(round_: Round) -> None:
-    """Report hung holders, then ask to be called at the next moment at which the order may change by itself."""
+    """Ask to be called at the next moment at which the order may change by itself."""
     device, now_ns = round_.device, round_.now_ns
     if device.wake_ns is not None and device.wake_ns <= now_ns:
         device.wake_ns = None
@@ -23,7 +37,7 @@ def set_wake(round_: Round) -> None:
         if holder is None or lane.is_stuck:
             continue
         if holder.state is SessionState.REVOKED:
-            moments.extend(_watch_hang(round_, holder))
+            moments.append(_hang_deadline_ns(round_, holder))
             continue
         rivals = {one.id: one for one in (round_.rival(lane), None if parked is None else _first(parked[1])) if one}
         if device.ordering.is_timed:
@@ -52,18 +66,13 @@ def _lease_end(round_: Round, lane: Lane, holder: Session, rival: Session) -> li
     return [end_ns]
 
 
-def _watch_hang(round_: Round, holder: Session) -> list[int]:
-    limits = round_.device.limits
-    deadline_ns = holder.revoked_ns + limits.hang_timeout_ns
-    if holder.is_reported:
-        return []
-    if round_.now_ns < deadline_ns:
-        return [deadline_ns]
-    holder.is_reported = True
-    reason = f"no boundary for {round_.now_ns - holder.revoked_ns} ns after a revoke while others wait"
-    round_.commands.append(ReportOverdue(holder.id, holder.job, round_.now_ns - holder.revoked_ns))
-    if limits.on_hang is OnHang.KILL:
-        round_.commands.append(EndSession(holder.id, reason))
-    else:
-        round_.commands.append(WarnSession(holder.id, reason))
-    return []
+def _hang_deadline_ns(round_: Round, holder: Session) -> int:
+    return holder.revoked_ns + round_.device.limits.hang_timeout_ns
+
+
+def _report(round_: Round, holder: Session) -> list[Command]:
+    waited_ns = round_.now_ns - holder.revoked_ns
+    reason = f"no boundary for {waited_ns} ns after a revoke while others wait"
+    is_ended = round_.device.limits.on_hang is OnHang.KILL
+    told = EndSession(holder.id, reason) if is_ended else WarnSession(holder.id, reason)
+    return [ReportOverdue(holder.id, holder.job, waited_ns), told]

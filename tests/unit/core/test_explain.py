@@ -1,0 +1,131 @@
+"""Why a session waits: every reason at once, and what-if by a fork."""
+
+from __future__ import annotations
+
+from nodedaemon.core import events as ev
+from nodedaemon.core.explain import reasons, would_run
+from nodedaemon.core.types import MIB, DeviceLimits, Domain, Rank, Shortfall
+from tests.support.engine_world import DEVICE, World
+
+BEN = Domain("user:ben")
+
+
+def make(count: int = 0, **limits: object) -> World:
+    world = World(DeviceLimits(1000 * MIB, **limits))  # type: ignore[arg-type]
+    for session in range(1, count + 1):
+        world.arrive(session, 50, 200)
+    world.confirm_all()
+    return world
+
+
+def whats(world: World, session: int) -> list[tuple[str, int, int]]:
+    return [(one.what, one.needed, one.free) for one in reasons(world.engine, session)]
+
+
+def test_one_that_runs_or_wants_nothing_has_no_reason_to_wait() -> None:
+    world = make(2)
+    world.want(1)
+    assert reasons(world.engine, 1) == reasons(world.engine, 2) == ()
+
+
+def test_one_that_is_not_here_is_told_so() -> None:
+    assert reasons(make().engine, 7) == (
+        Shortfall("session 7", 1, 0, "sessions", "it is not on this node; see salus status"),
+    )
+
+
+def test_a_lost_and_drained_device_is_a_reason_for_everybody() -> None:
+    world = make(1)
+    world.send(ev.DeviceLost(DEVICE, "Xid 79"))
+    world.send(ev.DeviceDrained(DEVICE))
+    assert whats(world, 1) == [("device gpu0 is lost (Xid 79)", 1, 0), ("device gpu0 is drained", 1, 0)]
+
+
+def test_a_stopped_job_is_its_own_reason() -> None:
+    world = make(1)
+    world.send(ev.SessionStopped(1))
+    assert whats(world, 1) == [("job 1 is stopped", 1, 0)]
+
+
+def test_an_arrival_lacks_bytes_that_lanes_hold_or_that_a_job_must_free() -> None:
+    world = make(2)
+    world.want(1)
+    world.want(2)
+    world.arrive(3, 600, 100)
+    assert whats(world, 3) == [("memory of device gpu0", 600 * MIB, 500 * MIB)]
+    world.arrive(4, 900, 300)
+    assert whats(world, 4) == [
+        ("memory of device gpu0", 900 * MIB, 500 * MIB),
+        ("room for the largest iteration on device gpu0", 1200 * MIB, 900 * MIB),
+        ("arrivals before it", 1, 0),
+    ]
+
+
+def test_an_arrival_on_a_drained_device_lacks_nothing_else() -> None:
+    world = make()
+    world.send(ev.DeviceDrained(DEVICE))
+    world.arrive(1, 100, 100)
+    assert whats(world, 1) == [("device gpu0 is drained", 1, 0)]
+
+
+def test_a_waiter_is_told_of_its_lanes_holder_and_of_arrivals() -> None:
+    world = make(2, lanes_max=1)
+    world.want(1)
+    world.want(2)
+    assert whats(world, 2) == [("lane 1 runs job 1", 1, 0)]
+    world.arrive(3, 750, 100)
+    assert whats(world, 2) == [("lane 1 runs job 1", 1, 0), ("arrivals that claim memory first", 1, 0)]
+
+
+def test_a_waiter_of_a_parked_lane_is_told_what_its_lane_lacks() -> None:
+    world = make()
+    world.arrive(1, 100, 600)
+    world.arrive(2, 100, 500, domain=BEN)
+    world.confirm_all()
+    world.want(1)
+    world.want(2)
+    assert whats(world, 2) == [("lane memory of device gpu0", 500 * MIB, 200 * MIB)]
+
+
+def test_a_waiter_of_a_lower_class_is_told_how_many_go_first() -> None:
+    world = make(policy="priority", lanes_max=1)
+    world.arrive(1, 50, 200, rank=Rank.HIGH)
+    world.arrive(2, 50, 200, rank=Rank.BEST_EFFORT)
+    world.confirm_all()
+    world.want(1)
+    world.want(2)
+    assert whats(world, 2) == [("sessions of a higher class", 1, 0), ("lane 1 runs job 1", 1, 0)]
+    assert whats(world, 1) == []
+
+
+def test_a_waiter_of_the_same_class_is_not_told_of_classes() -> None:
+    world = make(2, policy="priority", lanes_max=1)
+    world.want(1)
+    world.want(2)
+    assert whats(world, 2) == [("lane 1 runs job 1", 1, 0)]
+
+
+def test_under_a_policy_of_one_the_turn_itself_is_the_reason() -> None:
+    world = make(2, policy="fifo")
+    world.want(1)
+    world.want(2)
+    (reason,) = reasons(world.engine, 2)
+    assert (reason.what, reason.advice) == ("turns of device gpu0", "fifo runs one session at a time")
+
+
+def test_what_would_make_it_run_is_asked_of_a_fork() -> None:
+    world = make(2, policy="fifo")
+    world.want(1)
+    world.want(2)
+    before = world.engine.snapshot()
+    assert would_run(world.engine, 2, ev.SessionLeft(1), 5)
+    assert not would_run(world.engine, 2, ev.Ticked(DEVICE), 5)
+    assert world.engine.snapshot() == before
+
+
+def test_what_would_admit_it_is_asked_of_a_fork_too() -> None:
+    world = make()
+    world.send(ev.DeviceDrained(DEVICE))
+    world.arrive(1, 100, 100)
+    assert would_run(world.engine, 1, ev.DeviceResumed(DEVICE), 0)
+    assert not would_run(world.engine, 2, ev.DeviceResumed(DEVICE), 0)

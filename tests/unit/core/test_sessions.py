@@ -1,0 +1,70 @@
+"""A session's life is the table's, and a step that is not there is told with the session's story."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodedaemon.core.errors import PeerError
+from nodedaemon.core.fairness import ONE_NS
+from nodedaemon.core.sessions import HOLDING, STORY_LENGTH, TRANSITIONS, Session, SessionState
+from nodedaemon.core.types import Domain, JobId, Rank, SessionId
+
+
+def make(**other: object) -> Session:
+    fields: dict[str, object] = {"weight": 1, "remaining_ns": None, "arrival_order": 1, "arrived_ns": 0}
+    fields.update(other)
+    return Session(SessionId(7), JobId("42"), Domain("user:ada"), 0, 0, Rank.NORMAL, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", SessionState)
+@pytest.mark.parametrize("target", SessionState)
+def test_exactly_the_steps_of_the_table_are_taken(state: SessionState, target: SessionState) -> None:
+    session = make(state=state)
+    if target in TRANSITIONS[state]:
+        session.step(target, 5)
+        assert session.state is target
+    else:
+        with pytest.raises(PeerError, match=f"session 7 of job 42: {state} to {target}"):
+            session.step(target, 5)
+        assert session.state is state
+
+
+def test_everybody_can_leave_but_those_that_have_not_come() -> None:
+    leavers = [state for state, targets in TRANSITIONS.items() if SessionState.LEAVING in targets]
+    assert set(SessionState) - set(leavers) == {SessionState.ARRIVING, SessionState.LEAVING}
+
+
+def test_a_refused_step_tells_the_last_steps() -> None:
+    session = make()
+    session.step(SessionState.IDLE, 3)
+    session.step(SessionState.WAITING, 9)
+    with pytest.raises(PeerError, match="waiting to waiting; last steps: idle@3 waiting@9"):
+        session.step(SessionState.WAITING, 10)
+
+
+def test_a_story_is_bounded() -> None:
+    session = make(state=SessionState.IDLE)
+    for now_ns in range(20):
+        session.step(SessionState.WAITING, now_ns)
+        session.step(SessionState.RUNNING, now_ns)
+        session.step(SessionState.IDLE, now_ns)
+    assert len(session.story) == STORY_LENGTH
+    assert session.story[-1] == "idle@19"
+
+
+@pytest.mark.parametrize("state", SessionState)
+def test_who_holds_a_grant(state: SessionState) -> None:
+    assert make(state=state).is_holding == (state in HOLDING)
+
+
+def test_a_waiter_is_seen_as_it_stands() -> None:
+    view = make(virtual=5, remaining_ns=100).view(10**9, 10**9)
+    assert (view.virtual_service, view.remaining_ns) == (5, 100)
+
+
+def test_a_holder_is_seen_with_the_service_it_is_just_getting() -> None:
+    session = make(virtual=5 * ONE_NS, remaining_ns=100, weight=2, is_served=True, granted_plain=0, granted_grown=0)
+    view = session.view(30 * ONE_NS, 40 * ONE_NS)
+    assert (view.virtual_service, view.remaining_ns) == (25 * ONE_NS, 70)
+    assert session.view(300 * ONE_NS, 0).remaining_ns == 0
+    assert make(is_served=True).view(1, 1).remaining_ns is None

@@ -1,0 +1,29 @@
+"""The shared values: trust domains, profiles, shortfalls."""
+
+from __future__ import annotations
+
+from nodedaemon.core.types import LaneSharing, Profile, Rank, Shortfall
+
+
+def test_lane_sharing_names_the_trust_domain() -> None:
+    assert LaneSharing.USER.domain("ada", "vision") == "user:ada"
+    assert LaneSharing.ACCOUNT.domain("ada", "vision") == "account:vision"
+    assert LaneSharing.ALL.domain("ada", "vision") == "all"
+
+
+def test_a_user_and_an_account_of_the_same_name_are_different_domains() -> None:
+    assert LaneSharing.USER.domain("ada", "x") != LaneSharing.ACCOUNT.domain("x", "ada")
+
+
+def test_a_profiles_peak_is_all_it_needs_at_once() -> None:
+    assert Profile(100, 300).peak_bytes == 400
+
+
+def test_a_shortfall_says_what_lacks_and_what_to_do() -> None:
+    assert Shortfall("shards of device d0", 4, 1, "shards").text() == "shards of device d0: 4 shards needed, 1 free"
+    told = Shortfall("memory", 4, 1, advice="wait").text()
+    assert told == "memory: 4 bytes needed, 1 free; wait"
+
+
+def test_a_better_class_is_a_smaller_number() -> None:
+    assert Rank.HIGH < Rank.NORMAL < Rank.BEST_EFFORT
