@@ -4,6 +4,8 @@ export PYTHONPATH := $(CURDIR)
 export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
+# What needs hours or a GPU has targets of its own.
+NORMAL := -m "not soak and not gpu"
 
 .PHONY: setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
 .PHONY: test-gpu native native-emulator native-libsalus native-spank
@@ -44,10 +46,10 @@ tidy: $(STAMP)
 	$(PYTEST) tests/tidy
 
 unit: $(STAMP)
-	$(PYTEST) tests/unit
+	$(PYTEST) $(NORMAL) -n 2 tests/unit
 
 property: $(STAMP)
-	$(PYTEST) -n 2 tests/property tests/scenarios
+	$(PYTEST) $(NORMAL) -n 2 tests/property tests/scenarios
 
 # Files that are written from the code; tests compare them.
 man: $(STAMP)
@@ -60,17 +62,17 @@ boundaries: $(STAMP)
 check: lint types imports tidy unit property
 
 integration: $(STAMP)
-	$(PYTEST) -m "not soak and not gpu" tests/integration
+	$(PYTEST) $(NORMAL) tests/integration
 
 test-slurm: $(STAMP)
 	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
 	@bash tests/slurm/run.sh $(RELEASE) $(ARGS)
 
 e2e: native-spank
-	$(PYTEST) tests/e2e
+	$(PYTEST) $(NORMAL) tests/e2e
 
 coverage: $(STAMP)
-	$(PYTEST) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
+	$(PYTEST) $(NORMAL) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
 
 test: lint types imports tidy coverage integration e2e
 
@@ -79,7 +81,7 @@ test-gpu: native
 	$(PYTEST) -m gpu tests
 
 test-soak: $(STAMP)
-	$(PYTEST) -m soak tests
+	$(PYTEST) -m soak --timeout 3600 tests
 
 bench: $(STAMP)
 	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
