@@ -126,6 +126,7 @@ class CudaNode:
         job_class: str = "normal",
         point: tuple[int, int] | None = None,
         device: str = "",
+        program: tuple[str, ...] = (str(LOOP),),
         **environment: str,
     ) -> subprocess.Popen[str]:
         """Start a loop as a job of its own; `point` kills it at the nth pass of a point in libsalus."""
@@ -140,11 +141,12 @@ class CudaNode:
         if device:
             environment["CUDA_VISIBLE_DEVICES"] = device
         library = str(LIBSALUS / "build/cuda-points/libcuda.so.1") if point else ""
-        program = ["-c", ARM.format(*point, str(LOOP))] if point else [str(LOOP)]
+        command = ["-c", ARM.format(*point, str(LOOP))] if point else [*program]
         launcher = [sys.executable, str(ROOT / "tests/support/cuda_job.py"), str(self.control), library]
         process = subprocess.Popen(
-            [*launcher, json.dumps(fields), *program, *arguments],
+            [*launcher, json.dumps(fields), *command, *arguments],
             env=self.emulator.environment(**environment),
+            cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
