@@ -42,6 +42,7 @@ from nodedaemon.service.ledger import Ledger
 from nodedaemon.service.live import LiveSession, Roster
 from nodedaemon.service.markers import Markers
 from nodedaemon.service.metrics import MetricsPage, NodeCollector, Tally
+from nodedaemon.service.mps_servers import MpsServers
 from nodedaemon.service.notify import Notifier
 from nodedaemon.service.places import lock_state, open_socket, prepare_directory
 from nodedaemon.service.recovery import GATHER_TIMEOUT_S, Recovery
@@ -144,6 +145,10 @@ class Daemon:
             log=self._log,
         )
         self._launches = LaunchKeeper(self._dispatcher.state, self._roster, self._devices, self._rules.settings_of)
+        run_directory = Path(self._rules.settings.daemon.socket).parent
+        self._mps = MpsServers(
+            self._dispatcher.state, self._devices, self._rules.settings_of, run_directory, log=self._log
+        )
         self._desk = SessionDesk(
             self._dispatcher,
             self._roster,
@@ -417,6 +422,7 @@ class Daemon:
                 self._books.report("clock_stepped", None, f"by {offset_ns - self._clock_offset_ns} ns")
                 self._books.close_interval()
             self._clock_offset_ns = offset_ns
+            await self._mps.stop_unused()
             self._exit_if_idle()
 
     def _exit_if_idle(self) -> None:
@@ -445,10 +451,11 @@ class Daemon:
         daemon = self._rules.settings.daemon
         return Limits(daemon.user_sessions_max, daemon.user_requests_per_s, daemon.hello_timeout_ns / 1e9)
 
-    def _environment(self, device: DeviceId) -> dict[str, str]:
+    async def _environment(self, device: DeviceId, uid: int) -> dict[str, str]:
         given = self._rules.settings.daemon.adaptor_dir
         adaptor_dir = Path(given) if given else Path(__file__).resolve().parents[1] / "job"
-        return adaptor_environment(Path(self._rules.settings.daemon.socket), adaptor_dir, self._devices[device])
+        found = adaptor_environment(Path(self._rules.settings.daemon.socket), adaptor_dir, self._devices[device])
+        return {**found, **await self._mps.environment(device, uid)}
 
     async def _find_profile(self, user: str, signature: str, model: str) -> Recorded | None:
         return await self._ledger.find_profile(f"local@{self._node}", user, signature, model)

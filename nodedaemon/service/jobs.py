@@ -115,7 +115,7 @@ class JobBook:
         settings: Callable[[DeviceId], Settings],
         find_profile: FindProfile,
         list_pids: Callable[[], Mapping[int, JobPlace]],
-        environment: Callable[[DeviceId], dict[str, str]],
+        environment: Callable[[DeviceId, int], Awaitable[dict[str, str]]],
         utc_ns: Callable[[], int],
         on_job: Callable[[JobFacts], None],
         log: Any,
@@ -184,7 +184,7 @@ class JobBook:
     async def task_env(self, request: TaskRequest) -> Answer:
         job = self._dispatcher.state.jobs.get(JobId(request.job))
         device = job.device if job is not None else self._emptiest()
-        env = self._environment(device)
+        env = await self._environment(device, request.uid)
         if not request.cuda and self._devices[device].kind == "cuda":
             env["CUDA_VISIBLE_DEVICES"] = str(self._devices[device].index)
         self._register(job, request.pid, request.uid)
@@ -235,7 +235,7 @@ class JobBook:
         session = self._desk.open(facts, device)
         if request.wait_ms:
             await self._wait_admitted([session.session], request.wait_ms / 1000)
-        env = self._environment(device)
+        env = await self._environment(device, peer.uid)
         return {
             "ok": True,
             "job": facts.job,

@@ -1,0 +1,74 @@
+"""MPS comes with a user's first job and goes with the last; where it cannot come the job runs all the same."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from nodedaemon.config.choices import ShareMode
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import DeviceId
+from nodedaemon.service.mps_servers import MpsServers
+
+GPU, HOST = DeviceId("GPU-1"), DeviceId("HOST-1")
+
+
+class Server:
+    """A control daemon that remembers what was asked of it."""
+
+    def __init__(self, uid: int, *, is_broken: bool = False) -> None:
+        self.uid = uid
+        self.calls: list[str] = []
+        self._is_broken = is_broken
+
+    def start(self, devices: tuple[DeviceId, ...]) -> None:
+        if self._is_broken:
+            raise OperatingError("start MPS: not found; install it")
+        self.calls.append(f"start {devices}")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+    def environment(self, thread_percent: int, pinned_bytes: dict[DeviceId, int]) -> dict[str, str]:
+        return {"percent": str(thread_percent), "pinned": str(pinned_bytes)}
+
+
+def make(
+    mode: ShareMode, jobs: dict[str, Any], *, is_broken: bool = False
+) -> tuple[MpsServers, list[Server], list[str]]:
+    servers: list[Server] = []
+    errors: list[str] = []
+
+    def start(uid: int, _gid: int, _directory: Path) -> Any:
+        servers.append(Server(uid, is_broken=is_broken))
+        return servers[-1]
+
+    settings: Any = SimpleNamespace(daemon=SimpleNamespace(share_mode=mode, mps_thread_percent=50, mps_pinned_bytes=7))
+    devices: Any = {GPU: SimpleNamespace(kind="cuda"), HOST: SimpleNamespace(kind="host")}
+    state: Any = SimpleNamespace(jobs=jobs)
+    log = SimpleNamespace(error=lambda text, **_: errors.append(text))
+    return MpsServers(state, devices, lambda _: settings, Path("run"), make=start, log=log), servers, errors
+
+
+def test_a_server_is_started_for_its_user_and_stopped_after_the_last_job() -> None:
+    jobs = {"1": SimpleNamespace(uid=0, is_ended=False)}
+    keeper, servers, _ = make(ShareMode.MPS, jobs)
+    assert asyncio.run(keeper.environment(GPU, 0)) == {"percent": "50", "pinned": f"{{'{GPU}': 7}}"}
+    asyncio.run(keeper.environment(GPU, 0))
+    asyncio.run(keeper.stop_unused())
+    assert len(servers) == 1
+    assert "stop" not in servers[0].calls
+    jobs["1"].is_ended = True
+    asyncio.run(keeper.stop_unused())
+    assert servers[0].calls[-1] == "stop"
+
+
+def test_no_server_without_the_mode_or_on_another_device() -> None:
+    assert asyncio.run(make(ShareMode.TIMESLICE, {})[0].environment(GPU, 0)) == {}
+    assert asyncio.run(make(ShareMode.MPS, {})[0].environment(HOST, 0)) == {}
+
+
+def test_a_job_runs_with_time_slices_where_mps_cannot_start() -> None:
+    keeper, _, errors = make(ShareMode.MPS, {}, is_broken=True)
+    assert asyncio.run(keeper.environment(GPU, 0)) == {}
+    assert errors
