@@ -83,7 +83,9 @@ def prepare(workload: Workload, setting: Setting) -> Prepared:
     jobs = [_sized(job, setting) for job in workload.jobs]
     reserve = setting.lane_reserve_bytes
     if reserve is None:
-        reserve = auto_reserve([job.profile for job in jobs if job.device_count == 1], setting.device_bytes)
+        reserve = auto_reserve(
+            [job.profile for job in jobs if job.device_count == 1], setting.device_bytes, setting.unit_bytes
+        )
     if not 0 <= reserve < setting.device_bytes:
         raise RequestError(
             f"simulate: lane reserve {reserve}: not smaller than the device's {setting.device_bytes} bytes; "
