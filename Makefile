@@ -55,6 +55,7 @@ property: $(STAMP)
 man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 	$(PY) -m cli.manual docs/man
+	$(PY) -m tests.support.state_diagrams docs/sessions.md
 
 boundaries: $(STAMP)
 	$(PY) -m tests.support.loops.table

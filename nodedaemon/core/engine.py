@@ -203,7 +203,7 @@ class Engine:
         match event:
             case ev.LaneOpened():
                 if lane.state is LaneState.OPENING:
-                    lane.state = LaneState.OPEN
+                    lane.step(LaneState.OPEN)
                     lane.opened_ns = lane.returned_ns = round_.now_ns
             case ev.LaneFailed():
                 if lane.state is LaneState.OPENING:

@@ -25,6 +25,15 @@ class LaneState(StrEnum):
     RELEASING = "releasing"  # bytes counted until they are seen free
 
 
+#: The table is the truth, as for sessions (docs/sessions.md).
+LANE_TRANSITIONS: dict[LaneState, frozenset[LaneState]] = {
+    LaneState.PARKED: frozenset({LaneState.OPENING}),
+    LaneState.OPENING: frozenset({LaneState.OPEN, LaneState.RELEASING, LaneState.PARKED}),
+    LaneState.OPEN: frozenset({LaneState.RELEASING}),
+    LaneState.RELEASING: frozenset({LaneState.PARKED}),
+}
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """A slice of device memory in which iterations run one at a time; it belongs to one domain for its whole life."""
@@ -43,6 +52,10 @@ class Lane:
     retry_ns: int = 0
     waiters: list[tuple[Place, SessionId]] = field(default_factory=list)
     _sizes: list[tuple[int, SessionId]] = field(default_factory=list)
+
+    def step(self, state: LaneState) -> None:
+        assert state in LANE_TRANSITIONS[self.state], f"lane {self.id}: {self.state} to {state}"
+        self.state = state
 
     def join(self, session: Session) -> None:
         self.sessions[session.id] = session
@@ -191,12 +204,14 @@ class Device:
 
     def hold(self, lane: Lane, size_bytes: int) -> None:
         """Count a lane's bytes: from now on it is opening."""
-        lane.state, lane.held_bytes, lane.epoch = LaneState.OPENING, size_bytes, self.next_epoch()
+        lane.step(LaneState.OPENING)
+        lane.held_bytes, lane.epoch = size_bytes, self.next_epoch()
         self.held_bytes += size_bytes
         self.open_lanes[lane.id] = lane
 
     def start_release(self, lane: Lane) -> None:
-        lane.state, lane.epoch = LaneState.RELEASING, self.next_epoch()
+        lane.step(LaneState.RELEASING)
+        lane.epoch = self.next_epoch()
         self.releasing_bytes += lane.held_bytes
 
     def end_release(self, lane: Lane) -> None:
@@ -204,7 +219,8 @@ class Device:
         if lane.state is LaneState.RELEASING:
             self.releasing_bytes -= lane.held_bytes
         self.held_bytes -= lane.held_bytes
-        lane.state, lane.held_bytes = LaneState.PARKED, 0
+        lane.step(LaneState.PARKED)
+        lane.held_bytes = 0
         del self.open_lanes[lane.id]
         self.note_parked(lane)
 

@@ -1,0 +1,133 @@
+"""Who gets bytes and who gives them back: jobs in, lanes out, by milliseconds."""
+
+from __future__ import annotations
+
+from nodedaemon.core import events as ev
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits
+from tests.support.engine_table import Row, play, turns
+from tests.support.engine_world import DEVICE
+
+
+def limits(**other: object) -> DeviceLimits:
+    return DeviceLimits(1000 * MIB, **other)  # type: ignore[arg-type]
+
+
+def test_large_job_waits_for_a_boundary_not_for_a_job() -> None:
+    decisions = play(
+        limits(),
+        Row(1, "ada", 0, persistent_mib=100, ephemeral_mib=300, iteration_ms=50, iteration_count=3),
+        Row(2, "ben", 0, persistent_mib=100, ephemeral_mib=300, iteration_ms=50, iteration_count=3),
+        Row(3, "cyd", 20, persistent_mib=500, ephemeral_mib=100, iteration_ms=10, iteration_count=1),
+    )
+    at_50 = [one for one in decisions if one.startswith(("20 ", "50 "))]
+    assert at_50 == [
+        "20 revoke 1",
+        "50 release lane 1",
+        "50 revoke 2",
+        "50 admit 3",
+        "50 bind 3 to lane 3",
+        "50 grant 2 in lane 2",
+    ]
+
+
+def test_two_domains_take_turns_by_the_quantum() -> None:
+    decisions = play(
+        limits(domain_quantum_ns=30 * MILLISECOND_NS),
+        Row(1, "ada", 0, 100, 600, iteration_ms=10, iteration_count=6),
+        Row(2, "ben", 0, 100, 600, iteration_ms=10, iteration_count=3),
+    )
+    assert [one for one in decisions if " lane " in one and " bind " not in one] == [
+        "0 open lane 1 of ada, 600 MiB",
+        "0 grant 1 in lane 1",
+        "30 release lane 1",
+        "30 open lane 2 of ben, 600 MiB",
+        "30 grant 2 in lane 2",
+        "60 release lane 2",
+        "60 close lane 2",
+        "60 open lane 1 of ada, 600 MiB",
+        "60 grant 1 in lane 1",
+        "90 release lane 1",
+        "90 close lane 1",
+    ]
+
+
+def test_a_waiter_gets_a_lane_of_its_own_when_room_returns() -> None:
+    decisions = play(
+        limits(policy="pack"),
+        Row(1, "ada", 0, 100, 300, iteration_ms=40, iteration_count=3),
+        Row(2, "ben", 0, 400, 50, iteration_ms=10, iteration_count=2),
+        Row(3, "ada", 0, 50, 200, iteration_ms=10, iteration_count=2),
+    )
+    assert decisions[8:16] == [
+        "0 admit 3",
+        "0 bind 3 to lane 1",
+        "20 done 2",
+        "20 release lane 2",
+        "20 bind 3 to lane 3",
+        "20 open lane 3 of ada, 200 MiB",
+        "20 close lane 2",
+        "20 grant 3 in lane 3",
+    ]
+
+
+def test_a_stopped_job_holds_up_its_named_successor_and_nobody_else() -> None:
+    decisions = play(
+        limits(lanes_max=2),
+        Row(1, "ada", 0, 100, 200, iteration_ms=10, iteration_count=2),
+        Row(2, "ada", 0, 100, 200, iteration_ms=10, iteration_count=4),
+        Row(3, "ada", 0, 50, 200, iteration_ms=10, iteration_count=1),
+        happenings={4: [ev.SessionStopped(1)], 100: [ev.SessionContinued(1)]},
+    )
+    assert turns(decisions) == [
+        "0 grant 1 in lane 1",
+        "0 grant 2 in lane 2",
+        "0 revoke 1 for 3",
+        "0 revoke 2",
+        "10 grant 2 in lane 2",
+        "40 done 2",
+        "110 grant 3 in lane 1",
+        "120 done 3",
+        "120 grant 1 in lane 3",
+        "130 done 1",
+    ]
+
+
+def test_a_drained_device_ends_what_it_has_and_takes_the_next_when_it_is_resumed() -> None:
+    decisions = play(
+        limits(),
+        Row(1, "ada", 0, 100, 200, iteration_ms=10, iteration_count=2),
+        Row(2, "ada", 5, 100, 200, iteration_ms=10, iteration_count=1),
+        happenings={2: [ev.DeviceDrained(DEVICE)], 40: [ev.DeviceResumed(DEVICE)]},
+    )
+    assert decisions[4:9] == [
+        "20 done 1",
+        "20 release lane 1",
+        "20 close lane 1",
+        "40 admit 2",
+        "40 bind 2 to lane 2",
+    ]
+
+
+def test_a_lost_device_gives_lanes_back_only_after_it_recovered() -> None:
+    decisions = play(
+        limits(),
+        Row(1, "ada", 0, 100, 200, iteration_ms=10, iteration_count=3),
+        Row(2, "ada", 5, 100, 200, iteration_ms=10, iteration_count=1),
+        happenings={2: [ev.DeviceLost(DEVICE, "Xid 79")], 40: [ev.DeviceRecovered(DEVICE)]},
+    )
+    assert decisions[4:11] == [
+        "30 done 1",
+        "40 admit 2",
+        "40 bind 2 to lane 2",
+        "40 open lane 2 of ada, 200 MiB",
+        "40 release lane 1",
+        "40 close lane 1",
+        "40 grant 2 in lane 2",
+    ]
+
+
+def test_a_parked_sweep_of_one_user_shares_one_lane_in_turn() -> None:
+    rows = [Row(number, "ada", 0, 150, 400, iteration_ms=10, iteration_count=1) for number in (1, 2, 3, 4)]
+    decisions = play(limits(lane_reserve_bytes=400 * MIB), *rows)
+    assert [one for one in decisions if " done " in one] == ["10 done 1", "20 done 2", "30 done 3", "40 done 4"]
+    assert sum(" open " in one for one in decisions) == 1
