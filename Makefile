@@ -7,7 +7,7 @@ PYTEST := $(PY) -m pytest -q
 # What needs hours or a GPU has targets of its own.
 NORMAL := -m "not soak and not gpu"
 
-.PHONY: setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
+.PHONY: demo setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
 .PHONY: test-gpu native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
@@ -59,6 +59,10 @@ man: $(STAMP)
 
 boundaries: $(STAMP)
 	$(PY) -m tests.support.loops.table
+
+# A private Slurm cluster, real PyTorch jobs, and the report; KEEP=1 leaves the cluster up.
+demo: native
+	@$(PY) -m cli.main demo $(if $(KEEP),--keep)
 
 check: lint types imports tidy unit property
 

@@ -13,6 +13,7 @@ import typer
 from cli import doctor, entry, policy, run, status, top
 from cli.cluster import app as cluster
 from cli.config import app as config
+from cli.demo import demo
 from cli.profiles import app as profiles
 from cli.simulate import EPILOG as SIMULATE_EPILOG
 from cli.simulate import simulate
@@ -51,6 +52,7 @@ def _program(
 # One line a noun.
 for noun in (run, status, top, policy, doctor):
     noun.register(app)
+app.command("demo")(demo)
 app.add_typer(cluster, name="cluster")
 config.command("lua")(write_lua)
 config.command("gres")(print_gres)

@@ -51,9 +51,14 @@ class Admission:
         if not self.catalog.devices:
             self.catalog = catalog_of(self.config)
 
+    def in_partition(self, submission: Submission) -> Submission:
+        """The same with Slurm's default partition where the job names none: Slurm fills it in only after submit."""
+        if submission.partitions or not self.catalog.default_partition:
+            return submission
+        return replace(submission, partitions=(self.catalog.default_partition,))
+
     def rules(self, submission: Submission) -> Rules:
-        partition = submission.partitions[0] if submission.partitions else self.catalog.default_partition
-        settings = self.config.for_partition(partition)
+        settings = self.config.for_partition(submission.partitions[0] if submission.partitions else "")
         return Rules(
             unknown_job=settings.admission.unknown_job,
             headroom_percent=settings.lanes.headroom_percent,
@@ -70,6 +75,7 @@ class Admission:
         return await find(user_name(submission.uid), submission.signature)
 
     def decide(self, submission: Submission, known: Known, admission: str) -> Verdict:
+        submission = self.in_partition(submission)
         devices = self.catalog.for_partitions(submission.partitions)
         return decide(submission, known, devices, self.rules(submission), admission)
 
@@ -141,6 +147,7 @@ class Admission:
             return {"ok": True}
         merged = {**old, **changed}
         submission = submission_of(int(request["uid"]), merged)
+        submission = self.in_partition(submission)
         wrong_class = class_problem(submission, self.rules(submission))
         if wrong_class:
             return {"ok": False, "say": f"salus: modify: {wrong_class}"}

@@ -24,7 +24,7 @@ SPANK_LIBRARY = PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so"
 # refuses two nodes with the same one). 240 to 254 is the range for local use.
 DEVICE_MAJOR = 241
 # Shorter than the defaults, for people and tests that wait; a plan may name its own.
-QUICK_LINES = ("ReadmitInterval=1", "ReconcileInterval=2", "LedgerInterval=1")
+QUICK_LINES = ("ReadmitInterval=1", "ReconcileInterval=2", "LedgerInterval=1", "UsageInterval=2")
 
 
 def slurm_conf(plan: ClusterPlan) -> str:
