@@ -73,7 +73,7 @@ test-slurm: $(STAMP)
 	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
 	@bash tests/slurm/run.sh $(RELEASE) $(ARGS)
 
-e2e: native-spank
+e2e: native-spank native-libsalus
 	$(PYTEST) $(NORMAL) tests/e2e
 
 coverage: $(STAMP)

@@ -118,6 +118,7 @@ def execute(
     import pwd
     import subprocess
 
+    from slurm_plugin.cluster.interpreter import interpreter
     from slurm_plugin.cluster.plan import ClusterPlan
 
     plan = ClusterPlan.load(_directory(directory))
@@ -125,7 +126,8 @@ def execute(
         entry = pwd.getpwnam(user) if user else None
     except KeyError:
         raise RequestError(f"cluster: exec: no account {user}; name one of this machine, such as games") from None
-    home = {"HOME": str(plan.path("work")), "USER": entry.pw_name} if entry else {}
+    # PYTHON: what a job script may run; the one of this program may be closed to other users.
+    home = {"HOME": str(plan.path("work")), "USER": entry.pw_name, "PYTHON": interpreter(plan)} if entry else {}
     ended = subprocess.run(
         command,
         env={**os.environ, **plan.environment(), **home},

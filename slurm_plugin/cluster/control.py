@@ -22,6 +22,7 @@ from typing import Any
 
 from nodedaemon.core.errors import OperatingError, RequestError
 from slurm_plugin.cluster import files
+from slurm_plugin.cluster.interpreter import interpreter
 from slurm_plugin.cluster.plan import ClusterPlan
 from slurm_plugin.cluster.processes import start_time
 
@@ -187,6 +188,11 @@ class Cluster:
             env=dict(environment), capture_output=True, text=True, timeout=timeout_s, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
+
+    @property
+    def python(self) -> str:
+        """A Python with our packages that every user of the cluster may run."""
+        return interpreter(self.plan)
 
     def status(self) -> dict[str, Any]:
         """Parts with their ids, nodes with their state; for people and programs."""

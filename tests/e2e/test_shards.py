@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from nodedaemon.core.types import GIB
+from nodedaemon.core.types import GIB, MIB
 from slurm_plugin.cluster import control
 from slurm_plugin.cluster.plan import ClusterPlan
 from tests.e2e.conftest import SLURM_ROOT
@@ -22,7 +22,7 @@ def labs(open_directory):
     try:
         for count in (SHARDS_SMALL, SHARDS_LARGE):
             plan = ClusterPlan(
-                directory=open_directory / str(count), node_count=1, device_bytes=80 * GIB, lane_reserve_bytes=0,
+                directory=open_directory / str(count), node_count=1, device_bytes=80 * GIB, lane_reserve_bytes=2 * MIB,
                 shard_count=count, with_daemons=False, root=SLURM_ROOT,
             )  # fmt: skip
             clusters.append(control.up(plan, owner_pid=os.getpid()))
@@ -35,15 +35,11 @@ def labs(open_directory):
 def fill(lab, shard_count):
     """Eight jobs of three eighths of a device: two fit on each, four wait. Seconds until the four run."""
     started = time.monotonic()
-    jobs = [
-        lab.ask(
-            "sbatch", "--parsable", "-o", "/dev/null", f"--gres=shard:{shard_count * 3 // 8}", "--wrap", "sleep 300"
-        )
-        for _ in range(8)
-    ]
+    memory = f"--salus-mem={shard_count * 3 // 8 * 16}M"
+    jobs = [lab.sbatch("--gres=salus:1", memory, "--wrap", "sleep 300") for _ in range(8)]
     wait_for(lambda: lab.ask("squeue", "-h", "-t", "R").count("\n") == 4, "four jobs to run")
     seconds = time.monotonic() - started
-    running = [job.strip() for job in jobs if lab.state(job.strip()) == "RUNNING"]
+    running = [job for job in jobs if lab.state(job) == "RUNNING"]
     places = [lab.device(job) for job in running]
     assert sorted(places.count(place) for place in set(places)) == [2, 2]
     lab.cancel_all()
@@ -52,7 +48,6 @@ def fill(lab, shard_count):
 
 def test_a_device_of_5120_shards_is_filled_as_one_of_256(labs):
     small, large = labs
-    # root asks for shards directly: only ordinary users may not. The salus path is charged by the same plugin.
     job = large.sbatch("-H", "--gres=salus:1", "--salus-mem=30G", "--wrap", "true")
     assert large.charge(job) == {"salus": 1, "shard": 30 * 64}
     assert large.charge(large.sbatch("-H", "--gres=salus:1", "--wrap", "true")) == large.whole_device
