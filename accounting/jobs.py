@@ -66,7 +66,9 @@ def merge_job(stored: Row, new: Row) -> Row:
     for names, choose in ((EARLIEST, min), (LATEST, max)):
         for name in names:
             values = [row[name] for row in (newer, older) if row[name] is not None]
-            merged[name] = (choose(values) if is_level else values[0]) if values else None
+            # Slurm has no monotonic clock, so there every speaker is a node.
+            is_open = is_level or name.endswith("_mono_ns")
+            merged[name] = (choose(values) if is_open else values[0]) if values else None
     for name in ("suspended_ns", "device_count"):
         merged[name] = max(stored[name], new[name]) if is_level else newer[name]
     merged["sluid"] = stored["sluid"] or new["sluid"]

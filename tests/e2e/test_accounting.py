@@ -18,11 +18,11 @@ S = 1_000_000_000
 
 
 @pytest.fixture(scope="module")
-def sacct_table(admission_cluster):
+def sacct_table(cluster):
     """A completed, a cancelled, a requeued, a suspended job and an array, all over, as sacct tells of them."""
     from tests.support.lab import Lab
 
-    lab = Lab(admission_cluster)
+    lab = Lab(cluster)
     started = time.time()
     release = lab.work / "release"
     waits = lab.script("waits.sh", f"until [ -e {release} ]; do sleep 0.1; done")
@@ -52,7 +52,7 @@ def sacct_table(admission_cluster):
         return lab.run(*command, SLURM_TIME_FORMAT="%s").stdout
 
     def is_written():
-        rows = read_sacct(table(), cluster=admission_cluster.plan.name)
+        rows = read_sacct(table(), cluster=cluster.plan.name)
         ended = {row.record.key.job_id for row in rows if row.record.end_utc_ns is not None}
         return len(rows) >= 8 and {int(job) for job in ids.values()} <= ended
 

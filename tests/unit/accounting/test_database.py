@@ -1,0 +1,131 @@
+"""Who may open the database, and what a mistake in its address says. Also: what an installed wheel carries."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from accounting import schema
+from accounting.database import DatabaseUnreachableError, open_database, parse_address, read_password
+from nodedaemon.core.errors import OperatingError, RequestError
+
+ROOT = Path(__file__).parents[3]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_sqlite_file_and_its_logs_are_the_owners_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        database = open_database(f"sqlite:///{tmp_path}/salus.db")
+        schema.upgrade(database)
+        files = sorted(tmp_path.iterdir())
+    finally:
+        os.umask(old)
+    assert [path.name for path in files] == ["salus.db", "salus.db-shm", "salus.db-wal"]
+    assert {mode(path) for path in files} == {0o600}
+    database.close()
+
+
+def test_a_file_that_was_left_open_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "salus.db"
+    path.touch(0o644)
+    open_database(f"sqlite:///{path}").close()
+    assert mode(path) == 0o600
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "salus.db").symlink_to(tmp_path / "elsewhere.db")
+    with pytest.raises(DatabaseUnreachableError):
+        open_database(f"sqlite:///{tmp_path}/salus.db")
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("oracle://x", "use sqlite, postgresql or mariadb"),
+        ("no address", "StorageUrl"),
+        ("postgresql://salus:secret@host/salus", "holds a password"),
+        ("sqlite://", "sqlite needs a file"),
+    ],
+)
+def test_a_wrong_address_says_what_to_do_and_no_password(address: str, why: str) -> None:
+    with pytest.raises(RequestError, match=why) as error:
+        open_database(address)
+    assert "secret" not in str(error.value)
+
+
+def test_short_addresses_get_their_drivers() -> None:
+    assert parse_address("postgresql://u@h/d").drivername == "postgresql+psycopg"
+    assert parse_address("mysql+pymysql://u@h/d").drivername == "mariadb+pymysql"
+    assert parse_address("mariadb://u@h/d").query == {"charset": "utf8mb4"}
+
+
+def test_a_password_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("s3cret\nsecond line\n")
+    path.chmod(0o600)
+    assert read_password(path) == "s3cret"
+    for bits in (0o640, 0o604, 0o660):
+        path.chmod(bits)
+        with pytest.raises(RequestError, match="chmod 600"):
+            read_password(path)
+    path.chmod(0o600)
+    (tmp_path / "link").symlink_to(path)
+    with pytest.raises(RequestError):
+        read_password(tmp_path / "link")
+
+
+def test_a_server_that_is_away_is_unreachable_and_its_password_is_not_told(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_text("s3cret\n")
+    path.chmod(0o600)
+    database = open_database(f"postgresql://salus@/salus?host={tmp_path}", path)
+    with pytest.raises(DatabaseUnreachableError) as error:
+        schema.current(database)
+    assert "s3cret" not in str(error.value)
+    database.close()
+
+
+def test_a_writer_that_finds_the_file_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accounting.database.LOCK_WAIT_S", 0)
+    monkeypatch.setattr("accounting.database.ATTEMPTS_MAX", 2)
+    first, second = (open_database(f"sqlite:///{tmp_path}/salus.db") for _ in range(2))
+    schema.upgrade(first)
+
+    def work(connection: object) -> None:
+        with pytest.raises(OperatingError, match="locked"):
+            second.write(lambda other: other.execute(text("DELETE FROM events")))
+
+    first.write(work)
+    first.close()
+    second.close()
+
+
+def test_an_installed_wheel_brings_its_migrations(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__", "build", ".git", ".venv", "tests")
+    for name in ("accounting", "cli", "migrations", "nodedaemon", "slurm_plugin"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    site = tmp_path / "site"
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        wheel.extractall(site)
+    program = "from accounting import schema; print(schema.migrations_directory(), schema.head())"
+    told = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(site)}, capture_output=True, text=True
+    )
+    assert told.stdout.split() == [str(site / "accounting" / "_migrations"), schema.head()], told.stderr
+    assert (site / "cli" / "report" / "page.html.j2").is_file()
