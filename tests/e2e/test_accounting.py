@@ -41,6 +41,9 @@ def sacct_table(cluster):
     # Slurm counts whole seconds: let the suspension last for more than one.
     wait_for(lambda: time.time() > started + 3, "three seconds of suspension")
     lab.ask("scontrol", "resume", ids["suspend"])
+    # Slurm keeps a requeued job back for two minutes, counted from when its first run is cleaned up.
+    lab.wait_state(ids["requeue"], "PENDING")
+    wait_for(lambda: "COMPLETING" not in lab.ask("squeue", "-h", "-o", "%T"), "the first run to be cleaned up")
     lab.ask("scontrol", "update", f"JobId={ids['requeue']}", "StartTime=now")
     wait_for(lambda: lab.state(ids["requeue"]) == "RUNNING", "the requeued job to run again", 180)
     release.touch()
