@@ -23,9 +23,10 @@ from accounting.records import (
 from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
 from nodedaemon.core.events import Event
-from nodedaemon.core.types import DeviceId, SessionId
+from nodedaemon.core.types import DeviceId, LaneId, SessionId
 from nodedaemon.drivers.device import Device
 from nodedaemon.service.live import LiveSession
+from nodedaemon.service.spans import LaneSpans
 from nodedaemon.service.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.wire.messages import Profile
 
@@ -60,27 +61,17 @@ class Books:
         self._clock = clock
         self._utc_ns = utc_ns
         self._meters: dict[DeviceId, DeviceMeter] = {}
+        self._spans = LaneSpans(node, incarnation, record, utc_ns)
+        self._introduced: set[str] = set()
         self._joined: dict[SessionId, DeviceId] = {}
         self._sequence = 0
         self._started = (utc_ns(), clock())
         self.event_counts: dict[str, int] = {}
 
     def start(self) -> None:
-        self._record_incarnation(None)
+        self._introduce(self._cluster)
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
-            for cluster in sorted({self._cluster, self._local_cluster}):
-                self._record(
-                    DeviceRecord(
-                        cluster=cluster,
-                        node=self._node,
-                        device=device.uuid,
-                        index=device.index,
-                        model=device.model,
-                        capacity_bytes=device.usable_bytes,
-                        seen_utc_ns=utc_ns,
-                    )
-                )
             self._meters[device.uuid] = DeviceMeter(
                 self._cluster,
                 self._node,
@@ -91,6 +82,7 @@ class Books:
                 now_mono_ns=now_ns,
             )
         for lane in self._state.lanes.values():
+            self._spans.note_size(lane.lane, lane.size_bytes)
             if lane.device in self._meters and lane.size_bytes:
                 self._meters[lane.device].set_lane(lane.lane, lane.size_bytes, now_ns)
         for facts in list(self._state.sessions.values()):
@@ -98,14 +90,36 @@ class Books:
                 self._join(facts, now_ns)
                 self._change(facts, _activity(facts), now_ns)
                 if facts.lane is not None:
-                    self._meters[facts.device].bind(facts.session, facts.lane, now_ns)
+                    self._bind(facts.session, facts.lane, now_ns)
 
     @property
     def _local_cluster(self) -> str:
         return f"local@{self._node}"
 
+    def _introduce(self, cluster: str) -> None:
+        """Make this daemon and its devices known to a cluster before anything is recorded for it.
+
+        Jobs without Slurm have a cluster of their own; a node where nobody starts any is counted once.
+        """
+        if cluster in self._introduced:
+            return
+        self._introduced.add(cluster)
+        self._record_incarnation(None)
+        for device in self._devices.values():
+            self._record(
+                DeviceRecord(
+                    cluster=cluster,
+                    node=self._node,
+                    device=device.uuid,
+                    index=device.index,
+                    model=device.model,
+                    capacity_bytes=device.usable_bytes,
+                    seen_utc_ns=self._utc_ns(),
+                )
+            )
+
     def _record_incarnation(self, stopped_utc_ns: int | None) -> None:
-        for cluster in sorted({self._cluster, self._local_cluster}):
+        for cluster in sorted(self._introduced):
             self._record(
                 IncarnationRecord(
                     cluster=cluster,
@@ -121,6 +135,7 @@ class Books:
 
     def close_interval(self) -> None:
         """Write what each job had since the last time."""
+        self._spans.cut(self._clock())
         for meter in self._meters.values():
             for record in meter.close(self._utc_ns(), self._clock()):
                 self._record(record)
@@ -133,6 +148,7 @@ class Books:
 
     def job_key(self, job: JobFacts) -> JobKey:
         cluster = self._local_cluster if job.is_local else self._cluster
+        self._introduce(cluster)
         return JobKey(cluster=cluster, job_id=job.number, restart_count=job.restart_count, sluid=job.sluid)
 
     def on_job(self, job: JobFacts) -> None:
@@ -242,13 +258,21 @@ class Books:
             case commands.Grant():
                 self._change_id(command.session, Activity.RUNNING, now_ns)
             case commands.BindSession():
-                device = self._joined.get(command.session)
-                if device is not None:
-                    self._meters[device].bind(command.session, command.lane, now_ns)
+                self._bind(command.session, command.lane, now_ns)
             case commands.OpenLane():
+                self._spans.note_size(command.lane, command.bytes)
                 self._meters[command.device].set_lane(command.lane, command.bytes, now_ns)
             case _:
                 pass
+
+    def _bind(self, session: SessionId, lane: LaneId, now_ns: int) -> None:
+        device = self._joined.get(session)
+        facts = self._state.sessions.get(session)
+        job = self._state.jobs.get(facts.job) if facts is not None else None
+        if device is None or job is None:
+            return
+        self._meters[device].bind(session, lane, now_ns)
+        self._spans.enter(session, self.job_key(job), device, lane, now_ns)
 
     def _on_return(self, event: events.GrantReturned, now_ns: int) -> None:
         device = self._joined.get(event.session)
@@ -260,6 +284,7 @@ class Books:
         if facts is not None and facts.grant_epoch is not None:
             return
         self._meters[device].change(event.session, activity, now_ns, iteration_count=event.iteration_count)
+        self._spans.count(event.session, event.iteration_count)
         if event.handed_over is not None:
             self._meters[device].hand_over(event.session)
 
@@ -292,6 +317,7 @@ class Books:
         if device is None:
             return
         self._meters[device].leave(session, now_ns)
+        self._spans.leave(session, now_ns)
         facts = self._state.sessions.get(session)
         job = self._state.jobs.get(facts.job) if facts is not None else None
         if facts is not None and job is not None:
