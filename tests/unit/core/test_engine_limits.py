@@ -112,6 +112,13 @@ def test_a_policy_change_remembers_stopped_waiters_and_parked_lanes() -> None:
     assert world.send(ev.GrantReturned(1, 2, wants_next=False)) == [cmd.ReleaseLane(1, 3)]
 
 
+def test_a_change_to_a_policy_of_one_ends_the_leases_of_all_but_the_first() -> None:
+    world = make(2, policy="pack")
+    world.want(2)
+    world.want(1)
+    assert change(world, policy="fifo") == [cmd.Revoke(2, 3), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
+
+
 def test_an_unknown_policy_is_refused_and_the_old_one_stays() -> None:
     world = make(1)
     with pytest.raises(RequestError, match="policy unknown: lifo"):
