@@ -1,11 +1,14 @@
 """`salus status`: devices, lanes, sessions, who waits and why. `salus why`: every reason, and what would change it."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 import typer
 
 from cli.client import connect
+from cli.entry import UnreachableError
+from cli.queue import show_queue, show_why
 from cli.render import Cell, Column, Form, form_of, write_json, write_rows
 from cli.units import percent_text, size_text, span_text
 from nodedaemon.wire.control import DeviceStatus, LaneStatus, NodeStatus, SessionStatus, WhyAnswer
@@ -65,10 +68,15 @@ def status(
 ) -> None:
     """Show the devices of this node, their lanes and sessions, who waits and why.
 
-    Of other users' jobs you see the load only.
+    Of other users' jobs you see the load only. Where no salusd runs, as on a login node, it is your jobs in the queue.
     """
-    node = connect(context).ask_for(NodeStatus, "status", job=job)
     form = form_of(json=json, parsable=parsable)
+    try:
+        node = connect(context).ask_for(NodeStatus, "status", job=job)
+    except UnreachableError as error:
+        if not _asks_admission(lambda: show_queue(context, job, form)):
+            raise error from None
+        return
     if form is Form.JSON:
         write_json(msgspec.to_builtins(node))
         return
@@ -171,9 +179,15 @@ def why(
 ) -> None:
     """Say why a job does not run now: every reason with what it needs and what is free, and what would change it.
 
-    What would change it is tried on a copy of the scheduler's state: the answer is what the daemon would do.
+    What would change it is tried on a copy of the scheduler's state: the answer is what the daemon would do. Where no
+    salusd runs, as on a login node, it says why the job has its charge.
     """
-    answer = connect(context).ask_for(WhyAnswer, "why", job=job)
+    try:
+        answer = connect(context).ask_for(WhyAnswer, "why", job=job)
+    except UnreachableError as error:
+        if not _asks_admission(lambda: show_why(context, job, is_json=json)):
+            raise error from None
+        return
     if json:
         write_json(msgspec.to_builtins(answer))
         return
@@ -194,6 +208,15 @@ def why(
             count = change.boundary_count or 0
             when = "at once" if not count else f"after {count} boundar{'y' if count == 1 else 'ies'}"
             print(f"    {change.change}: it runs {when}")
+
+
+def _asks_admission(show: Callable[[], None]) -> bool:
+    """Show what salus-admitd knows; False where it is not there either. Its refusals are the command's own."""
+    try:
+        show()
+    except UnreachableError:
+        return False
+    return True
 
 
 def _reason_text(what: str, needed: int | None, free: int | None, unit: str) -> str:

@@ -7,14 +7,17 @@ import json
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
 from nodedaemon.core.types import MIB
 from slurm_plugin.credentials import digest
+from tests.e2e.conftest import SLURM_ROOT
 from tests.support.lab import wait_for
 
 SLEEP = "exec sleep 300"
+ROOT = Path(__file__).parents[2]
 
 
 def known_job(lab, name, persistent_mib=170, ephemeral_mib=100):
@@ -226,6 +229,20 @@ def test_users_see_their_own_jobs_and_profiles_and_operators_all(lab):
     assert replayed["kind"] == "not_permitted"
     borrowed, _ = ask_tcp(lab, {"op": "profiles"}, "games", credential=ask_tcp(lab, {"op": "ping"}, "games")[1])
     assert borrowed["kind"] == "not_permitted"
+
+
+@pytest.mark.skipif(SLURM_ROOT is not None, reason="our commands do not run in another root file system")
+def test_status_and_why_work_on_a_login_node_without_database_rights(lab):
+    job = lab.sbatch("-H", "--gres=salus:1", "--salus-mem=100M", "--wrap", "true")
+
+    def salus(*argv, user):
+        return lab.run(lab.cluster.python, "-m", "cli.main", *argv, user=user, PYTHONPATH=str(ROOT))
+
+    own = salus("status", "--json", user="games")
+    assert [row["id"] for row in json.loads(own.stdout)] == [int(job)], own.stderr
+    assert json.loads(salus("status", "--json", user="news").stdout) == []
+    assert "7 shards" in salus("why", job, user="games").stdout
+    assert salus("why", job, user="news").returncode == 3
 
 
 def test_controller_and_service_restart_with_jobs_and_charges_stay(lab):
