@@ -8,7 +8,7 @@ PYTEST := $(PY) -m pytest -q
 NORMAL := -m "not soak and not gpu"
 
 .PHONY: demo setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
-.PHONY: test-gpu native native-emulator native-libsalus native-spank
+.PHONY: test-gpu integration-cuda native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -80,6 +80,10 @@ coverage: $(STAMP)
 	$(PYTEST) $(NORMAL) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
 
 test: lint types imports tidy coverage integration e2e
+
+# The daemon's suite again, on an emulated GPU.
+integration-cuda: native
+	SALUS_TEST_DEVICE=cuda $(PYTEST) -n 2 $(NORMAL) tests/integration/test_sharing.py tests/integration/faults
 
 # On a machine with a GPU: the real device instead of the emulator.
 test-gpu: native

@@ -63,8 +63,11 @@ EXPORT CUresult cuMemCreate(CUhandle *handle, size_t bytes, const struct cu_allo
     struct emu_physical *physical = calloc(1, sizeof(*physical));
     if (!physical)
         return CU_OUT_OF_MEMORY;
-    physical->fd = memfd_create("salus-emulator", MFD_CLOEXEC);
-    if (physical->fd < 0 || ftruncate(physical->fd, (off_t)bytes) || fstat(physical->fd, &status)) {
+    /* Sealed: device memory has one size, whoever holds a descriptor of it. */
+    physical->fd = memfd_create("salus-emulator", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (physical->fd < 0 || ftruncate(physical->fd, (off_t)bytes) ||
+        fcntl(physical->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) ||
+        fstat(physical->fd, &status)) {
         rc = CU_OPERATING_SYSTEM;
         goto out;
     }
