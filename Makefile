@@ -45,7 +45,7 @@ imports: $(STAMP)
 tidy: $(STAMP)
 	$(PYTEST) tests/tidy
 
-unit: $(STAMP)
+unit: native
 	$(PYTEST) $(NORMAL) -n 2 tests/unit
 
 property: $(STAMP)
@@ -66,7 +66,7 @@ demo: native
 
 check: lint types imports tidy unit property
 
-integration: $(STAMP)
+integration: native
 	$(PYTEST) $(NORMAL) tests/integration
 
 test-slurm: $(STAMP)
@@ -76,10 +76,10 @@ test-slurm: $(STAMP)
 e2e: native-spank native-libsalus
 	$(PYTEST) $(NORMAL) tests/e2e
 
-coverage: $(STAMP)
+coverage: native
 	$(PYTEST) $(NORMAL) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
 
-test: lint types imports tidy coverage integration e2e
+test: native lint types imports tidy coverage integration e2e
 
 # The daemon's suite again, on an emulated GPU.
 integration-cuda: native
@@ -89,7 +89,7 @@ integration-cuda: native
 test-gpu: native
 	$(PYTEST) -m gpu tests
 
-test-soak: $(STAMP)
+test-soak: native
 	$(PYTEST) -m soak --timeout 3600 tests
 
 bench: $(STAMP)

@@ -114,29 +114,10 @@ def _end(cluster: Cluster) -> None:
         cluster.down()
 
 
-def _interpreter() -> tuple[str, dict[str, str]]:
-    """A Python that other users may run, and where it finds torch.
-
-    The environment's own may lie below a home directory that is closed to others; Debian's of the same version then
-    runs the same packages.
-    """
-    import sysconfig
-
-    packages = sysconfig.get_path("purelib")
-    own = Path(sys.executable).resolve()
-    if all(parent.stat().st_mode & 0o001 for parent in own.parents):
-        return sys.executable, {}
-    system = Path(f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}")
-    if not system.exists():
-        raise FailedError(
-            f"demo: {own} lies below a directory that other users may not enter, and {system} is not there; "
-            f"run: apt-get install {system.name}"
-        )
-    return str(system), {"PYTHONPATH": packages}
-
-
 def _run_jobs(cluster: Cluster, deadline: float) -> None:
-    python, environment = _interpreter()
+    from slurm_plugin.cluster.interpreter import interpreter
+
+    python = interpreter(cluster.plan)
     work = cluster.plan.path("work")
     shutil.copytree(ROOT / "examples", work / "examples")
     for path in [work / "examples", *(work / "examples").rglob("*")]:
@@ -147,7 +128,7 @@ def _run_jobs(cluster: Cluster, deadline: float) -> None:
         argv = ["sbatch", "--gres=salus:1", *submission.options, "--output=out-%x-%A_%a.txt", "--wrap", command]
         _say(f"{submission.user} submits {submission.told}")
         print(f"  $ sbatch --gres=salus:1 {' '.join(submission.options)} examples/{submission.program}", flush=True)
-        done = cluster.run(argv, submission.user, COMMAND_SECONDS, **environment)
+        done = cluster.run(argv, submission.user)
         if done.returncode != 0:
             raise FailedError(f"demo: sbatch failed: {done.stderr.strip()}")
         print("".join(f"  {line}\n" for line in (done.stderr + done.stdout).splitlines()), end="", flush=True)
