@@ -168,7 +168,9 @@ class Control:
     async def _handle(self, asker: Asker, request: bytes, *, is_hook: bool) -> Any:
         fields = msgspec.json.decode(request, type=dict[str, Any])
         verb = str(fields.pop("verb", ""))
-        await self._wait_gathered()
+        # Who only looks is answered at once; who changes something waits till the old sessions are back.
+        if verb not in ("ping", "status"):
+            await self._wait_gathered()
         if verb in ("job_start", "task_env", "task_start", "task_exit", "job_end"):
             return await self._handle_hook(asker, verb, fields)
         if is_hook:

@@ -91,6 +91,9 @@ class Recovery:
             for closer in live.closers:
                 closer()
             live.closers.clear()
+            if live.process is not None:
+                live.process.close()
+                live.process = None
         self._missing.discard(session)
         self._finish_if_complete()
         return True

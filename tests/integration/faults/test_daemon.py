@@ -1,6 +1,7 @@
 """Fault 1: the daemon is killed with jobs in lanes. They go on, it takes them back, and its state is what it was."""
 
 import random
+import signal
 import sqlite3
 
 import pytest
@@ -113,3 +114,28 @@ def test_01_a_session_that_died_meanwhile_is_released(salusd, crew):
     left.wait_iterations(count + 20)
     left.stop()
     left.finish()
+
+
+def test_01_a_session_that_dies_while_the_others_are_gathered_is_released(salusd, crew):
+    daemon = salusd(config="MaxLanes=1")
+    group = crew(daemon)
+    gone, left = group.start(iteration_us=500), group.start(iteration_us=500)
+    group.ready()
+    for worker in (gone, left):
+        worker.go()
+        worker.wait_iterations(5)
+    daemon.kill()
+    # A stopped session cannot come back, so the daemon gathers until it goes on.
+    left.signal(signal.SIGSTOP)
+    daemon.start("--gather", "60")
+    assert daemon.status()["daemon"]["is_gathering"]
+    gone.close()
+    left.signal(signal.SIGCONT)
+    daemon.wait_for(
+        lambda status: not status["daemon"]["is_gathering"] and len(status["sessions"]) == 1, "the dead one is released"
+    )
+    count = len(left.iterations())
+    left.wait_iterations(count + 20)
+    left.stop()
+    left.finish()
+    daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")

@@ -1,0 +1,150 @@
+"""What salusd costs: hand-overs through the whole stack, an idle daemon, and growth with the number of sessions.
+
+Prints progress on standard error and one JSON line last. Both sides of each comparison come from this run: the bare
+futex ping-pong is between two processes on the same cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import mmap
+import os
+import statistics
+import struct
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import itertools
+
+from tests.support.salusd import Salusd, wait_until
+from tests.support.workers import Crew, Worker
+
+ROUNDS = 2000
+_SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def futex_rounds(count: int) -> list[int]:
+    """One-way times of a ping-pong by futex between two processes, in nanoseconds."""
+    page = mmap.mmap(-1, 4096)
+    anchor = (ctypes.c_char * 4096).from_buffer(page)
+    base = ctypes.addressof(anchor)
+
+    def wait(offset: int, seen: int) -> None:
+        while struct.unpack_from("I", page, offset)[0] == seen:
+            _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(base + offset), 0, seen, None, None, 0)
+
+    def ring(offset: int, value: int) -> None:
+        struct.pack_into("I", page, offset, value)
+        _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(base + offset), 1, 1, None, None, 0)
+
+    child = os.fork()
+    if child == 0:
+        for number in range(count):
+            wait(0, number)
+            ring(64, number + 1)
+        os._exit(0)
+    taken = []
+    for number in range(count):
+        start_ns = time.monotonic_ns()
+        ring(0, number + 1)
+        wait(64, number)
+        taken.append((time.monotonic_ns() - start_ns) // 2)
+    os.waitpid(child, 0)
+    return taken
+
+
+def handover_gaps(workers: list[Worker]) -> list[int]:
+    """From the end of one worker's iteration to the start of the next one's."""
+    spans = sorted((one["start_ns"], one["end_ns"], index) for index, w in enumerate(workers) for one in w.iterations())
+    pairs = itertools.pairwise(spans)
+    return [later[0] - earlier[1] for earlier, later in pairs if earlier[2] != later[2] and later[0] > earlier[1]]
+
+
+def measure_handover() -> dict[str, float]:
+    with Salusd(config="MaxLanes=1\nPolicy=fair\nSampleInterval=5\nLedgerInterval=5") as daemon:
+        crew = Crew(daemon)
+        try:
+            workers = [crew.start(iteration_us=300, iterations=ROUNDS) for _ in range(2)]
+            crew.ready()
+            for worker in workers:
+                worker.go()
+            for worker in workers:
+                worker.finish()
+            gaps = handover_gaps(workers)
+        finally:
+            crew.close()
+    return {"n": len(gaps), "median_us": statistics.median(gaps) / 1000}
+
+
+def cpu_ns(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[str, float]]:
+    """Idle sessions held, and what they cost: memory, processor time, and the time of one status."""
+    results = []
+    with Salusd(
+        memory="4G", config="UserSessions=1000\nUserRequests=100000\nSampleInterval=5\nLedgerInterval=5"
+    ) as daemon:
+        crew = Crew(daemon)
+        try:
+            for count in counts:
+                while len(crew.workers) < count:
+                    batch = [crew.start(persistent=2, ephemeral=2) for _ in range(min(10, count - len(crew.workers)))]
+                    crew.ready(*batch)
+                wait_until(lambda count=count: len(daemon.status()["sessions"]) == count, "all are there", daemon.story)
+                before_ns, start_ns = cpu_ns(daemon.process.pid), time.monotonic_ns()
+                time.sleep(idle_seconds)
+                used = (cpu_ns(daemon.process.pid) - before_ns) / (time.monotonic_ns() - start_ns)
+                asked_ns = time.monotonic_ns()
+                daemon.status()
+                status = Path(f"/proc/{daemon.process.pid}/status").read_text()
+                resident_kib = int(status.split("VmRSS:")[1].split()[0])
+                results.append(
+                    {
+                        "sessions": count,
+                        "idle_core_percent": round(used * 100, 3),
+                        "status_ms": round((time.monotonic_ns() - asked_ns) / 1e6, 2),
+                        "resident_mib": round(resident_kib / 1024, 1),
+                    }
+                )
+                say(f"sessions: {results[-1]}")
+        finally:
+            crew.close()
+    return results
+
+
+def main() -> None:
+    counts = tuple(int(one) for one in sys.argv[1].split(",")) if len(sys.argv) > 1 else (0, 10, 200)
+    futex = futex_rounds(ROUNDS)
+    say(f"futex: median {statistics.median(futex) / 1000:.1f} us one way, n={len(futex)}")
+    handover = measure_handover()
+    say(f"hand-over: {handover}")
+    sessions = measure_sessions(counts, 10.0)
+    bare_us = statistics.median(futex) / 1000
+    print(
+        json.dumps(
+            {
+                "bench": "daemon",
+                "n": handover["n"],
+                "futex_median_us": round(bare_us, 1),
+                "handover_median_us": round(handover["median_us"], 1),
+                "ratio": round(handover["median_us"] / bare_us, 2),
+                "sessions": sessions,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
