@@ -103,6 +103,8 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
                     batch = [crew.start(persistent=2, ephemeral=2) for _ in range(min(10, count - len(crew.workers)))]
                     crew.ready(*batch)
                 wait_until(lambda count=count: len(daemon.status()["sessions"]) == count, "all are there", daemon.story)
+                # The first batch also opens the database; an idle daemon has done that.
+                wait_until(lambda: daemon.status()["daemon"]["spool_records"] == 0, "records are written", daemon.story)
                 before_ns, start_ns = cpu_ns(daemon.process.pid), time.monotonic_ns()
                 time.sleep(idle_seconds)
                 used = (cpu_ns(daemon.process.pid) - before_ns) / (time.monotonic_ns() - start_ns)

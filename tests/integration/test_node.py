@@ -1,0 +1,105 @@
+"""A node as a whole: several devices, cores, idle holders, and the commands that look at it and steer it."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.salusd import ROOT
+
+
+def salus(daemon, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", "-f", str(daemon.config), *arguments],
+        capture_output=True, text=True, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "SLURMD_NODENAME": daemon.node, "COLUMNS": "80"},
+    )  # fmt: skip
+
+
+def test_sessions_spread_over_devices_and_are_pinned_to_their_cores(salusd, crew):
+    core = min(os.sched_getaffinity(0))
+    daemon = salusd(
+        devices=f"DeviceName=a Type=host Memory=128M Cores={core}\nDeviceName=b Type=host Memory=128M Policy=fifo"
+    )
+    group = crew(daemon)
+    workers = [group.start(iteration_us=300)]
+    group.ready()
+    workers.append(group.start(iteration_us=300))
+    group.ready()
+    sessions = daemon.sessions()
+    assert len({sessions[worker.job]["device"] for worker in workers}) == 2
+    assert os.sched_getaffinity(workers[0].pid) == {core}
+    assert [device["policy"] for device in daemon.status()["devices"]] == ["fair", "fifo"]
+    assert daemon.ask("policy_set", policy="pack", device="b")["ok"]
+    assert [device["policy"] for device in daemon.status()["devices"]] == ["fair", "pack"]
+    for worker in workers:
+        worker.go()
+        worker.wait_iterations(5)
+        worker.stop()
+        worker.finish()
+
+
+def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew):
+    daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms")
+    group = crew(daemon)
+    # It looks idle: a long pause outside every entry point, as a notebook between two cells.
+    idle, mate = group.start(iteration_us=3_000_000, iterations=2), group.start(iteration_us=300)
+    group.ready()
+    idle.go()
+    daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "it holds the lane")
+    mate.go()
+    mate.wait_iterations(50)
+    assert len(idle.iterations()) < 2
+    idle.finish()
+    mate.stop()
+    mate.finish()
+
+
+def test_a_drained_device_takes_nobody_and_why_says_what_would_help(salusd, crew):
+    daemon = salusd()
+    assert salus(daemon, "drain", "0", "--reason", "dust").returncode == 0
+    waiting = daemon.hook(
+        "job_start", job="7", uid=os.getuid(), gpus="0", segment="salus:1;P=4194304;E=4194304;K=shared", wait_ms=100
+    )
+    assert waiting["ok"] is False
+    told = salus(daemon, "why", "7")
+    assert told.returncode == 0, told.stderr
+    assert "drained" in told.stdout
+    assert "dust" in told.stdout
+    assert "the device is resumed: it runs at once" in told.stdout
+    assert salus(daemon, "resume", "host0").returncode == 0
+    daemon.wait_for(lambda status: [s["state"] for s in status["sessions"]] == ["idle"], "it is admitted")
+    daemon.hook("job_end", job="7", uid=os.getuid())
+
+
+def test_commands_and_their_exit_codes(salusd):
+    daemon = salusd()
+    status = salus(daemon, "status", "--json")
+    assert json.loads(status.stdout)["node"] == "n1"
+    assert "host0" in salus(daemon, "status").stdout
+    top = salus(daemon, "top", "--once")
+    assert "host0" in top.stdout
+    assert max(len(line) for line in top.stdout.splitlines()) <= 80
+    assert json.loads(salus(daemon, "top", "--json").stdout)["sessions"] == []
+    assert salus(daemon, "policy", "set", "nonsense").returncode == 2
+    assert salus(daemon, "policy", "set", "fifo").returncode == 0
+    assert salus(daemon, "why", "999").returncode == 3
+    daemon.stop()
+    gone = salus(daemon, "status")
+    assert gone.returncode == 5
+    assert gone.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["job_start", "job_end"])
+def test_hooks_may_come_twice(verb, salusd):
+    daemon = salusd()
+    segment = "salus:1;P=4194304;E=4194304;K=shared"
+    request = {"job": "8", "uid": os.getuid(), "gpus": "0", "segment": segment, "wait_ms": 3000}
+    assert daemon.hook("job_start", **request)["ok"]
+    for _ in range(2):
+        assert daemon.hook(verb, **request)["ok"]
+    assert len(daemon.status()["sessions"]) == (1 if verb == "job_start" else 0)
+    assert daemon.hook("job_start", **request | {"restart": 1})["ok"]
+    assert len(daemon.status()["sessions"]) == 1

@@ -1,0 +1,105 @@
+"""Whatever happens to a daemon, its journal replays to the very state it had: engine and shell, event by event."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nodedaemon.core import commands, events
+from nodedaemon.core.engine import Engine
+from nodedaemon.core.invariants import check
+from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobId, Rank, SessionId
+from nodedaemon.service.dispatcher import Dispatcher, engine_digest, replay
+from nodedaemon.service.journal import Journal, read_journal
+from nodedaemon.service.state import ProcessFacts, SessionNote, ShellState
+
+DEVICE = DeviceId("HOST-1")
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(("arrive", "want", "return", "hand", "leave", "stop", "continue", "overrun", "tick", "policy")),
+        st.integers(1, 6),
+        st.integers(0, 5),
+    ),
+    max_size=60,
+)
+
+
+class Shell:
+    """Answers memory commands at once, and does to sessions what the steps say."""
+
+    def __init__(self, directory, segment_bytes_max):
+        self.now_ns = 0
+        self.dispatcher = Dispatcher(Engine(), ShellState(), self.clock, digest_interval_count=3)
+        self.dispatcher.journal = Journal(
+            directory, "0.1.0", "boot", self.dispatcher.snapshot, segment_bytes_max=segment_bytes_max, segments_max=100
+        )
+        self.dispatcher.journal.begin()
+        self.dispatcher.carry_out = self.carry_out
+        self.dispatcher.submit(events.DeviceAdded(DEVICE, DeviceLimits(64 * MIB, lanes_max=2)))
+        self.session_next = 1
+
+    def clock(self):
+        self.now_ns += 1_000_000
+        return self.now_ns
+
+    def carry_out(self, command):
+        match command:
+            case commands.OpenLane():
+                self.dispatcher.submit(events.LaneOpened(command.lane, command.epoch))
+            case commands.ReleaseLane():
+                self.dispatcher.submit(events.LaneReleased(command.lane, command.epoch))
+            case commands.ReleaseSession():
+                self.dispatcher.submit(events.SessionReleased(command.session))
+
+    def arrive(self, size):
+        session, job = SessionId(self.session_next), JobId(str(self.session_next))
+        self.session_next += 1
+        domain = Domain(f"user:{size % 2}")
+        self.dispatcher.note(SessionNote(session, job, DEVICE, domain, 0, ProcessFacts(), True, "", "", 0, 0, 0))
+        self.dispatcher.submit(
+            events.SessionArrived(session, DEVICE, job, domain, 2 * MIB, 4 * (size + 1) * MIB, Rank(size % 3))
+        )
+
+    def step(self, what, number, value):
+        facts = self.dispatcher.state.sessions.get(SessionId(number))
+        match what:
+            case "arrive":
+                self.arrive(value)
+            case "tick":
+                self.dispatcher.submit(events.Ticked(DEVICE))
+            case "policy":
+                policy = ("fifo", "srtf", "pack", "fair", "priority")[value % 5]
+                self.dispatcher.submit(events.LimitsChanged(DEVICE, DeviceLimits(64 * MIB, lanes_max=2, policy=policy)))
+            case _ if facts is not None:
+                self.to_session(what, facts, value)
+
+    def to_session(self, what, facts, value):
+        session = facts.session
+        plain = {
+            "want": events.GrantWanted(session),
+            "leave": events.SessionLeft(session),
+            "stop": events.SessionStopped(session),
+            "continue": events.SessionContinued(session),
+            "overrun": events.SessionOverran(session, 2 * MIB * value, 4 * MIB),
+        }
+        if what in plain:
+            self.dispatcher.submit(plain[what])
+        elif facts.grant_epoch is not None:
+            offered = facts.successor_epoch if what == "hand" else None
+            self.dispatcher.submit(
+                events.GrantReturned(session, facts.grant_epoch, value, 0, wants_next=value != 0, handed_over=offered)
+            )
+
+
+@given(steps=STEPS, segment_bytes_max=st.sampled_from((400, 1 << 20)))
+@settings(max_examples=60, deadline=None)
+def test_replay_gives_the_state_that_was(tmp_path_factory, steps, segment_bytes_max):
+    directory = tmp_path_factory.mktemp("journal")
+    shell = Shell(directory, segment_bytes_max)
+    for step in steps:
+        shell.step(*step)
+    shell.dispatcher.journal.close()
+    results = [replay(segment) for segment in read_journal(directory)]
+    assert sum(result.mismatch_count for result in results) == 0
+    last = results[-1]
+    check(last.engine)
+    assert engine_digest(last.engine) == engine_digest(shell.dispatcher.engine)
+    assert last.state == shell.dispatcher.state

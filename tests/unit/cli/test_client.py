@@ -1,0 +1,71 @@
+"""What a daemon refuses becomes the exit code that says who must act."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from cli.client import DaemonClient
+from cli.entry import ExitCode, FailedError, UnreachableError, exit_code_of
+from nodedaemon.core.errors import SalusError
+from nodedaemon.wire.control import NodeStatus
+
+
+@pytest.fixture
+def answering(tmp_path):
+    """Gives a function that serves one canned answer at a socket."""
+    threads = []
+
+    def serve(answer):
+        path = tmp_path / "control.sock"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(path))
+        listener.listen()
+
+        def work():
+            peer, _ = listener.accept()
+            with peer, listener:
+                peer.recv(4096)
+                peer.sendall(answer)
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        return path
+
+    yield serve
+    for thread in threads:
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        ("usage", ExitCode.USAGE),
+        ("not_found", ExitCode.NOT_FOUND),
+        ("not_permitted", ExitCode.NOT_PERMITTED),
+        ("failed", ExitCode.FAILED),
+    ],
+)
+def test_a_refusal_has_the_exit_code_of_its_kind(answering, kind, code):
+    client = DaemonClient(answering(json.dumps({"ok": False, "why": "because", "kind": kind}).encode() + b"\n"))
+    with pytest.raises(SalusError, match="because") as raised:
+        client.ask("anything")
+    client.close()
+    assert exit_code_of(raised.value) is code
+
+
+def test_silence_garbage_and_nobody_are_an_unreachable_daemon(answering, tmp_path):
+    with pytest.raises(UnreachableError, match="is it running"):
+        DaemonClient(tmp_path / "nobody.sock")
+    client = DaemonClient(answering(b"hello there\n"))
+    with pytest.raises(UnreachableError, match="ControlSocket"):
+        client.ask("ping")
+    client.close()
+
+
+def test_an_answer_of_another_release_is_named(answering):
+    client = DaemonClient(answering(b'{"ok": true}\n'))
+    with pytest.raises(FailedError, match="release"):
+        client.ask_for(NodeStatus, "status")
+    client.close()

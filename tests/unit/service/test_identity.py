@@ -1,0 +1,88 @@
+"""A process's job: cgroup first, then registered processes and their descendants, then Slurm's pid list."""
+
+import pytest
+
+from nodedaemon.core.types import JobId
+from nodedaemon.drivers.cgroup import JobPlace
+from nodedaemon.service.identity import ancestors, find_job
+from nodedaemon.service.jobs import parse_segment
+from nodedaemon.service.state import JobFacts, ProcessFacts
+
+
+@pytest.fixture
+def proc(tmp_path):
+    def add(pid, parent, start, cgroup="0::/\n"):
+        place = tmp_path / str(pid)
+        place.mkdir(exist_ok=True)
+        fields = ["S", str(parent), *["0"] * 17, str(start), "0", "0"]
+        (place / "stat").write_text(f"{pid} (x) {' '.join(fields)}\n")
+        (place / "cgroup").write_text(cgroup)
+
+    add.root = tmp_path
+    return add
+
+
+def job(name, **fields):
+    return JobFacts(JobId(name), 0, 1000, **fields)
+
+
+def no_list():
+    raise AssertionError("scontrol is asked last")
+
+
+def test_the_cgroup_wins_over_everything(proc):
+    proc(50, 1, 7, "0::/system.slice/slurmstepd.scope/job_12/step_0/user/task_0\n")
+    jobs = {JobId("12"): job("12"), JobId("13"): job("13", roots=[ProcessFacts(50, 7)])}
+    assert find_job(50, jobs, no_list, proc.root).job is jobs[JobId("12")]
+
+
+def test_a_sluid_names_the_job_that_the_prolog_told_of(proc):
+    proc(50, 1, 7, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0\n")
+    jobs = {JobId("12"): job("12", sluid="s5K1KKYAYG5D00")}
+    assert find_job(50, jobs, no_list, proc.root).job is jobs[JobId("12")]
+
+
+def test_a_descendant_of_a_registered_process_is_the_jobs_and_a_reused_pid_is_not(proc):
+    proc(40, 1, 100)
+    proc(41, 40, 110)
+    proc(42, 41, 120)
+    jobs = {JobId("local-1"): job("local-1", is_local=True, roots=[ProcessFacts(40, 100)])}
+    assert find_job(42, jobs, no_list, proc.root).job is jobs[JobId("local-1")]
+    proc(40, 1, 999)
+    assert find_job(42, jobs, no_list, proc.root).job is None
+
+
+def test_slurms_own_list_serves_sites_without_cgroups(proc):
+    proc(60, 1, 7)
+    proc(61, 60, 8)
+    jobs = {JobId("77"): job("77")}
+    assert find_job(61, jobs, lambda: {60: JobPlace("77", None, "0")}, proc.root).job is jobs[JobId("77")]
+    assert find_job(61, jobs, dict, proc.root).job is None
+
+
+def test_an_ended_job_has_no_processes_any_more(proc):
+    proc(40, 1, 100)
+    jobs = {JobId("1"): job("1", is_local=True, is_ended=True, roots=[ProcessFacts(40, 100)])}
+    assert find_job(40, jobs, no_list, proc.root).job is None
+
+
+def test_a_forged_loop_of_parents_ends(proc):
+    proc(10, 11, 1)
+    proc(11, 10, 1)
+    assert len(ancestors(10, proc.root)) == 64
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("", {}),
+        ("other:1;x=2", {}),
+        (
+            "note salus:1;adm=9;P=10;E=20;K=shared;S=a=b more",
+            {"adm": "9", "P": "10", "E": "20", "K": "shared", "S": "a=b"},
+        ),
+        ("salus:2;P=10", {}),
+    ],
+)
+def test_the_segment_of_admin_comment(text, keys):
+    assert parse_segment(text) == keys
