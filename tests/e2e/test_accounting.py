@@ -23,7 +23,6 @@ def sacct_table(cluster):
     from tests.support.lab import Lab
 
     lab = Lab(cluster)
-    started = time.time()
     release = lab.work / "release"
     waits = lab.script("waits.sh", f"until [ -e {release} ]; do sleep 0.1; done")
     quick = lab.script("quick.sh", "true")
@@ -36,10 +35,11 @@ def sacct_table(cluster):
         lab.wait_state(ids[name], "RUNNING")
     lab.ask("scontrol", "suspend", ids["suspend"])
     lab.wait_state(ids["suspend"], "SUSPENDED")
+    suspended_at = time.time()
     lab.ask("scancel", ids["cancel"])
     lab.ask("scontrol", "requeue", ids["requeue"])
     # Slurm counts whole seconds: let the suspension last for more than one.
-    wait_for(lambda: time.time() > started + 3, "three seconds of suspension")
+    wait_for(lambda: time.time() > suspended_at + 2.5, "more than two seconds of suspension")
     lab.ask("scontrol", "resume", ids["suspend"])
     # Slurm keeps a requeued job back for two minutes, counted from when its first run is cleaned up.
     lab.wait_state(ids["requeue"], "PENDING")

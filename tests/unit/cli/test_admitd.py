@@ -1,0 +1,83 @@
+"""Asking salus-admitd over TCP: what it refuses gives the exit code, what is away is unreachable."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from cli import admitd
+from cli.entry import FailedError, NotFoundError, NotPermittedError, UnreachableError
+from nodedaemon.config.keys import Admission
+from nodedaemon.core.errors import OperatingError, RequestError
+
+
+@pytest.fixture(autouse=True)
+def signed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_plugin.credentials.sign", lambda request: {**request, "credential": "MUNGE:x:"})
+
+
+@contextmanager
+def server(answer: bytes) -> Iterator[tuple[Admission, list[bytes]]]:
+    """Takes one request and gives one answer."""
+    heard: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer, peer.makefile("rb") as lines:
+                heard.append(lines.readline())
+                peer.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield replace(Admission(), host="127.0.0.1", port=listener.getsockname()[1]), heard
+        thread.join(10)
+
+
+def test_a_question_goes_out_signed_and_its_answer_comes_back() -> None:
+    with server(b'{"ok": true, "answer": [1]}\n') as (settings, heard):
+        assert admitd.ask_admission(settings, {"op": "accounting"})["answer"] == [1]
+    assert json.loads(heard[0]) == {"op": "accounting", "credential": "MUNGE:x:"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("not_found", NotFoundError),
+        ("not_permitted", NotPermittedError),
+        ("usage", RequestError),
+        ("unreachable", UnreachableError),
+        ("failed", FailedError),
+        ("something new", FailedError),
+    ],
+)
+def test_a_refusal_is_the_error_of_its_kind(kind: str, error: type[Exception]) -> None:
+    answer = json.dumps({"ok": False, "kind": kind, "why": "because"}).encode() + b"\n"
+    with server(answer) as (settings, _), pytest.raises(error, match="because"):
+        admitd.ask_admission(settings, {"op": "accounting"})
+
+
+@pytest.mark.parametrize("answer", [b"", b'{"ok": true', b"nonsense\n", b"[]\n"])
+def test_what_is_no_answer_is_unreachable(answer: bytes) -> None:
+    with server(answer) as (settings, _), pytest.raises(UnreachableError, match="not understood"):
+        admitd.ask_admission(settings, {"op": "accounting"})
+
+
+def test_a_server_that_is_away_or_not_configured_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(UnreachableError, match=r"salus-admitd not reached: 127\.0\.0\.1"):
+        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"op": "accounting"})
+    with pytest.raises(UnreachableError, match="AdmissionPort is 0"):
+        admitd.ask_admission(replace(Admission(), port=0), {"op": "accounting"})
+
+    def fail(_request: object) -> object:
+        raise OperatingError("credential: munge: no such file; is munged running on this host?")
+
+    monkeypatch.setattr("slurm_plugin.credentials.sign", fail)
+    with pytest.raises(UnreachableError, match="is munged running"):
+        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"op": "accounting"})
