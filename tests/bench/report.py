@@ -1,6 +1,7 @@
 """A month's report on a million job runs, against the plain SQL aggregate on the same database, in one run.
 
-The plain side is one statement that sums held, occupied, busy, iterations and memory by account and user. The report
+The plain side is one statement that sums held, occupied, busy, iterations and memory by account and user, in the plan
+that SQLite chooses and in the order of the table; the faster of the two counts. The report
 also cuts at the window's edges, takes suspended time out, looks up each profile's solo time, computes fairness job by
 job, and finds the median wait. ARGS: [--jobs N] [--rounds N] [--growth 10000,100000]
 """
@@ -16,7 +17,7 @@ import time
 from pathlib import Path
 
 from accounting import schema
-from accounting.database import open_database
+from accounting.database import SQLITE_CACHE_KIB, open_database
 from accounting.jobs import JOBS
 from accounting.profiles import PROFILES
 from accounting.reports import make_report
@@ -37,6 +38,10 @@ FROM usage JOIN jobs ON jobs.id = usage.job_id
 WHERE usage.start_utc_ns >= ? AND usage.start_utc_ns < ?
 GROUP BY jobs.account, jobs."user"
 """
+# The same with the index on the time hidden from the planner.
+PLAIN_IN_ORDER = PLAIN.replace("usage.start_utc_ns >=", "usage.start_utc_ns + 0 >=").replace(
+    "usage.start_utc_ns <", "usage.start_utc_ns + 0 <"
+)
 
 
 def fill(path: Path, count: int) -> None:
@@ -112,20 +117,23 @@ def measure(path: Path, rounds: int) -> dict[str, float]:
     window = (T0 + S, T0 + MONTH - S)
     database = open_database(f"sqlite:///{path}")
     connection = sqlite3.connect(path)
-    plain, report = [], []
+    connection.execute(f"PRAGMA cache_size=-{SQLITE_CACHE_KIB}")
+    times: dict[str, list[float]] = {"plain_by_index_s": [], "plain_in_order_s": [], "report_s": []}
     for _ in range(rounds):
-        started = time.perf_counter()
-        rows = connection.execute(PLAIN, window).fetchall()
-        plain.append(time.perf_counter() - started)
+        for name, statement in (("plain_by_index_s", PLAIN), ("plain_in_order_s", PLAIN_IN_ORDER)):
+            started = time.perf_counter()
+            rows = connection.execute(statement, window).fetchall()
+            times[name].append(time.perf_counter() - started)
         started = time.perf_counter()
         selection = Selection(start_utc_ns=window[0], end_utc_ns=window[1])
         made = make_report(database, ROOT, "summary", selection, now_utc_ns=T0 + 2 * MONTH)
-        report.append(time.perf_counter() - started)
+        times["report_s"].append(time.perf_counter() - started)
         assert len([row for row in made.rows if row.depth]) == len(rows)
         assert abs(sum(row[5] for row in rows) - made.total.busy_ns) <= 10**-3 * made.total.busy_ns
     connection.close()
     database.close()
-    return {"plain_s": round(statistics.median(plain), 4), "report_s": round(statistics.median(report), 4)}
+    medians = {name: round(statistics.median(values), 4) for name, values in times.items()}
+    return {**medians, "plain_s": min(medians["plain_by_index_s"], medians["plain_in_order_s"])}
 
 
 def main() -> None:
