@@ -65,6 +65,14 @@ class Figures(ctypes.Structure):
     _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_uint64) for name in FIGURES]
 
 
+def hold_lock(library: Any, name: str) -> Any:
+    """The same call without giving up the interpreter's lock: for calls that never wait."""
+    function = getattr(library, name)
+    if not isinstance(library, ctypes.CDLL):
+        return function
+    return ctypes.PYFUNCTYPE(None)(ctypes.cast(function, ctypes.c_void_p).value)
+
+
 def find_library() -> str:
     given = os.environ.get("SALUS_LIBRARY")
     if given:

@@ -77,6 +77,7 @@ class BoundaryRule:
         self._interval: Dict[Forward, int] = {}
         self._first: Optional[Forward] = None
         self._unanswered: Dict[Forward, int] = {}
+        self._typical: Optional[Dict[Forward, int]] = None
         self._trailing_streak = 0
         self._openings_missed = 0
         self._opening_has_led = False
@@ -126,24 +127,28 @@ class BoundaryRule:
             return False
         forward = (root, grad)
         fires = False
-        if not self._steps and self._worked and not self._is_explicit:
-            if self._is_open and grad and self._is_unanswered(forward, training):
+        # Where there is an optimizer, forwards in training mode are answered some day.
+        may_drop = not (training and self._optimizer_seen)
+        interval = self._interval
+        if self._worked and not self._steps and not self._is_explicit:
+            if self._is_open and grad and may_drop and self._is_unanswered(forward, training):
                 self._is_open = False
-            if forward == self._opening and self._stepped and self._interval and not self._interval.get(forward):
+            if interval and forward == self._opening and self._stepped and forward not in interval:
                 self._doubt_lead(forward)
             fires = not self._is_open and self._forward_fires(forward)
-            if fires and self._loader_rules():
+            if fires and self._loader_count >= 2 and self._loader_rules():
                 self._suppressed += 1
                 fires = False
-        if fires:
-            self._fired()
+            if fires:
+                self._fired()
         self._worked = True
         self._count[forward] = self._count.get(forward, 0) + 1
-        self._interval[forward] = self._interval.get(forward, 0) + 1
-        self._unanswered[forward] = self._unanswered.get(forward, 0) + 1
+        interval[forward] = interval.get(forward, 0) + 1
+        if may_drop:
+            self._unanswered[forward] = self._unanswered.get(forward, 0) + 1
         if self._first is None:
             self._first = forward
-        if grad and forward not in self._trailing and not self._is_unanswered(forward, training):
+        if grad and forward not in self._trailing and not (may_drop and self._is_unanswered(forward, training)):
             self._is_open = True
             self._open_by.add(forward)
         return fires
@@ -166,22 +171,23 @@ class BoundaryRule:
 
     def backward_left(self) -> None:
         self._enclosing -= 1
+        if self._optimizer_seen:
+            return
         self._backward_count = min(self._backward_count + 1, BACKWARDS_BEFORE_CLOSING)
-        if not self._optimizer_seen and self._backward_count >= BACKWARDS_BEFORE_CLOSING and not self._enclosing:
+        if self._backward_count >= BACKWARDS_BEFORE_CLOSING and not self._enclosing:
             self._close()
 
     def step_entered(self, optimizer: int) -> bool:
         if optimizer not in self._cycle.alive:
             self.optimizer_made(optimizer)
-        if optimizer in self._steps:
+        if self._steps and optimizer in self._steps:
             # An optimizer never steps inside its own step: the earlier one ended by an exception.
             del self._steps[self._steps.index(optimizer) :]
         fires = False
         if not self._enclosing and not self._steps and not self._is_explicit:
-            fires = self._worked and self._stepped and not self._is_open and self._cycle.is_closed
             # A step right after a step, with its forward inside: nothing else announces the iteration.
-            if fires and (self._loader_rules() or self._interval):
-                fires = False
+            fires = self._stepped and self._worked and not self._is_open and not self._interval
+            fires = fires and self._cycle.is_closed and not self._loader_rules()
         if fires:
             self._fired()
         self._steps.append(optimizer)
@@ -248,9 +254,12 @@ class BoundaryRule:
             self._opening_has_led = False
         elif self._first == self._opening and self._closings:
             self._opening_has_led = True
-        for forward, count in self._interval.items():
-            if (forward[1] or count <= PREAMBLE_FORWARDS_MAX) and self._closings:
-                self._expected[forward] = max(self._expected.get(forward, 0), count)
+        if self._interval != self._typical:
+            for forward, count in self._interval.items():
+                if (forward[1] or count <= PREAMBLE_FORWARDS_MAX) and self._closings:
+                    self._expected[forward] = max(self._expected.get(forward, 0), count)
+            # The first one may hold a warm-up and is not learned from, so it is not the typical one either.
+            self._typical = dict(self._interval) if self._closings else None
         self._closings += 1
         self._is_open = False
         self._has_backward = False

@@ -6,17 +6,11 @@ them, and is marked so that torch.compile never starts a frame in it: graphs and
 """
 
 import functools
-import threading
+import os
 from types import CodeType, ModuleType
 from typing import Any, Callable, List
 
 from salus_job.watch import Watch
-
-
-class _Depth(threading.local):
-    """How deep in a root's forward the calling thread is."""
-
-    value = 0
 
 
 def install(torch: ModuleType, watch: Watch) -> None:
@@ -33,21 +27,24 @@ def install(torch: ModuleType, watch: Watch) -> None:
 def _wrap_modules(torch: Any, watch: Watch) -> List[CodeType]:
     plain = torch.nn.Module.__call__
     is_compiling = _compiling_test(torch)
-    depth = _Depth()
+    # One word for all threads: only one is watched, and while it is inside a root nobody else's forward matters.
+    inside = [False]
+    os.register_at_fork(after_in_child=functools.partial(inside.__setitem__, 0, False))
 
     @functools.wraps(plain)
     def call(module, *args, **kwargs):  # type: ignore[no-untyped-def]
-        # The compiler's test comes first: a traced read of `depth` would become a guard of the user's graph.
-        if is_compiling() or depth.value or watch.is_off:
+        if inside[0] or is_compiling() or watch.is_off:
             return plain(module, *args, **kwargs)
-        depth.value = 1
-        output = None
         entry = watch.on_forward_entered(module, args)
+        if entry is None:
+            return plain(module, *args, **kwargs)
+        inside[0] = True
+        output = None
         try:
             output = plain(module, *args, **kwargs)
             return output
         finally:
-            depth.value = 0
+            inside[0] = False
             watch.on_forward_left(entry, output)
 
     torch.nn.Module.__call__ = call

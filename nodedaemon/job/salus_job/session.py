@@ -19,7 +19,8 @@ class Session:
         self._library = library
         self._enter = library.salus_enter
         self._boundary = library.salus_boundary
-        self.leave_entry = library.salus_exit
+        # Never waits, so the interpreter's lock is kept.
+        self.leave_entry = binding.hold_lock(library, "salus_exit")
         self.persist_begin = library.salus_persist_begin
         self.persist_end = library.salus_persist_end
         self.is_hooked = False

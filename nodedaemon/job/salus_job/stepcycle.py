@@ -25,7 +25,10 @@ class StepCycle:
         self._is_exact = bool(cycle)
 
     def step(self, optimizer: int) -> None:
-        if self.cycle:
+        if self.cycle == [optimizer]:
+            self._is_exact = True
+            self._missed.clear()
+        elif self.cycle:
             self._follow(optimizer)
         else:
             self._history.append(optimizer)
@@ -59,7 +62,7 @@ class StepCycle:
             self._matched = (self._matched + 1) % len(self.cycle)
             self._is_exact = self._matched == 0
             if self._is_exact:
-                self._missed = []
+                self._missed.clear()
             return
         # A skipped step (AMP does that): go on from the longest tail of what was seen that begins the cycle.
         seen = [*self.cycle[: self._matched], optimizer]
@@ -68,7 +71,7 @@ class StepCycle:
         if len(self._missed) >= 2 * len(self.cycle) + MISSES_BEFORE_RELEARNING:
             # Another phase of the job, with other optimizers: it began where the cycle was last closed.
             self.alive = set(self._missed)
-            self.cycle, self._history, self._matched = [], self._missed, 0
+            self.cycle, self._history, self._missed, self._matched = [], self._missed, [], 0
             self._learn()
 
     @property

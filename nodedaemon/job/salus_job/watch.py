@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from threading import get_ident
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Set, Tuple
 
@@ -86,7 +87,7 @@ class Watch:
 
     def on_forward_entered(self, module: Any, args: Tuple[Any, ...]) -> Optional[Entry]:
         try:
-            if not self._is_watched():
+            if get_ident() != self._thread_id and not self._is_watched():
                 return None
             grad = self._is_grad_enabled()
             root = self._roots.of(module)
@@ -133,7 +134,7 @@ class Watch:
             self._fail("loader", error)
 
     def on_backward_entered(self) -> bool:
-        if threading.get_ident() != self._thread_id or not self._is_attached:
+        if get_ident() != self._thread_id or not self._is_attached:
             return False
         try:
             self.rule.backward_entered()
@@ -167,7 +168,7 @@ class Watch:
 
     def on_step_entered(self, optimizer: Any) -> None:
         try:
-            if not self._is_watched():
+            if get_ident() != self._thread_id and not self._is_watched():
                 return
             number = self._optimizers.of(optimizer)
             self._enter(self.rule.step_entered(number))
@@ -181,7 +182,7 @@ class Watch:
             self._fail("step", error)
 
     def on_step_left(self, optimizer: Any) -> None:
-        if threading.get_ident() != self._thread_id or not self._is_attached:
+        if get_ident() != self._thread_id or not self._is_attached:
             return
         try:
             number = self._optimizers.of(optimizer)
@@ -205,7 +206,7 @@ class Watch:
 
     def on_iteration_left(self) -> None:
         try:
-            if not self.is_off and threading.get_ident() == self._thread_id and self._is_attached:
+            if not self.is_off and get_ident() == self._thread_id and self._is_attached:
                 self._session.leave_entry()
         except Exception as error:
             self._fail("iteration", error)
@@ -221,14 +222,14 @@ class Watch:
 
     def _is_watched(self) -> bool:
         """Whether the calling thread is the one whose iterations count; the first entry of all attaches the process."""
-        if threading.get_ident() == self._thread_id:
+        if get_ident() == self._thread_id:
             return True
         if self._thread is not None and self._thread.is_alive():
             return False
         if self._is_loader_worker():
             self.is_off = True
             return False
-        self._thread, self._thread_id = threading.current_thread(), threading.get_ident()
+        self._thread, self._thread_id = threading.current_thread(), get_ident()
         if not self._is_attached:
             self._attach()
         return not self.is_off
