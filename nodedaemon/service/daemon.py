@@ -225,6 +225,7 @@ class Daemon:
             timeout_s=lambda: self._rules.settings.readings.timeout_ns / 1e9,
             sweep=self._jobs.sweep,
             report_device=lambda device, fault: self._books.report("xid", None, fault, device),
+            report_strangers=lambda device, told: self._books.report("foreign_memory", None, told, device),
             log=self._log,
         )
         self._view = StatusView(

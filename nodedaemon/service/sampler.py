@@ -8,6 +8,7 @@ waits for the answer: a node where nothing is revoked is looked at every `Sample
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -39,6 +40,7 @@ class Sampler:
         timeout_s: Callable[[], float],
         sweep: Callable[[], None],
         report_device: Callable[[DeviceId, str], None],
+        report_strangers: Callable[[DeviceId, str], None],
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
@@ -50,6 +52,8 @@ class Sampler:
         self._timeout_s = timeout_s
         self._sweep = sweep
         self._report_device = report_device
+        self._report_strangers = report_strangers
+        self._foreign_bytes: dict[DeviceId, int] = {}
         self._log = log
         self._threads: dict[DeviceId, ThreadPoolExecutor] = {}
         self._hung: set[DeviceId] = set()
@@ -89,11 +93,27 @@ class Sampler:
             self._lost.discard(device.uuid)
             self._log.info("device recovered", device=device.uuid)
             self._dispatcher.submit(events.DeviceRecovered(device.uuid))
+        self._look_for_strangers(device, reading, pids)
         own = {process.pid: process.used_bytes for process in reading.processes}
         for facts in self._dispatcher.state.sessions.values():
             live = self._roster.get(facts.session)
             if live is not None and facts.device == device.uuid:
                 live.own_bytes_max = max(live.own_bytes_max, own.get(facts.process.pid, 0))
+
+    def _look_for_strangers(self, device: Device, reading: Reading, pids: list[int]) -> None:
+        """Processes outside Salus on a device: told when they come and when they grow by a quarter."""
+        known = {*pids, os.getpid()}
+        foreign_bytes = sum(process.used_bytes for process in reading.processes if process.pid not in known)
+        told_bytes = self._foreign_bytes.get(device.uuid, 0)
+        if foreign_bytes > told_bytes + told_bytes // 4:
+            strangers = [process.pid for process in reading.processes if process.pid not in known]
+            self._log.warning(
+                "foreign processes on the device", device=device.uuid, pids=strangers, bytes=foreign_bytes
+            )
+            self._report_strangers(device.uuid, f"pids {strangers[:16]} hold {foreign_bytes} bytes")
+            self._foreign_bytes[device.uuid] = foreign_bytes
+        elif not foreign_bytes:
+            self._foreign_bytes.pop(device.uuid, None)
 
     async def _call(self, device: Device, pids: list[int]) -> Reading:
         if not device.is_slow:

@@ -1,0 +1,113 @@
+"""Readings that fail, hang, recover, or show strangers become events; nothing blocks the daemon."""
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+import structlog
+
+from nodedaemon.core.engine import Engine
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.events import DeviceAdded
+from nodedaemon.core.types import MIB, DeviceId, DeviceLimits
+from nodedaemon.drivers.device import ProcessReading, Reading
+from nodedaemon.service.dispatcher import Dispatcher
+from nodedaemon.service.live import Roster
+from nodedaemon.service.sampler import Sampler
+from nodedaemon.service.state import ShellState
+
+DEVICE = DeviceId("GPU-1")
+
+
+class FakeDevice:
+    """A GPU that answers what the test says; `hang` holds a reading until it is released."""
+
+    uuid, is_slow = DEVICE, True
+
+    def __init__(self):
+        self.answer = Reading(0, 100)
+        self.hang = None
+
+    def read(self, pids):
+        if self.hang is not None:
+            self.hang.wait(30)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.fixture
+def node():
+    dispatcher = Dispatcher(Engine(), ShellState(), iter(range(1, 10_000)).__next__)
+    dispatcher.submit(DeviceAdded(DEVICE, DeviceLimits(64 * MIB)))
+    device, told = FakeDevice(), []
+    lanes = SimpleNamespace(watch=lambda: None, is_releasing=False, recheck=lambda: None)
+
+    def make(loop):
+        return Sampler(
+            dispatcher,
+            Roster(),
+            lanes,
+            None,
+            {DEVICE: device},
+            loop=loop,
+            timeout_s=lambda: 0.2,
+            sweep=lambda: None,
+            report_device=lambda _, fault: told.append(fault),
+            report_strangers=lambda _, text: told.append(text),
+            log=structlog.get_logger(),
+        )
+
+    return SimpleNamespace(dispatcher=dispatcher, device=device, told=told, make=make)
+
+
+def lost_reason(node):
+    return node.dispatcher.engine.snapshot().devices[0].lost_reason
+
+
+def sample(node, *answers):
+    """Take one reading for each answer, with one sampler; what the engine thinks after each."""
+
+    async def work():
+        sampler = node.make(asyncio.get_running_loop())
+        seen = []
+        for answer in answers:
+            node.device.answer = answer
+            await sampler.sample()
+            seen.append(lost_reason(node))
+        sampler.close()
+        return seen
+
+    return asyncio.run(work())
+
+
+def test_a_device_that_fails_is_lost_and_comes_back_by_itself(node):
+    assert sample(node, OperatingError("fell off the bus"), OperatingError("still"), Reading(0, 100)) == [
+        "fell off the bus",
+        "fell off the bus",
+        None,
+    ]
+
+
+def test_a_reading_that_hangs_is_given_up_and_the_next_one_is_taken_in_another_thread(node):
+    async def work():
+        sampler = node.make(asyncio.get_running_loop())
+        node.device.hang = hang = threading.Event()
+        await sampler.sample()
+        assert lost_reason(node) == "it does not answer"
+        node.device.hang = None
+        await sampler.sample()
+        assert lost_reason(node) is None
+        hang.set()
+        sampler.close()
+
+    asyncio.run(work())
+
+
+def test_faults_and_strangers_are_told_once(node):
+    stranger = Reading(50, 100, (ProcessReading(4242, 50),), faults=("xid 79",))
+    calm = Reading(50, 100, (ProcessReading(4242, 50),))
+    sample(node, stranger, calm, Reading(0, 100), calm)
+    assert [text for text in node.told if "4242" in text] == ["pids [4242] hold 50 bytes"] * 2
+    assert node.told.count("xid 79") == 1
