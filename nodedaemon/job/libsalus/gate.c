@@ -114,6 +114,9 @@ static int hand_over(bool wants_next)
         return 1;
     SALUS_POINT(POINT_STASHED);
     gate->lease_seen = 0;
+    gate->is_asking = wants_next;
+    /* Before the state: a count of this grant must not be taken for one of the next. */
+    store_relaxed(&gate->page->started_count, 0);
     set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
     SALUS_POINT(POINT_STATE_LEFT);
     frame.successor_epoch = start_successor();
@@ -197,20 +200,23 @@ static void spin(uint32_t bell)
     } while (clock_ns() < end_ns);
 }
 
-/* Until a grant is ours. 0, or -ENOTCONN when the session was switched off meanwhile. */
+/* Until a grant is ours. 0; -EINTR; -ENOTCONN when the session was switched off meanwhile. */
 static int wait_turn(uint64_t since_ns)
 {
     const struct timespec slice = {.tv_sec = WAIT_SLICE_NS / 1000000000ull};
     bool may_spin = true;
     uint64_t now_ns;
+    int error;
 
     __atomic_store_n(&gate->slot->cpu, (uint32_t)sched_getcpu(), __ATOMIC_RELAXED);
     SALUS_POINT(POINT_CPU_STORED);
     for (;;) {
         uint32_t bell = __atomic_load_n(&gate->slot->bell, __ATOMIC_SEQ_CST);
 
-        if (session.phase != PHASE_GATED)
+        if (session.phase != PHASE_GATED) {
+            set_state(SALUS_STATE_OUT);
             return -ENOTCONN;
+        }
         if (try_start())
             break;
         if (may_spin && is_spin_useful()) {
@@ -220,9 +226,11 @@ static int wait_turn(uint64_t since_ns)
         }
         __atomic_store_n(&gate->slot->sleepers, 1, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_RAISED);
-        futex_wait(&gate->slot->bell, bell, &slice);
+        error = futex_wait(&gate->slot->bell, bell, &slice);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
+        if (error == -EINTR && session.is_interruptible)
+            return -EINTR;
     }
     now_ns = clock_ns();
     gate->wait_last_ns = now_ns - since_ns;
@@ -249,13 +257,18 @@ void gate_want_again(void)
 
 /* A grant is held when this answers 0 and one iteration may start. gate_lock held, no grant held.
  */
-static int acquire(bool has_asked)
+static int acquire(void)
 {
-    if (!has_asked)
+    int error;
+
+    if (!gate->is_asking)
         want();
+    gate->is_asking = true;
     for (;;) {
-        if (wait_turn(clock_ns()))
-            return -ENOTCONN;
+        error = wait_turn(clock_ns());
+        if (error)
+            return error;
+        gate->is_asking = false;
         /* Revoked before it began: give it back and go on waiting. */
         if ((uint32_t)gate->lease_seen || gate->lease_seen >> 32 != (uint32_t)gate->epoch)
             return 0;
@@ -291,6 +304,7 @@ static int renew(bool is_boundary, uint64_t now_ns)
 {
     uint64_t word;
     bool is_new = false;
+    int error;
 
     if (session.phase != PHASE_GATED)
         return -ENOTCONN;
@@ -307,16 +321,18 @@ static int renew(bool is_boundary, uint64_t now_ns)
             gate->lease_seen = word;
         } else if (!hand_over(true)) {
             is_new = true;
-            if (acquire(true))
-                return -ENOTCONN;
+            error = acquire();
+            if (error)
+                return error;
             now_ns = gate->held_since_ns;
         }
     } else {
         is_new = true;
         if (!is_boundary)
             end_iteration(now_ns);
-        if (acquire(false))
-            return -ENOTCONN;
+        error = acquire();
+        if (error)
+            return error;
         now_ns = gate->held_since_ns;
     }
     begin_iteration(now_ns);

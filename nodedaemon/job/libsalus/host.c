@@ -324,8 +324,8 @@ int host_hook(void)
     return 0;
 }
 
-#ifdef SALUS_FAULT_POINTS
-/* What libc10's slots lead to, for tests without a framework. */
+#if defined(SALUS_FAULT_POINTS) || defined(SALUS_BLOCKS)
+/* What libc10's slots lead to, for tests and benchmarks without a framework. */
 SALUS_API void *salus_block_take(uint64_t size_bytes);
 SALUS_API void salus_block_give(void *address);
 

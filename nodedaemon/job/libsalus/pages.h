@@ -68,7 +68,8 @@ SALUS_API uint64_t salus_page_name(struct salus_gate_page *gate, uint32_t slot, 
 SALUS_API void salus_page_revoke(struct salus_gate_page *gate, uint64_t epoch);
 /* Takes an idle lease back: 1 done, 0 the session is not idle under that epoch. */
 SALUS_API int salus_page_take_idle(struct salus_gate_page *gate, uint64_t epoch);
-/* Kernels of this session: held back or not, at most `in_flight_max` under way (0: any). Wakes whoever was held. */
+/* Kernels of this session: held back or not, at most `in_flight_max` under way (0: any). Wakes
+ * whoever was held. */
 SALUS_API void salus_page_launch(struct salus_gate_page *gate, uint32_t is_held,
                                  uint32_t in_flight_max);
 SALUS_API void salus_page_wake(struct salus_turn_page *turn, uint32_t slot);

@@ -20,10 +20,14 @@
 #define SALUS_API         __attribute__((visibility("default")))
 #define SALUS_API_VERSION 1u
 
+/* Enter and boundary answer -EINTR when a signal handler ran while they waited: call again, the
+ * place is kept. */
+#define SALUS_INTERRUPTIBLE 0x100u
+
 struct salus_options {
     uint32_t size_bytes; /* sizeof the caller's struct: later fields of a longer one are 0 here */
     uint32_t framework;  /* enum salus_framework of salus_wire.h */
-    uint32_t flags;      /* SALUS_HELLO_UNGATED or 0; FORKED is found out here */
+    uint32_t flags;      /* SALUS_HELLO_UNGATED, SALUS_INTERRUPTIBLE; FORKED is found out here */
     uint32_t timeout_ms; /* for connect and answer; 0: 2000 */
     uint64_t model_hash;
     uint64_t input_hash;

@@ -64,6 +64,8 @@ struct gate {
     /* Entry points and allocations raise this; unchanged for long means idle. */
     uint64_t activity;
     uint32_t depth;
+    bool is_asking; /* the daemon knows that we wait; set while an interrupted wait is to be resumed
+                     */
     uint32_t is_pausing; /* the receiver looks whether we are idle: entries take the slow way */
 };
 
@@ -74,6 +76,7 @@ struct session {
     bool is_hooked;
     bool is_child; /* forked from a hooked process */
     bool has_stash;
+    bool is_interruptible;
     uint64_t session;
     uint64_t idle_release_ns;
     struct lane lanes[LANES_MAX];

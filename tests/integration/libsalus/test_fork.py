@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.support.lane_daemon import MIB, LaneDaemon
 from tests.support.lane_session import SessionProcess
@@ -48,3 +54,34 @@ def test_a_forked_child_can_be_a_session_of_its_own(start_daemon: StartDaemon, s
     assert len(daemon.sessions) == 2
     assert parent.ask("is_filled", name="kept", fill=5)
     assert parent.ask("boundary") == 1
+
+
+def test_torch_workers_and_children_change_nothing_of_the_parent(start_daemon: StartDaemon) -> None:
+    """A DataLoader worker's in-place operation, and a child's allocations: a naive shared mapping breaks both."""
+    daemon = start_daemon()
+    program = Path(__file__).parents[2] / "support" / "fork_job.py"
+    job = subprocess.run(
+        [sys.executable, program, daemon.path], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert json.loads(job.stdout) == {
+        "hooked": 0,
+        "attached": 0,
+        "in_lane": [1, 1],
+        "batches_doubled": True,
+        "dataset_unchanged": True,
+        "child_ended_well": True,
+        "tensor_unchanged": True,
+        "still_in_lane": 1,
+        "after_bye": True,
+    }
+
+
+def test_a_naive_shared_mapping_breaks_under_fork() -> None:
+    """Negative control for the above: what the children would do to memory that is simply shared."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    child = os.fork()
+    if child == 0:
+        memory[0] = 9
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert memory[0] == 9
