@@ -219,5 +219,7 @@ class Recovery:
                 live.page.limit_further(facts.grant_epoch, facts.iteration_limit)
             if facts.is_revoked:
                 self._executor.revoke(live, facts)
-        elif reading.state is GateState.WAITING and not facts.is_waiting and facts.is_gated and facts.is_admitted:
+        elif (
+            reading.state is GateState.WAITING and not facts.is_waiting and facts.ephemeral_bytes and facts.is_admitted
+        ):
             self._dispatcher.submit(events.GrantWanted(facts.session))

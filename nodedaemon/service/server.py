@@ -181,7 +181,8 @@ class Server:
             self._dispatcher.submit(
                 events.GrantReturned(facts.session, Epoch(facts.grant_epoch), 0, handed_over=started)
             )
-        elif facts.grant_epoch is None and not facts.is_waiting and facts.is_gated:
+        elif facts.grant_epoch is None and not facts.is_waiting and facts.ephemeral_bytes:
+            # One that was ungated between two iterations asks once more, and keeps its lane from then on.
             self._dispatcher.submit(events.GrantWanted(facts.session))
 
     def _on_return(self, facts: SessionFacts, message: messages.Return) -> None:

@@ -130,13 +130,15 @@ def test_04_children_of_a_job_are_the_jobs_and_outlive_their_parent(salusd):
     daemon.wait_for(lambda status: not status["sessions"], "the job ends with its last process")
 
 
-def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(salusd, crew):
+@pytest.mark.parametrize("is_idle", [False, True], ids=["running", "idle"])
+def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(salusd, crew, is_idle):
     daemon = salusd(config="MaxLanes=1")
     group = crew(daemon)
     first = group.start(iteration_us=300)
     group.ready()
-    first.go()
-    first.wait_iterations(3)
+    if not is_idle:
+        first.go()
+        first.wait_iterations(3)
     program = (
         "import sys,runpy\n"
         "sys.argv=['worker','--no-run','--control','x','--socket',sys.argv[1],'--iteration-us','300']\n"
@@ -154,6 +156,8 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
         assert '"code": 0' in second.stdout.readline()
         for _ in range(20):
             assert "iteration" in second.stdout.readline()
+        if is_idle:
+            first.go()
         count = len(first.iterations())
         first.wait_iterations(count + 20)
         sessions = daemon.status()["sessions"]
