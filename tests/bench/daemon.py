@@ -10,9 +10,11 @@ import ctypes
 import json
 import mmap
 import os
+import socket
 import statistics
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -85,6 +87,37 @@ def measure_handover() -> dict[str, float]:
     return {"n": len(gaps), "median_us": statistics.median(gaps) / 1000}
 
 
+def ping_ms(daemon: Salusd, count: int) -> list[float]:
+    taken = []
+    for _ in range(count):
+        start_ns = time.monotonic_ns()
+        daemon.ask("ping")
+        taken.append((time.monotonic_ns() - start_ns) / 1e6)
+    return taken
+
+
+def measure_noise(count: int) -> dict[str, float]:
+    """How much later a good client is answered while another sends nothing but malformed frames."""
+    with Salusd(config="UserRequests=1000000") as daemon:
+        ping_ms(daemon, 50)
+        quiet = ping_ms(daemon, count)
+        is_over = threading.Event()
+
+        def shout() -> None:
+            while not is_over.is_set():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+                    peer.connect(str(daemon.socket))
+                    peer.send(b"malformed")
+                    peer.recv(16)
+
+        thread = threading.Thread(target=shout)
+        thread.start()
+        noisy = ping_ms(daemon, count)
+        is_over.set()
+        thread.join()
+    return {"quiet_ms": round(statistics.median(quiet), 3), "noisy_ms": round(statistics.median(noisy), 3)}
+
+
 def cpu_ns(pid: int) -> int:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -132,6 +165,8 @@ def main() -> None:
     say(f"futex: median {statistics.median(futex) / 1000:.1f} us one way, n={len(futex)}")
     handover = measure_handover()
     say(f"hand-over: {handover}")
+    noise = measure_noise(300)
+    say(f"ping: {noise}")
     sessions = measure_sessions(counts, 10.0)
     bare_us = statistics.median(futex) / 1000
     print(
@@ -142,6 +177,7 @@ def main() -> None:
                 "futex_median_us": round(bare_us, 1),
                 "handover_median_us": round(handover["median_us"], 1),
                 "ratio": round(handover["median_us"] / bare_us, 2),
+                "ping": noise,
                 "sessions": sessions,
             }
         )
