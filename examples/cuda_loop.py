@@ -216,6 +216,8 @@ class Loop:
         text = PTX.format(ns=arguments.kernel_us * 1000, sm=arguments.sm_percent)
         self._kernel = ok(driver.cuModuleGetFunction(ok(driver.cuModuleLoadData(text.encode() + b"\0")), b"mix"))
         self._stream = ok(driver.cuStreamCreateWithPriority(1, arguments.priority))
+        self._start, self._end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
+        self.device_ns: list[int] = []
         self._words = (ctypes.c_uint32 * CHECKED_WORDS)()
         self.allocator = CachingAllocator() if arguments.cached else PlainAllocator()
         raw = bytes(ok(driver.cuDeviceGetUuid(device)).bytes)[:16].hex()
@@ -252,9 +254,12 @@ class Loop:
         except CudaError as error:
             self.refused.append(str(error))
             return
+        ok(driver.cuEventRecord(self._start, self._stream))
         for kernel in range(self._arguments.kernels):
             self._mix(activations, (salt + kernel) % WORD)
+        ok(driver.cuEventRecord(self._end, self._stream))
         self._check(activations)
+        self.device_ns.append(int(ok(driver.cuEventElapsedTime(self._start, self._end)) * 1e6))
         for survivor in self._survivors:
             self._mix(survivor, number)
             self._check(survivor)
@@ -292,6 +297,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def report(loop: Loop, times_ns: list[int]) -> dict[str, Any]:
     times_ns.sort()
+    device_ns = sorted(loop.device_ns) or [0]
     return {
         "pid": os.getpid(),
         "attached": loop.salus.is_attached,
@@ -302,6 +308,8 @@ def report(loop: Loop, times_ns: list[int]) -> dict[str, Any]:
         "refused_with": sorted(set(loop.refused)),
         "p50_ns": times_ns[len(times_ns) // 2] if times_ns else 0,
         "p99_ns": times_ns[len(times_ns) * 99 // 100] if times_ns else 0,
+        "device_p50_ns": device_ns[len(device_ns) // 2],
+        "device_p99_ns": device_ns[len(device_ns) * 99 // 100],
     }
 
 

@@ -72,11 +72,6 @@ def take_turns(node: CudaNode, iterations: int) -> None:
     assert node.emulator.used_bytes() == 0
 
 
-def test_three_jobs_take_turns_in_two_lanes(node: Callable[..., CudaNode]) -> None:
-    take_turns(node(config="MaxLanes=2"), 150)
-
-
-@pytest.mark.soak
 def test_three_jobs_take_a_thousand_turns_in_two_lanes(node: Callable[..., CudaNode]) -> None:
     take_turns(node(config="MaxLanes=2"), 1000)
 
