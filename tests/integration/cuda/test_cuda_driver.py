@@ -18,7 +18,7 @@ from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.drivers.cuda import CudaDevice, discover
 from nodedaemon.drivers.nvml import Nvml
 MIB = 1 << 20
-nvml = Nvml(timeout_ns=300_000_000)
+nvml = Nvml(timeout_ns=2_000_000_000)
 def control(*words): subprocess.run([os.environ["CONTROL"], *words], check=True, stdout=subprocess.DEVNULL)
 def until(claim):
     deadline = time.monotonic() + 10
@@ -130,13 +130,13 @@ except PeerError: pass
 else: raise AssertionError
 assert device.wipe_lane(lane) == 0 and nvml.read(device.uuid).used_bytes == 400 * MIB
 """
-    code = code.replace("nvml = Nvml(timeout_ns=300_000_000)\n", "", 1)
+    code = code.replace("nvml = Nvml(timeout_ns=2_000_000_000)\n", "", 1)
     emulator.run(code, CONTROL=control)
 
 
 def test_faults_are_told_and_a_hang_costs_a_deadline(emulator: Emulator, control: str) -> None:
     code = f"""{START}
-device, other = discover(nvml, timeout_ns=300_000_000)
+device, other = discover(nvml, timeout_ns=2_000_000_000)
 def fails(work, word):
     try: work()
     except OperatingError as error: assert word in str(error), error
