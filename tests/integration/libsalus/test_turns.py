@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,9 @@ import pytest
 from nodedaemon.wire.messages import OverrunKind, WelcomeFlag
 from tests.support.lane_daemon import MIB, LaneDaemon
 from tests.support.lane_session import SessionProcess
+
+# SALUS_INTERRUPTIBLE of salus.h.
+INTERRUPTIBLE = 0x100
 
 StartDaemon = Callable[..., LaneDaemon]
 StartSession = Callable[..., SessionProcess]
@@ -252,3 +256,21 @@ def test_an_ungated_session_is_measured_like_a_lane_and_never_waits(
     session.ask("take", name="c", size=MIB, fill=2)
     assert session.ask("figures")["ephemeral_bytes"] == 2 * MIB
     assert not daemon.grants
+
+
+def test_a_signal_is_seen_while_waiting_and_the_place_in_the_gate_is_kept(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    daemon = start_daemon()
+    first, second = start_session(daemon), start_session()
+    second.ask("hello", path=str(daemon.path), flags=INTERRUPTIBLE)
+    second.ask("watch_signal")
+    first.ask("boundary")
+    second.send("boundary")
+    daemon.wait_for_waiter(second.process.pid)
+    second.process.send_signal(signal.SIGUSR1)
+    assert second.answer() == -errno.EINTR
+    second.send("boundary")
+    first.ask("leave")
+    assert second.answer() == 1
+    assert [session for session, _ in daemon.grants] == [1, 2]
