@@ -45,7 +45,7 @@ def test_a_job_is_known_to_its_daemon_from_prolog_to_epilog(lab):
 
 def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
     output = lab.work / "environment.txt"
-    job = lab.sbatch("--gres=salus:1", MEMORY, "--export=PYTHONPATH=/mine", "--wrap", "env", output=str(output))
+    job = lab.sbatch("--gres=salus:1", MEMORY, "--export=ALL,PYTHONPATH=/mine", "--wrap", "env", output=str(output))
     lab.wait_state(job, "COMPLETED")
     told = dict(line.partition("=")[::2] for line in output.read_text().splitlines())
     assert told["SALUS_SOCKET"].endswith("salusd.sock")
@@ -78,14 +78,16 @@ def test_suspend_and_resume_keep_the_charge(lab):
     assert len(lab.sessions(job)) == 1
 
 
+def stepds(supervisor):
+    return [pid for pid in descendants(supervisor) if "slurmstepd" in Path(f"/proc/{pid}/comm").read_text()]
+
+
 def test_a_killed_slurmstepd_is_cleaned_up_by_the_epilog(lab):
     job = start(lab)
     node = lab.device(job)[0]
     supervisor = lab.cluster.state()["supervisor"][0]
     # One job runs, so all of them are its own.
-    steps = [pid for pid in descendants(supervisor) if "slurmstepd" in Path(f"/proc/{pid}/comm").read_text()]
-    assert steps, "no slurmstepd found"
-    for pid in steps:
+    for pid in wait_for(lambda: stepds(supervisor), "a slurmstepd"):
         os.kill(pid, signal.SIGKILL)
     lab.run("scancel", job)
     wait_released(lab, job)
@@ -113,7 +115,9 @@ def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice
     # A killed slurmctld knows what it had written; it writes every few seconds.
     saved, now = lab.cluster.plan.path("state", "job_state"), time.time()
     lab.ask("scontrol", "update", f"jobid={jobs[-1]}", "comment=saved")
+    lab.ask("scontrol", "update", "nodename=node1", "comment=saved")
     wait_for(lambda: saved.stat().st_mtime > now, "slurmctld to save its state")
+    wait_for(saved.with_name("node_state").exists, "slurmctld to save its nodes")
     for name in PARTS:
         lab.cluster.stop(name, how)
         lab.cluster.start(name)

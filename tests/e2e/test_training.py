@@ -22,7 +22,7 @@ def training(cluster):
     folder = cluster.plan.path("work", "examples")
     if not folder.exists():
         shutil.copytree(ROOT / "examples", folder)
-    return f"--export=PATH,PYTHON={cluster.python}"
+    return f"--export=ALL,PYTHON={cluster.python}"
 
 
 def train(lab, training, *argv, user="games", iterations=15):
