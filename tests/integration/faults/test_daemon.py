@@ -80,7 +80,7 @@ def test_01_killed_daemon_takes_its_sessions_back(salusd, crew):
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_01_killed_daemon_takes_its_sessions_back_fifty_times(salusd, crew):
-    daemon = salusd(config=f"MaxLanes=2\n{FAIR}")
+    daemon = salusd(config=f"MaxLanes=1\n{FAIR}")
     check_kills(daemon, crew(daemon), 50, seed=2)
 
 
