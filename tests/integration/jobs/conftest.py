@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ from tests.support.torch_job import JOB, TorchJob
 
 @pytest.fixture(scope="session", autouse=True)
 def native() -> None:
-    subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all", "tests"], check=True)
+    # Several workers of one test run must not build at once.
+    with (JOB / "libsalus" / "Makefile").open() as only_one:
+        fcntl.flock(only_one, fcntl.LOCK_EX)
+        subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all", "tests"], check=True)
 
 
 @pytest.fixture
