@@ -19,6 +19,8 @@ def report_hung(round_: Round) -> None:
             continue
         if round_.now_ns >= _hang_deadline_ns(round_, holder):
             holder.is_reported = True
+            # A policy that runs one session at a time would wait for it for ever.
+            round_.device.stop_service(holder)
             round_.commands.extend(_report(round_, holder))
             round_.placement.clear(lane, holder)
 

@@ -364,3 +364,16 @@ def test_an_overrun_of_one_that_has_not_come_or_is_gone_is_nobodys() -> None:
     assert world.send(ev.SessionOverran(2, 60 * MIB, 60 * MIB)) == []
     world.send(ev.SessionLeft(1))
     assert world.send(ev.SessionOverran(1, 60 * MIB, 60 * MIB)) == []
+
+
+def test_a_hung_holder_does_not_keep_the_device_where_one_session_runs_at_a_time() -> None:
+    world = World(DeviceLimits(1000 * MIB, policy="srtf", hang_timeout_ns=1000))
+    world.arrive(1, 10, 100, remaining_ns=10**9)
+    world.arrive(2, 10, 100, remaining_ns=10)
+    world.confirm_all()
+    world.want(1)
+    world.want(2)
+    assert list(world.running) == [1], "the short one waits for a boundary"
+    world.wait(2000)
+    world.confirm_all()
+    assert 2 in world.running
