@@ -11,7 +11,8 @@ from nodedaemon.core.types import MIB
 from slurm_plugin.cluster.processes import descendants
 from tests.support.lab import wait_for
 
-SLEEP = "exec sleep 300"
+# Not the text of other modules: a script with the same text has the same profile.
+SLEEP = "exec sleep 301"
 MEMORY = "--salus-mem=150M,50M"
 
 
