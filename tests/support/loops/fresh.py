@@ -1,4 +1,8 @@
-"""Loops written after the rule was mended by what the first held-out set showed; nothing was changed after these."""
+"""Loops written after the rule was mended by what the first held-out set showed.
+
+The rule was right on all of them at first sight. It was changed twice afterwards: optimizers that are gone count no
+more, and the watching costs less.
+"""
 
 from __future__ import annotations
 
