@@ -46,8 +46,8 @@ class Lab:
     def run(self, *argv, user=None, **options) -> subprocess.CompletedProcess:
         return self.cluster.run([str(part) for part in argv], user=user, **options)
 
-    def ask(self, *argv, user=None) -> str:
-        done = self.run(*argv, user=user)
+    def ask(self, *argv, user=None, **environment) -> str:
+        done = self.run(*argv, user=user, **environment)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
@@ -57,9 +57,9 @@ class Lab:
         path.chmod(0o755)
         return str(path)
 
-    def sbatch(self, *argv, user="games", output="/dev/null") -> str:
-        """Submit and return the job's id."""
-        told = self.ask("sbatch", "--parsable", "-o", output, *argv, user=user)
+    def sbatch(self, *argv, user="games", output="/dev/null", **environment) -> str:
+        """Submit and return the job's id. `environment` follows into the job, as a user's own does."""
+        told = self.ask("sbatch", "--parsable", "-o", output, *argv, user=user, **environment)
         return told.strip().splitlines()[-1].partition(";")[0]
 
     def refusal(self, *argv, user="games", command="sbatch") -> str:
