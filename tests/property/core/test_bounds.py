@@ -70,10 +70,10 @@ def test_a_policy_without_pace_breaks_the_fair_bound(monkeypatch) -> None:
         run_all(run_fair)
 
 
-def run_priority(seed: int) -> None:
+def run_priority(seed: int, policy: str = "priority") -> None:
     """Build any state under `priority`, let a high session want, end what is under way: it must run then."""
     rng = random.Random(seed)
-    world = World(DeviceLimits(1024 * MIB, policy="priority", lanes_max=rng.randint(1, 3), domain_quantum_ns=10**9))
+    world = World(DeviceLimits(1024 * MIB, policy=policy, lanes_max=rng.randint(1, 3), domain_quantum_ns=10**9))
     high = SessionId(1)
     world.arrive(high, 10, 200, rank=Rank.HIGH, domain=Domain(f"user:{rng.randrange(3)}"))
     world.confirm_all()
@@ -109,6 +109,11 @@ def run_priority(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_a_high_session_waits_for_the_iterations_under_way_and_no_longer(seed: int) -> None:
     run_priority(seed)
+
+
+def test_a_policy_without_classes_makes_a_high_session_wait_for_more() -> None:
+    with pytest.raises(AssertionError):
+        run_all(lambda seed: run_priority(seed, "fair"))
 
 
 def run_overtaking(seed: int, step_count: int = 300) -> int:
