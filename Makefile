@@ -7,7 +7,7 @@ PYTEST := $(PY) -m pytest -q
 # What needs hours or a GPU has targets of its own.
 NORMAL := -m "not soak and not gpu"
 
-.PHONY: demo setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench clean
+.PHONY: demo setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
 .PHONY: test-gpu integration-cuda native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
@@ -96,6 +96,14 @@ bench: $(STAMP)
 	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
 	@test -f tests/bench/$(BENCH).py || { echo "bench: no tests/bench/$(BENCH).py" >&2; exit 2; }
 	@$(PY) tests/bench/$(BENCH).py $(ARGS)
+
+# A benchmark whose result stays in the tree (docs/benchmarks/NAME.json, the last RUNS runs), and the pages that cite it.
+record: $(STAMP)
+	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5]" >&2; exit 2; }
+	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) $(ARGS)
+
+numbers: $(STAMP)
+	@$(PY) -m tests.support.recorded
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -1,0 +1,154 @@
+"""Recorded benchmarks, and the numbers in README and docs/benchmarks.md that come from them.
+
+`docs/benchmarks/NAME.json` holds the last runs of `tests/bench/NAME.py` with date, commit and machine (`make record
+BENCH=NAME`). A page cites a number by a marker, and `make numbers` writes the number behind it:
+
+    <!-- n: gate.median.ratio .2f -->1.01<!-- /n -->
+    <!-- table: sidebyside.median.configurations; Configuration=@; Average in s=average_s .1f -->...<!-- /table -->
+
+A path starts with the file's name, then: `last` is the last run, `median`, `min` and `max` are taken over the kept runs
+leaf by leaf, `count` is how many they are; `date`, `commit` and `machine` say where they come from. `@` is the name of
+the row. Nobody types a number: tests/tidy compares every marker with the files and refuses a number outside of one.
+"""
+
+import json
+import re
+import statistics
+import sys
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = Path("docs/benchmarks")
+PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
+
+NUMBER = re.compile(r"<!-- n: (?P<path>\S+)(?: (?P<form>\S+))? -->(?P<text>.*?)<!-- /n -->", re.DOTALL)
+TABLE = re.compile(r"<!-- table: (?P<path>[^;]+);(?P<columns>.*?)-->\n(?P<text>.*?)<!-- /table -->", re.DOTALL)
+#: Code, comments and link targets carry no claim.
+SILENT = re.compile(
+    r"^```.*?^```|^~~~.*?^~~~|`[^`\n]*`|<!--.*?-->|\]\([^)\s]*\)|<[^>\n]*>|https?://\S+", re.DOTALL | re.MULTILINE
+)
+#: Digits that are part of a name: a release, or an ordered list.
+NAMES = re.compile(
+    r"\b(?:Debian|Ubuntu|Slurm|Python|PyTorch|torch|CUDA|C|SQLAlchemy|RFC|ASPLOS|NSDI|Linux)[ -]v?\d[\d.]*"
+    r"(?:(?:, | and | or |/)\d\d\.\d\d)*|^\s*\d+\. ",
+    re.MULTILINE,
+)
+CLAIM = re.compile(r"(?<![\w.])[+-]?\d[\d.,]*\S*")
+
+
+class StaleError(AssertionError):
+    """A marker that the recorded files do not bear out."""
+
+
+def load(name, root=ROOT):
+    """One recorded benchmark, as the paths of markers see it."""
+    path = root / FOLDER / f"{name}.json"
+    if not path.is_file():
+        raise StaleError(f"{name}: no {FOLDER / name}.json; record it: make record BENCH={name}")
+    record = json.loads(path.read_text())
+    results = [run["result"] for run in record["runs"]]
+    last = record["runs"][-1]
+    return {
+        "count": len(results),
+        "date": date.fromisoformat(last["date"][:10]).isoformat(),
+        "commit": last["commit"],
+        "machine": last["machine"],
+        "last": results[-1],
+        **{word: over(results, take) for word, take in (("median", statistics.median), ("min", min), ("max", max))},
+    }
+
+
+def over(values, take):
+    """`take` of several results, leaf by leaf; what is no number, or is not in all of them, is the last one's."""
+    last = values[-1]
+    if isinstance(last, dict):
+        return {key: over([value[key] for value in values if key in value], take) for key in last}
+    if isinstance(last, list):
+        if any(len(value) != len(last) for value in values):
+            return last
+        return [over(list(parts), take) for parts in zip(*values, strict=True)]
+    if isinstance(last, bool) or not isinstance(last, int | float) or any(value is None for value in values):
+        return last
+    return take(values)
+
+
+def look_up(path, root=ROOT):
+    name, *keys = path.split(".")
+    found = load(name, root)
+    for key in keys:
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            known = ", ".join(found) if isinstance(found, dict) else type(found).__name__
+            raise StaleError(f"{path}: no {key}; there is: {known}") from None
+    return found
+
+
+def shown(value, form=None):
+    if value is None:
+        return "-"
+    return str(value) if form is None else format(value, form)
+
+
+def number_text(match, root=ROOT):
+    return shown(look_up(match["path"], root), match["form"])
+
+
+def table_text(match, root=ROOT):
+    """A Markdown table with a row for each entry under the path."""
+    rows = look_up(match["path"].strip(), root)
+    columns = []
+    for part in match["columns"].split(";"):
+        heading, _, source = part.strip().partition("=")
+        key, _, form = source.strip().partition(" ")
+        columns.append((heading, key, form or None))
+    lines = ["| " + " | ".join(heading for heading, _, _ in columns) + " |"]
+    lines.append("|" + "|".join("---" if key == "@" else "---:" for _, key, _ in columns) + "|")
+    for name, row in rows.items() if isinstance(rows, dict) else enumerate(rows):
+        cells = [name if key == "@" else shown(entry(row, key), form) for _, key, form in columns]
+        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def entry(row, key):
+    for part in key.split("."):
+        row = row.get(part) if isinstance(row, dict) else None
+    return row
+
+
+def rendered(text, root=ROOT):
+    """A page with every number as the recorded files have it."""
+
+    def put(match, make):
+        start, end = match.span("text")
+        return match[0][: start - match.start()] + make(match, root) + match[0][end - match.start() :]
+
+    text = NUMBER.sub(lambda match: put(match, number_text), text)
+    return TABLE.sub(lambda match: put(match, table_text), text)
+
+
+def typed_numbers(text):
+    """Numbers of a page that no marker covers, each with its line."""
+    for pattern in (NUMBER, TABLE, SILENT, NAMES):
+        # Lines are kept, so that the report can name them.
+        text = pattern.sub(lambda match: " " + "\n" * match[0].count("\n"), text)
+    return [
+        f"{number}: {match[0]}"
+        for number, line in enumerate(text.splitlines(), start=1)
+        for match in CLAIM.finditer(line)
+    ]
+
+
+def main():
+    """Write the numbers of all pages anew."""
+    for page in PAGES:
+        path = ROOT / page
+        if path.exists():
+            text = path.read_text()
+            path.write_text(rendered(text))
+            print(f"numbers: {page}{'' if path.read_text() == text else ' changed'}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

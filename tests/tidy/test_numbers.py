@@ -1,0 +1,72 @@
+"""Every number in README and docs/benchmarks.md comes from a recorded benchmark."""
+
+import json
+
+import pytest
+
+from tests.support.recorded import FOLDER, PAGES, ROOT, StaleError, look_up, rendered, typed_numbers
+
+WHERE = {"date", "commit", "machine", "result"}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A tree with one benchmark that was run three times."""
+    (tmp_path / FOLDER).mkdir(parents=True)
+    runs = [
+        {"date": f"2026-01-0{day}T10:00:00+00:00", "commit": "abc", "machine": {"cores": 2},
+         "result": {"n": 5, "by": {"srtf": {"mean_s": mean}, "fifo": {"mean_s": 3 * mean}}}}
+        for day, mean in ((1, 4.0), (2, 2.0), (3, 3.26))
+    ]  # fmt: skip
+    (tmp_path / FOLDER / "some.json").write_text(json.dumps({"bench": "some", "runs": runs}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if (ROOT / page).exists()], ids=str)
+def test_every_number_comes_from_a_recorded_benchmark(page):
+    text = (ROOT / page).read_text()
+    assert rendered(text) == text, f"{page}: numbers are not those of the recorded files; run: make numbers"
+    assert typed_numbers(text) == [], f"{page}: numbers typed by hand; cite a recorded one (tests/support/recorded.py)"
+
+
+def test_every_recorded_benchmark_says_when_where_and_of_what():
+    for path in sorted((ROOT / FOLDER).glob("*.json")):
+        record = json.loads(path.read_text())
+        assert record["bench"] == path.stem
+        assert (ROOT / "tests" / "bench" / f"{path.stem}.py").is_file(), path
+        for run in record["runs"]:
+            assert run.keys() >= WHERE, path
+            assert run["machine"]["cores"] > 0, path
+
+
+def test_a_marker_takes_the_number_from_the_files(tree):
+    text = "It is <!-- n: some.median.by.srtf.mean_s .1f -->9<!-- /n --> s on <!-- n: some.date --><!-- /n -->.\n"
+    wanted = text.replace(">9<", ">3.3<").replace("date --><", "date -->2026-01-03<")
+    assert rendered(text, tree) == wanted
+    assert rendered(wanted, tree) == wanted
+    assert look_up("some.min.by.fifo.mean_s", tree) == 6.0
+    assert look_up("some.count", tree) == 3
+
+
+def test_a_table_has_a_row_for_each_entry(tree):
+    text = "<!-- table: some.last.by; Policy=@; Mean in s=mean_s .1f; Lost=lost -->\n<!-- /table -->\n"
+    assert rendered(text, tree).splitlines()[1:-1] == [
+        "| Policy | Mean in s | Lost |",
+        "|---|---:|---:|",
+        "| srtf | 3.3 | - |",
+        "| fifo | 9.8 | - |",
+    ]
+
+
+def test_a_stale_or_unknown_number_is_seen(tree):
+    with pytest.raises(StaleError, match="no nope; there is: n, by"):
+        rendered("<!-- n: some.last.nope -->1<!-- /n -->", tree)
+    with pytest.raises(StaleError, match="make record BENCH=other"):
+        rendered("<!-- n: other.last.n -->1<!-- /n -->", tree)
+
+
+def test_a_number_typed_by_hand_is_seen():
+    text = "Ten jobs.\nIt is 3.4 times faster, 10x, and 95 % of\n| 7 | `8` |\n<!-- n: a.b -->5<!-- /n -->\n"
+    assert typed_numbers(text) == ["2: 3.4", "2: 10x,", "2: 95", "3: 7"]
+    names = "Debian 12, Slurm 22.05, 24.11 and 26.05, Python 3.11, p95 [a](b9.md)\n1. one\n```\n5 s\n```\n<!-- 6 -->\n"
+    assert typed_numbers(names) == []
