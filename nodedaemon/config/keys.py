@@ -376,7 +376,7 @@ class Readings:
     xid_ignored: tuple[int, ...] = key(
         "XidIgnore",
         Numbers(65_535),
-        (13, 31, 43, 45, 68, 109),
+        (13, 31, 43, 45, 68, 69, 94, 109),
         "Xid errors that a job causes itself; others close the device.",
         NODE,
     )

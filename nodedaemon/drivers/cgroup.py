@@ -46,6 +46,19 @@ def place_of_cgroup(text: str) -> JobPlace | None:
     return None
 
 
+def job_group(pid: int, proc: Path = PROC) -> str:
+    """The version 2 cgroup of the Slurm job that holds a process, as a path below the mount; "" where it has none."""
+    try:
+        lines = (proc / str(pid) / "cgroup").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        if line.startswith("0::") and (found := _V2.match(line[3:])):
+            end = found.end("job") if found["job"] else found.end("sluid")
+            return line[3 : 3 + end]
+    return ""
+
+
 def place_of_process(pid: int, proc: Path = PROC) -> JobPlace | None:
     try:
         return place_of_cgroup((proc / str(pid) / "cgroup").read_text())

@@ -19,7 +19,7 @@ from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.deadline import SECOND_NS, DeadlineThread
 from nodedaemon.drivers.device import LaneMemory, Reading
-from nodedaemon.drivers.nvml import APPLICATION_XIDS, LOST, Nvml
+from nodedaemon.drivers.nvml import LOST, Nvml
 
 T = TypeVar("T")
 _POSIX_FD = 1
@@ -101,6 +101,7 @@ class CudaDevice:
         self._wiped: dict[str, int] = {}
         self._suspicion = ""
         self._is_told = False
+        self.xids_ignored: frozenset[int] = frozenset()
         self._call("open device", self._open)
         self.driver_path = loaded_library("libcuda.so")
         own_bytes = nvml.process_bytes(uuid, os.getpid())
@@ -172,6 +173,9 @@ class CudaDevice:
         if memory.identity in self._handles:
             self._call(f"close lane: {memory.identity}", lambda: self._drop(memory.identity))
 
+    def limit_group(self, cgroup: str, limit_bytes: int | None) -> bool:
+        return self._nvml.set_memory_limit(self.uuid, cgroup, limit_bytes)
+
     def read(self, pids: Collection[int]) -> Reading:  # noqa: ARG002 - NVML lists processes itself
         """As the protocol says. A grave Xid is told once; the next reading fails, and all until the device answers.
 
@@ -184,7 +188,7 @@ class CudaDevice:
             raise OperatingError(
                 f"read GPU: {self.name}: it has fallen off the bus; see dmesg, then reset or replace it"
             )
-        grave = tuple(f"xid {number}" for number in self._nvml.take_xids(self.uuid) if number not in APPLICATION_XIDS)
+        grave = tuple(f"xid {number}" for number in self._nvml.take_xids(self.uuid) if number not in self.xids_ignored)
         self._suspicion = grave[-1] if grave else ""
         return replace(reading, faults=(*reading.faults, *grave)) if grave else reading
 

@@ -57,6 +57,8 @@ class Device(Protocol):
     granularity_bytes: int
     cores: tuple[int, ...]
     is_slow: bool
+    #: Xids that are a job's own error (`XidIgnore`); set by who reads the configuration.
+    xids_ignored: frozenset[int]
     #: File of the driver's library where the device has one, else "".
     driver_path: str
 
@@ -77,6 +79,9 @@ class Device(Protocol):
 
     def close_lane(self, memory: LaneMemory) -> None:
         """Drop the daemon's own hold; idempotent."""
+
+    def limit_group(self, cgroup: str, limit_bytes: int | None) -> bool:
+        """Let the driver refuse a cgroup's allocations beyond a limit, None lifts it; False where it has no limits."""
 
     def read(self, pids: Collection[int]) -> Reading:
         """Take a reading; `pids` are the sessions, for devices that cannot list processes themselves."""

@@ -39,6 +39,7 @@ class HostDevice:
     model = "host"
     is_slow = False
     driver_path = ""
+    xids_ignored: frozenset[int] = frozenset()
     granularity_bytes = GRANULARITY_BYTES
 
     def __init__(
@@ -108,6 +109,9 @@ class HostDevice:
     def close_lane(self, memory: LaneMemory) -> None:
         if self._lanes.pop(memory.identity, None) is not None:
             os.close(memory.fd)
+
+    def limit_group(self, cgroup: str, limit_bytes: int | None) -> bool:  # noqa: ARG002 - Slurm limits host memory
+        return False
 
     def read(self, pids: Collection[int]) -> Reading:
         processes = tuple(ProcessReading(pid, held) for pid in pids if (held := anonymous_bytes(pid)) is not None)

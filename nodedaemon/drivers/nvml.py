@@ -23,8 +23,6 @@ from nodedaemon.drivers.device import ProcessReading, Reading
 T = TypeVar("T")
 LOST = "lost"
 XIDS_KEPT = 64
-# Errors that a program makes for itself; the device is sound (NVIDIA's Xid catalogue).
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 69, 94})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,12 @@ class Nvml:
         return tuple(self._xids.pop(uuid, ()))
 
     def set_memory_limit(self, uuid: DeviceId, cgroup: str, limit_bytes: int | None) -> bool:
-        """Limit the device memory of a cgroup, None lifts it; False where the driver has no such limits."""
+        """Limit the device memory of a cgroup, None lifts it; False where the driver has no such limits.
+
+        NVML takes no instance of a split GPU here: its size is its fence.
+        """
+        if uuid.startswith("MIG-"):
+            return False
 
         def work() -> bool:
             whole = limit_bytes if limit_bytes is not None else self._nvml.NVML_DEVICE_MEMORY_LIMIT_MAX

@@ -41,6 +41,7 @@ from nodedaemon.service.launches import LaunchKeeper
 from nodedaemon.service.ledger import Ledger
 from nodedaemon.service.live import LiveSession, Roster
 from nodedaemon.service.markers import Markers
+from nodedaemon.service.memory_limits import MemoryLimits
 from nodedaemon.service.metrics import MetricsPage, NodeCollector, Tally
 from nodedaemon.service.mps_servers import MpsServers
 from nodedaemon.service.notify import Notifier
@@ -145,6 +146,9 @@ class Daemon:
             log=self._log,
         )
         self._launches = LaunchKeeper(self._dispatcher.state, self._roster, self._devices, self._rules.settings_of)
+        self._memory_limits = MemoryLimits(
+            self._dispatcher.state, self._devices, note=self._dispatcher.note, log=self._log
+        )
         run_directory = Path(self._rules.settings.daemon.socket).parent
         self._mps = MpsServers(
             self._dispatcher.state, self._devices, self._rules.settings_of, run_directory, log=self._log
@@ -186,6 +190,7 @@ class Daemon:
             environment=self._environment,
             utc_ns=time.time_ns,
             on_job=self._books.on_job,
+            confine=self._memory_limits.confine,
             log=self._log,
         )
         self._markers = Markers(
@@ -480,6 +485,7 @@ class Daemon:
         self._tally.watch(event, made, now_ns)
         self._books.watch(event, made, now_ns)
         self._launches.watch(event, made, now_ns)
+        self._memory_limits.watch(event, made, now_ns)
 
     def _report(self, kind: str, facts: SessionFacts, detail: str) -> None:
         self._log.warning(kind, job=facts.job, session=facts.session, device=facts.device, detail=detail)

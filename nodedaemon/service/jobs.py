@@ -118,6 +118,7 @@ class JobBook:
         environment: Callable[[DeviceId, int], Awaitable[dict[str, str]]],
         utc_ns: Callable[[], int],
         on_job: Callable[[JobFacts], None],
+        confine: Callable[[JobFacts, int], None],
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
@@ -131,6 +132,7 @@ class JobBook:
         self._environment = environment
         self._utc_ns = utc_ns
         self._on_job = on_job
+        self._confine = confine
         self._log = log
 
     # Hooks of Slurm
@@ -210,6 +212,7 @@ class JobBook:
         job.is_ended = True
         self._dispatcher.note(JobNote(job))
         self._on_job(job)
+        self._confine(job, 0)
         waiting = []
         for session in self._dispatcher.state.live_sessions(job.job):
             live = self._roster.get(session.session)
@@ -328,6 +331,7 @@ class JobBook:
             job = await self._local_job(RunStart(), uid, self._emptiest(), root)
         if job.uid != uid:
             raise PeerError(f"session refused: pid {process.pid}: job {job.job} is another user's")
+        self._confine(job, process.pid)
         return job
 
     def _find(self, pid: int) -> Found:
@@ -413,6 +417,7 @@ class JobBook:
         if root not in job.roots:
             job.roots = [one for one in job.roots if _is_there(one)] + [root]
             self._dispatcher.note(JobNote(job))
+        self._confine(job, pid)
 
     async def _wait_admitted(self, sessions: list[Any], timeout_s: float) -> bool:
         lives = [live for session in sessions if (live := self._roster.get(session)) is not None]

@@ -17,7 +17,7 @@ from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.device import Device
-from nodedaemon.drivers.mps import MpsServer
+from nodedaemon.drivers.mps import MpsLimits, MpsServer
 from nodedaemon.service.state import ShellState
 
 
@@ -46,13 +46,14 @@ class MpsServers:
         if self._devices[device].kind != "cuda" or daemon.share_mode is not ShareMode.MPS:
             return {}
         server = self._servers.get(uid) or self._make(uid, _gid(uid), self._run_directory)
+        limits = MpsLimits(daemon.mps_thread_percent, daemon.mps_pinned_bytes, len(self._gpus()))
         try:
-            await asyncio.to_thread(server.start, tuple(self._gpus()))
+            await asyncio.to_thread(server.start, tuple(self._gpus()), limits)
         except OperatingError as error:
             self._log.error("MPS not started, the job gets time slices", uid=uid, device=device, why=str(error))
             return {}
         self._servers[uid] = server
-        return server.environment(daemon.mps_thread_percent, {device: daemon.mps_pinned_bytes})
+        return server.environment(limits)
 
     async def stop_unused(self) -> None:
         """Stop the servers of users that have no job left: an MPS server keeps other users' clients waiting."""

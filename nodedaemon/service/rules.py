@@ -36,6 +36,11 @@ class Rules:
         self.drain_reasons: dict[DeviceId, str] = {}
         self.reload_error = ""
         self.reload_utc_s = time.time()
+        self._tell_devices()
+
+    def _tell_devices(self) -> None:
+        for device in self._devices.values():
+            device.xids_ignored = frozenset(self.settings.readings.xid_ignored)
 
     def settings_of(self, device: DeviceId) -> Settings:
         return settings_of(self._config, self._node, self._devices[device])
@@ -86,6 +91,7 @@ class Rules:
         names = {*config.values, *self._config.values}
         changed = sorted(name for name in names if _value(config, name) != _value(self._config, name))
         self._config, self.settings = config, config.for_node(self._node)
+        self._tell_devices()
         for change in changes:
             dispatcher.ask(change)
         self.reload_error, self.reload_utc_s = "", time.time()

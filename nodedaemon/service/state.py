@@ -56,6 +56,8 @@ class JobFacts(msgspec.Struct):
     start_utc_ns: int = 0
     start_mono_ns: int = 0
     is_ended: bool = False
+    #: Where the driver limits its device memory; "" where it does not.
+    cgroup: str = ""
 
 
 class SessionFacts(msgspec.Struct):

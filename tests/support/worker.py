@@ -102,6 +102,7 @@ def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
             break
         if given.inside:
             library.salus_enter()
+            tell("inside")
         spin_until(start_ns + given.iteration_us * 1000)
         end_ns = time.monotonic_ns()
         waited_ns += start_ns - before_ns

@@ -187,3 +187,19 @@ def test_a_failed_device_is_marked_and_comes_back_while_the_other_goes_on(
     wait_until(lambda: not is_lost(here, 0) and not is_lost(here, 1), "it comes back")
     assert here.report(here.job("--iterations", "20", device=uuids[0]))["attached"]
     finish(here, [steady])
+
+
+def test_an_xid_that_is_ignored_marks_nothing_until_the_file_says_otherwise(node: Callable[..., CudaNode]) -> None:
+    here = node(config="XidIgnore=62,31")
+    here.emulator.control("xid", "0", "62")
+    # A second event behind the first: when that one is seen, the first was read and passed over.
+    here.emulator.control("xid", "0", "63")
+    wait_until(lambda: is_lost(here, 0), "the device is marked")
+    assert "xid 63" in here.ask("status")["devices"][0]["lost_reason"]
+    wait_until(lambda: not is_lost(here, 0), "it answers and comes back")
+    path = here.directory / "salus.conf"
+    path.write_text(path.read_text().replace("XidIgnore=62,31", "XidIgnore=31"))
+    assert "XidIgnore" in here.ask("reload")["changed"]
+    here.emulator.control("xid", "0", "62")
+    wait_until(lambda: is_lost(here, 0), "the device is marked")
+    assert "xid 62" in here.ask("status")["devices"][0]["lost_reason"]

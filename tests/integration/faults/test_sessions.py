@@ -85,7 +85,8 @@ def test_03_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew)
     mate = group.start(iteration_us=300, persistent=4, ephemeral=40)
     group.ready()
     holder.go()
-    daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "the holder runs")
+    # A holder that was granted but has not entered yet is idle, and an idle one is not waited for.
+    holder.wait_told("inside")
     mate.go()
     wait_until(lambda: "hung" in daemon.story(), "the hang is reported", daemon.story)
     if action == "kill":

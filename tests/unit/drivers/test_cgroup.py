@@ -1,8 +1,10 @@
 """The job comes from the cgroup, in every form that Slurm has used."""
 
+from pathlib import Path
+
 import pytest
 
-from nodedaemon.drivers.cgroup import JobPlace, parse_listpids, place_of_cgroup, place_of_process
+from nodedaemon.drivers.cgroup import JobPlace, job_group, parse_listpids, place_of_cgroup, place_of_process
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,20 @@ def test_a_process_that_is_gone_has_no_place(tmp_path):
 def test_listpids_gives_the_job_of_each_pid():
     text = "PID      JOBID    STEPID   LOCALID GLOBALID\n4711     12       batch    0       0\n-1  13  0  0  0\n"
     assert parse_listpids(text) == {4711: JobPlace("12", None, "batch")}
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n", "/system.slice/slurmstepd.scope/job_7"),
+        ("3:memory:/slurm/uid_0/job_7\n0::/n1_slurmstepd.scope/job_7\n", "/n1_slurmstepd.scope/job_7"),
+        ("0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0\n", "/system.slice/slurmstepd.scope/s5K1KKYAYG5D00"),
+        ("3:memory:/slurm/uid_0/job_7/step_0\n0::/\n", ""),
+        ("0::/user.slice/user-0.slice/session-1.scope\n", ""),
+    ],
+)
+def test_a_jobs_group_is_its_own_version_2_path(tmp_path: Path, text: str, group: str) -> None:
+    (tmp_path / "9").mkdir()
+    (tmp_path / "9/cgroup").write_text(text)
+    assert job_group(9, tmp_path) == group
+    assert job_group(10, tmp_path) == ""

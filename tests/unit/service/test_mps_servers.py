@@ -8,6 +8,7 @@ from typing import Any
 from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
+from nodedaemon.drivers.mps import MpsLimits
 from nodedaemon.service.mps_servers import MpsServers
 
 GPU, HOST = DeviceId("GPU-1"), DeviceId("HOST-1")
@@ -21,16 +22,16 @@ class Server:
         self.calls: list[str] = []
         self._is_broken = is_broken
 
-    def start(self, devices: tuple[DeviceId, ...]) -> None:
+    def start(self, devices: tuple[DeviceId, ...], limits: MpsLimits) -> None:
         if self._is_broken:
             raise OperatingError("start MPS: not found; install it")
-        self.calls.append(f"start {devices}")
+        self.calls.append(f"start {devices} {limits}")
 
     def stop(self) -> None:
         self.calls.append("stop")
 
-    def environment(self, thread_percent: int, pinned_bytes: dict[DeviceId, int]) -> dict[str, str]:
-        return {"percent": str(thread_percent), "pinned": str(pinned_bytes)}
+    def environment(self, limits: MpsLimits) -> dict[str, str]:
+        return {"percent": str(limits.thread_percent), "pinned": str(limits.pinned_bytes)}
 
 
 def make(
@@ -53,7 +54,7 @@ def make(
 def test_a_server_is_started_for_its_user_and_stopped_after_the_last_job() -> None:
     jobs = {"1": SimpleNamespace(uid=0, is_ended=False)}
     keeper, servers, _ = make(ShareMode.MPS, jobs)
-    assert asyncio.run(keeper.environment(GPU, 0)) == {"percent": "50", "pinned": f"{{'{GPU}': 7}}"}
+    assert asyncio.run(keeper.environment(GPU, 0)) == {"percent": "50", "pinned": "7"}
     asyncio.run(keeper.environment(GPU, 0))
     asyncio.run(keeper.stop_unused())
     assert len(servers) == 1

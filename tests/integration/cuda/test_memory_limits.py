@@ -1,0 +1,103 @@
+"""The driver itself refuses what a Slurm job's cgroup was not promised, whether or not the job loads libsalus."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cuda_node import CudaNode
+from tests.support.emulator import MIB
+
+MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+PERSISTENT_MIB, EPHEMERAL_MIB = 128, 64
+
+# No hello, no libsalus: a program that goes around Salus. It joins the cgroup itself, as slurmstepd would put it there.
+PROGRAM = """
+import json, os, sys
+if sys.argv[1]: open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
+print("ready", flush=True); sys.stdin.readline()
+from cuda.bindings import driver as d
+d.cuInit(0); d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(d.cuDeviceGet(0)[1])[1])
+def try_(mib):
+    code, address = d.cuMemAlloc(mib << 20)
+    if not code: d.cuMemFree(address)
+    return code.name
+print(json.dumps([try_(mib) for mib in map(int, sys.argv[2:])]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Path]:
+    """A real cgroup of version 2 with a name as Slurm's: salusd believes the kernel, not the process."""
+    mount = next((one for one in MOUNTS if (one / "cgroup.controllers").exists()), None)
+    if mount is None or not os.access(mount, os.W_OK):
+        pytest.skip("limits are by cgroup v2 path, and this machine has none that may be written")
+    scope = mount / f"salus{os.getpid()}_slurmstepd.scope"
+    job = scope / "job_4711"
+    job.mkdir(parents=True)
+    yield job
+    job.rmdir()
+    scope.rmdir()
+
+
+def limit_of(node: CudaNode, group: Path) -> int | None:
+    path = "/" + "/".join(group.parts[-2:])
+    code = f"""
+import pynvml as n
+n.nvmlInit(); limits = n.c_nvmlGetMemoryLimits_v1_t({path.encode()!r})
+n.nvmlDeviceGetMemoryLimits_v1(n.nvmlDeviceGetHandleByIndex(0), limits)
+print(limits.hardLimit)
+"""
+    limit = int(node.emulator.run(code).stdout)
+    return None if limit == (1 << 64) - 1 else limit
+
+
+def run(node: CudaNode, group: Path | None, *sizes: int) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start the program, tell salusd of it as SPANK does, and let it allocate; it stays until told to end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(group or ""), *map(str, sizes)],
+        env=node.emulator.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    node.processes.append(process)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    if group is not None:
+        assert node.ask("task_start", job="4711", uid=0, pid=process.pid)["ok"]
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    return process, json.loads(process.stdout.readline())
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.communicate("end\n", timeout=30)
+
+
+def test_the_driver_refuses_what_the_job_was_not_promised_until_it_ends(group: Path) -> None:
+    segment = f"salus:1;adm=1;K=shared;P={PERSISTENT_MIB * MIB};E={EPHEMERAL_MIB * MIB}"
+    with CudaNode("tiny-1g", "MaxLanes=1") as node:
+        assert node.ask("job_start", job="4711", uid=0, user="root", gpus="0", segment=segment)["ok"]
+        # 16 MiB of the promise are its context.
+        process, answers = run(node, group, 400, PERSISTENT_MIB + EPHEMERAL_MIB - 16, PERSISTENT_MIB)
+        assert answers == ["CUDA_ERROR_OUT_OF_MEMORY", "CUDA_SUCCESS", "CUDA_SUCCESS"]
+        assert limit_of(node, group) == (PERSISTENT_MIB + EPHEMERAL_MIB) * MIB
+        # A restart of salusd forgets no limit: it is lifted by the one that did not set it.
+        node.kill_daemon()
+        node.start()
+        end(process)
+        assert node.ask("job_end", job="4711", uid=0)["ok"]
+        assert limit_of(node, group) is None
+        # Negative control: the same program with the limit gone, and outside the group, gets what the device has.
+        process, answers = run(node, None, 400)
+        assert answers == ["CUDA_SUCCESS"]
+        end(process)

@@ -1,0 +1,83 @@
+"""Limits by cgroup follow what a job was promised; a driver without them is asked once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from nodedaemon.core import commands
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import DeviceId, JobId, SessionId
+from nodedaemon.service.memory_limits import MemoryLimits
+from nodedaemon.service.state import JobFacts, ProcessFacts, SessionFacts, ShellState
+
+GPU, OTHER = DeviceId("GPU-1"), DeviceId("GPU-2")
+GROUP = "/system.slice/slurmstepd.scope/job_7"
+
+
+class Gpu:
+    """A device that remembers its limits."""
+
+    kind = "cuda"
+
+    def __init__(self, *, is_able: bool = True, is_hung: bool = False) -> None:
+        self.limits: dict[str, int | None] = {}
+        self.asked_count = 0
+        self._is_able, self._is_hung = is_able, is_hung
+
+    def limit_group(self, cgroup: str, limit_bytes: int | None) -> bool:
+        self.asked_count += 1
+        if self._is_hung:
+            raise OperatingError("limit memory: nvml: no answer within 2 s")
+        self.limits[cgroup] = limit_bytes
+        return self._is_able
+
+
+def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellState, list[Any]]:
+    job = JobFacts(JobId("7"), 7, 1000, devices=[GPU], device=GPU, roots=[ProcessFacts(42, 1)])
+    state = ShellState()
+    state.jobs[job.job] = job
+    state.sessions[SessionId(1)] = SessionFacts(
+        SessionId(1), job.job, GPU, job.domain, 1000, persistent_bytes=100, ephemeral_bytes=20
+    )
+    notes: list[Any] = []
+    devices: Any = {GPU: gpu, OTHER: SimpleNamespace(kind="host")}
+    log = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
+    keeper = MemoryLimits(state, devices, note=notes.append, find_group=lambda pid: group if pid == 42 else "", log=log)
+    return keeper, job, state, notes
+
+
+def test_the_limit_is_what_was_promised_and_goes_with_the_job() -> None:
+    gpu = Gpu()
+    keeper, job, state, notes = make(gpu)
+    keeper.confine(job)
+    assert gpu.limits == {GROUP: 120}
+    assert [note.facts.cgroup for note in notes] == [GROUP], "written down: the next daemon must lift it"
+    job.is_ended = True
+    state.sessions.clear()
+    keeper.confine(job)
+    assert gpu.limits == {GROUP: None}
+
+
+def test_a_session_that_may_have_more_finds_the_limit_raised() -> None:
+    gpu = Gpu()
+    keeper, job, state, _ = make(gpu)
+    keeper.confine(job)
+    state.sessions[SessionId(1)].persistent_bytes = 300
+    nothing: Any = None
+    keeper.watch(nothing, [commands.AllowOverrun(SessionId(1), 300, 20)], 0)
+    assert gpu.limits == {GROUP: 320}
+
+
+def test_nothing_is_done_without_a_group_or_limits_and_a_hung_driver_ends_nobody() -> None:
+    gpu = Gpu()
+    keeper, job, _, _ = make(gpu, group="")
+    keeper.confine(job)
+    assert gpu.asked_count == 0
+    gpu = Gpu(is_able=False)
+    keeper, job, _, _ = make(gpu)
+    keeper.confine(job)
+    keeper.confine(job)
+    assert gpu.asked_count == 1
+    gpu = Gpu(is_hung=True)
+    keeper, job, _, _ = make(gpu)
+    keeper.confine(job)
+    assert gpu.asked_count == 1
