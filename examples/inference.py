@@ -6,6 +6,7 @@ Plain PyTorch; raise --batch or --width to use more memory.
 
 import argparse
 import hashlib
+import time
 
 import torch
 from torch import nn
@@ -29,6 +30,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=40, help="requests to answer")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds until the next request comes")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 
@@ -41,6 +43,8 @@ def main():
 
     with torch.no_grad():
         for iteration in range(1, arguments.iterations + 1):
+            if arguments.pause:
+                time.sleep(arguments.pause)
             request = torch.randn(arguments.batch, FEATURE_COUNT).to(device)
             answer = model(request)
             digest.update(answer.cpu().numpy().tobytes())

@@ -486,6 +486,8 @@ class Daemon:
         self._books.watch(event, made, now_ns)
         self._launches.watch(event, made, now_ns)
         self._memory_limits.watch(event, made, now_ns)
+        if isinstance(event, events.GrantWanted):
+            self._sampler.watch_soon()
 
     def _report(self, kind: str, facts: SessionFacts, detail: str) -> None:
         self._log.warning(kind, job=facts.job, session=facts.session, device=facts.device, detail=detail)

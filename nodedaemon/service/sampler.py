@@ -23,7 +23,7 @@ from nodedaemon.service.executor import Executor
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.live import Roster
 
-#: Between two looks at a holder that was revoked: an idle or stopped one keeps others waiting.
+#: Between two looks at holders while somebody waits: an idle or stopped one keeps others waiting.
 WATCH_INTERVAL_S = 0.02
 
 
@@ -147,21 +147,26 @@ class Sampler:
     # Holders that keep others waiting
 
     def watch_soon(self) -> None:
-        """Somebody was revoked or a lane is being released: look soon, and go on while it lasts."""
+        """Somebody waits, was revoked, or a lane is being released: look soon, and go on while it lasts."""
         if self._timer is None:
             self._timer = self._loop.call_later(WATCH_INTERVAL_S, self._watch)
 
     def _watch(self) -> None:
         self._timer = None
         is_needed = False
-        for facts in list(self._dispatcher.state.sessions.values()):
+        everybody = list(self._dispatcher.state.sessions.values())
+        # A policy may well prefer the holder to all who wait; while it is idle it is nobody's to prefer.
+        wanted = {facts.device for facts in everybody if facts.is_waiting}
+        for facts in everybody:
             live = self._roster.get(facts.session)
-            if not facts.is_revoked or live is None:
+            is_kept = not facts.is_revoked and (facts.device not in wanted or not facts.is_gated)
+            if live is None or facts.grant_epoch is None or is_kept:
                 continue
             if self._executor.take_idle(live, facts):
                 continue
             is_needed = True
-            self._look_at(facts.session)
+            if facts.is_revoked:
+                self._look_at(facts.session)
         if self._lanes.is_releasing:
             self._lanes.recheck()
             is_needed = is_needed or self._lanes.is_releasing

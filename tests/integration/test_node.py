@@ -42,10 +42,11 @@ def test_sessions_spread_over_devices_and_are_pinned_to_their_cores(salusd, crew
 
 
 def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew):
-    daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms")
+    # fifo would rather keep the one that came first; an idle one is nobody's to prefer.
+    daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
     group = crew(daemon)
     # It looks idle: a long pause outside every entry point, as a notebook between two cells.
-    idle, mate = group.start(iteration_us=3_000_000, iterations=2), group.start(iteration_us=300)
+    idle, mate = group.start(iteration_us=2_000_000, iterations=2), group.start(iteration_us=300)
     group.ready()
     idle.go()
     daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "it holds the lane")

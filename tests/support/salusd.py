@@ -25,7 +25,16 @@ DEADLINE_S = 60.0
 class Salusd:
     """Use as a context manager. `memory` and `config` (lines of salus.conf) are the device's and the node's."""
 
-    def __init__(self, *, memory: str = "256M", cores: str = "", config: str = "", devices: str = "", node: str = "n1"):
+    def __init__(
+        self,
+        *,
+        memory: str = "256M",
+        cores: str = "",
+        config: str = "",
+        devices: str = "",
+        node: str = "n1",
+        digest_every: int = 50,
+    ) -> None:
         # Socket paths are short: 108 bytes with the terminating zero.
         self.directory = Path(tempfile.mkdtemp(prefix="salus-test-"))
         self.directory.chmod(0o755)
@@ -44,7 +53,7 @@ class Salusd:
             config, device = f"AutoDetect=nvml\n{config}", ""
         self.write_config(config, devices or device)
         self.process: subprocess.Popen[bytes] | None = None
-        self.digest_every = 50
+        self.digest_every = digest_every
 
     def write_config(self, config: str, devices: str) -> None:
         lines = [

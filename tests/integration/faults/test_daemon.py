@@ -49,7 +49,6 @@ def kill_often(daemon, workers, kill_count, seed):
 
 
 def check_kills(daemon, group, kill_count, seed):
-    daemon.digest_every = 1
     workers = [group.start(iteration_us=us, persistent=4, ephemeral=e) for us, e in ((500, 8), (1500, 8), (3000, 12))]
     group.ready()
     for worker in workers:
@@ -73,14 +72,14 @@ def check_kills(daemon, group, kill_count, seed):
 
 
 def test_01_killed_daemon_takes_its_sessions_back(salusd, crew):
-    daemon = salusd(config=f"MaxLanes=1\n{FAIR}")
+    daemon = salusd(config=f"MaxLanes=1\n{FAIR}", digest_every=1)
     check_kills(daemon, crew(daemon), 3, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_01_killed_daemon_takes_its_sessions_back_fifty_times(salusd, crew):
-    daemon = salusd(config=f"MaxLanes=1\n{FAIR}")
+    daemon = salusd(config=f"MaxLanes=1\n{FAIR}", digest_every=1)
     check_kills(daemon, crew(daemon), 50, seed=2)
 
 
