@@ -88,6 +88,10 @@ _Seeds = Annotated[
 _Turns = Annotated[
     int | None, typer.Option("--turns-per-job", min=1, help="Lump iterations into at most so many turns a job.")
 ]
+_StartupWeight = Annotated[
+    float,
+    typer.Option("--startup-weight", min=0, max=1e6, help="Of a start on the device's cores against an iteration."),
+]
 _PairSpeed = Annotated[
     Path | None, typer.Option("--pair-speed", metavar="FILE.csv", help="Measured speeds: model,beside,speed.")
 ]
@@ -115,6 +119,7 @@ def simulate(
     seed: _Seed = 1,
     seeds: _Seeds = 0,
     turns_per_job: _Turns = None,
+    startup_weight: _StartupWeight = 0.0,
     pair_speed: _PairSpeed = None,
     json: _Json = False,
     parsable: _Parsable = False,
@@ -143,6 +148,7 @@ def simulate(
         "spread": spread,
         "context_bytes": _size("--context", context),
         "pair_speeds": _pair_speeds(pair_speed),
+        "startup_weight": startup_weight,
     }
 
     def prepared(with_seed: int) -> list[Prepared]:
@@ -326,6 +332,7 @@ def _told(run: Prepared, pair_speed: Path | None) -> dict[str, Any]:
             "headroom_percent": setting.headroom_percent,
             "context_bytes": setting.context_bytes,
             "turns_per_job": setting.turns_per_job,
+            "startup_weight": setting.startup_weight,
             "pair_speed": None if pair_speed is None else str(pair_speed),
         },
         "caveats": [*drawn.caveats, *_caveats(run)],

@@ -15,9 +15,23 @@ from nodedaemon.sim.workload import Job
 
 
 class _Runner:
-    """One job on the device: a batch job is a single piece of work, a server's requests are one piece each."""
+    """One job on the device: a batch job is a single piece of work, a server's requests are one piece each.
 
-    __slots__ = ("done_count", "metered", "number", "piece", "piece_count", "position", "rate", "record", "waiting_ns")
+    Where starting up takes part of the device, it is a piece before all others, which is no service.
+    """
+
+    __slots__ = (
+        "done_count",
+        "is_starting",
+        "metered",
+        "number",
+        "piece",
+        "piece_count",
+        "position",
+        "rate",
+        "record",
+        "waiting_ns",
+    )
 
     def __init__(self, number: int, record: Record) -> None:
         job = record.job
@@ -28,14 +42,27 @@ class _Runner:
         #: Times of requests that are not answered yet; a batch job has asked for all its work at its start.
         self.waiting_ns: list[int] = []
         self.done_count = self.position = self.metered = self.rate = 0
+        self.is_starting = False
+
+    @property
+    def target(self) -> int:
+        return self.record.job.startup_ns * WORK_SCALE if self.is_starting else self.piece
 
 
 class UngatedDevice:
     """A device on which all jobs run at once."""
 
     def __init__(
-        self, number: int, clock: Clock, speeds: Speeds, meter: ShareMeter | None, ended: Callable[[int], None]
+        self,
+        number: int,
+        clock: Clock,
+        speeds: Speeds,
+        meter: ShareMeter | None,
+        ended: Callable[[int], None],
+        *,
+        startup_weight: float = 0.0,
     ) -> None:
+        self._startup_weight = startup_weight
         self._number, self._clock, self._speeds, self._meter, self._ended = number, clock, speeds, meter, ended
         self._runners: dict[int, _Runner] = {}
         self._settled_ns = 0
@@ -44,6 +71,22 @@ class UngatedDevice:
     def start(self, number: int, record: Record) -> None:
         self._settle()
         runner = self._runners[number] = _Runner(number, record)
+        startup_ns = record.job.startup_ns
+        if not startup_ns:
+            self._begin(runner)
+        elif self._startup_weight:
+            runner.is_starting = True
+        else:
+            self._clock.put(self._clock.now_ns + startup_ns, Due.SUBMISSION, number, lambda: self._begin_late(runner))
+        self._plan()
+
+    def _begin_late(self, runner: _Runner) -> None:
+        self._settle()
+        self._begin(runner)
+        self._plan()
+
+    def _begin(self, runner: _Runner) -> None:
+        number, record = runner.number, runner.record
         if record.job.request_offsets_ns is None:
             record.start_ns = self._clock.now_ns
             runner.waiting_ns.append(self._clock.now_ns)
@@ -51,13 +94,14 @@ class UngatedDevice:
             for offset_ns in record.job.request_offsets_ns:
                 at_ns = self._clock.now_ns + offset_ns
                 self._clock.put(at_ns, Due.REQUEST, number, lambda: self._request(runner))
-        self._plan()
 
     def report(self) -> None:
         """Tell the meter what was done up to now."""
         self._settle()
         if self._meter is not None:
             for runner in self._runners.values():
+                if runner.is_starting:
+                    continue
                 self._meter.serve(runner.number, runner.record.job, (runner.position - runner.metered) / WORK_SCALE)
                 runner.metered = runner.position
 
@@ -75,14 +119,16 @@ class UngatedDevice:
                 runner.position += runner.rate * passed_ns
 
     def _plan(self) -> None:
+        starting = [runner for runner in self._runners.values() if runner.is_starting]
         busy = [runner for runner in self._runners.values() if runner.waiting_ns]
-        rates = self._speeds.rates([runner.record.job.model for runner in busy])
+        models = [runner.record.job.model for runner in busy]
+        rates, starter_rate = self._speeds.rates_beside(models, len(starting), self._startup_weight)
         next_ns: int | None = None
         for runner in self._runners.values():
             runner.rate = 0
-        for runner, rate in zip(busy, rates, strict=True):
+        for runner, rate in zip([*busy, *starting], [*rates, *[starter_rate] * len(starting)], strict=True):
             runner.rate = rate
-            left_ns = -(-(runner.piece - runner.position) // rate)
+            left_ns = -(-(runner.target - runner.position) // rate)
             next_ns = left_ns if next_ns is None else min(next_ns, left_ns)
         if self._appointment is not None:
             self._appointment.cancel()
@@ -95,7 +141,11 @@ class UngatedDevice:
         self.report()
         gone = []
         for runner in sorted(self._runners.values(), key=lambda runner: runner.number):
-            if runner.waiting_ns and runner.position >= runner.piece:
+            if runner.is_starting:
+                if runner.position >= runner.target:
+                    runner.is_starting, runner.position = False, 0
+                    self._begin(runner)
+            elif runner.waiting_ns and runner.position >= runner.piece:
                 self._finish_piece(runner)
                 if runner.done_count == runner.piece_count:
                     runner.record.end_ns = self._clock.now_ns

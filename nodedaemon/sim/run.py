@@ -49,6 +49,8 @@ class Setting:
     turns_per_job: int | None = None
     pair_speeds: Mapping[tuple[str, str], float] | None = None
     is_single_step: bool = False
+    #: Of a job that starts up on the device's cores, as on a host device, against a running iteration; 0: elsewhere.
+    startup_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def run_policy(prepared: Prepared, policy: str, progress: Progress | None = None
         policy=policy,
         hang_timeout_ns=_NEVER_NS,
     )
-    rules = Rules(limits, setting.lane_sharing, setting.is_single_step)
+    rules = Rules(limits, setting.lane_sharing, setting.is_single_step, setting.startup_weight)
     clock, speeds, meter = Clock(), Speeds(setting.pair_speeds), _meter(prepared)
     site = Site(
         prepared.jobs,
@@ -181,7 +183,8 @@ def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None
     order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else list(numbers)
     room = Room(setting.device_count, setting.node_count, units, setting.spread)
     site = Site(jobs, clock, room, charges, order, meter, _counted(progress, name, prepared))
-    site.run(lambda number, ended: UngatedDevice(number, clock, speeds, meter, ended))
+    weight = setting.startup_weight
+    site.run(lambda number, ended: UngatedDevice(number, clock, speeds, meter, ended, startup_weight=weight))
     return outcome(name, prepared.workload.name, site.records, devices_needed(prepared, name), meter)
 
 

@@ -3,6 +3,9 @@
 By default they share the device's throughput without gain: k at once go at 1/k each. That is conservative: measured
 pairs often do better, and `--pair-speed` takes such measurements. Of more than two, the delays that each of the others
 causes add up, which gives 1/k again where every pair goes at one half.
+
+A job that starts up on the device's own cores, as on a host device, is one more that shares, with a weight of its own:
+an operating system's priorities decide there, not a lane.
 """
 
 from __future__ import annotations
@@ -27,6 +30,15 @@ class Speeds:
         if count <= 1 or not self._pair_speeds:
             return [WORK_SCALE // max(count, 1)] * count
         return [self._rate(number, models) for number in range(count)]
+
+    def rates_beside(self, models: Sequence[str], starter_count: int, weight: float) -> tuple[list[int], int]:
+        """Rates of running iterations beside jobs that start up, and the rate of each of those."""
+        rates = self.rates(models)
+        if not starter_count:
+            return rates, 0
+        whole = len(rates) + weight * starter_count
+        starter_rate = max(1, int(WORK_SCALE * weight / whole))
+        return [max(1, int(rate * len(rates) / whole)) for rate in rates], starter_rate
 
     def _rate(self, number: int, models: Sequence[str]) -> int:
         assert self._pair_speeds is not None

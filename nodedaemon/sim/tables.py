@@ -25,6 +25,7 @@ COLUMNS = (
     "iteration_ms",
     "iterations",
     "length_s",
+    "startup_s",
     "user",
     "account",
     "class",
@@ -164,6 +165,9 @@ class _Row:
             self.faults.append("neither iterations nor length_s is given")
         return 1
 
+    def startup_ns(self) -> int:
+        return round(self.number("startup_s", 0, 1e10) * SECOND_NS) if self.text("startup_s") else 0
+
     def rank(self) -> Rank:
         name = self.text("class", "normal").upper().replace("-", "_")
         if name in Rank.__members__:
@@ -192,6 +196,7 @@ def _job(cells: dict[str, str], line: int) -> Job:
         rank=row.rank(),
         weight=row.whole("weight", 10**6),
         device_count=row.whole("gpus", 10**6),
+        startup_ns=row.startup_ns(),
     )
     if row.faults:
         raise BadRowError("; ".join(row.faults))

@@ -29,6 +29,8 @@ class Job:
     weight: int = 1
     device_count: int = 1
     request_offsets_ns: tuple[int, ...] | None = None
+    #: Between its placement and its first wish to run: interpreter, imports, data. It holds its place, but no lane.
+    startup_ns: int = 0
 
     @property
     def work_ns(self) -> int:
@@ -37,12 +39,12 @@ class Job:
 
     @property
     def solo_ns(self) -> int:
-        """How long the job lasts alone on a device: its work, and for a server also the time between requests."""
+        """How long the job lasts alone on a device: start, work, and for a server also the time between requests."""
         if self.request_offsets_ns is None:
-            return self.work_ns
-        done_ns = 0
+            return self.startup_ns + self.work_ns
+        done_ns = self.startup_ns
         for offset_ns in self.request_offsets_ns:
-            done_ns = max(done_ns, offset_ns) + self.iteration_ns
+            done_ns = max(done_ns, self.startup_ns + offset_ns) + self.iteration_ns
         return done_ns
 
     @property

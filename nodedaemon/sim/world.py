@@ -36,6 +36,19 @@ class Rules:
     lane_sharing: LaneSharing = LaneSharing.USER
     #: Wake up at every boundary instead of at those where something is decided; the outcome is the same.
     is_single_step: bool = False
+    #: Of a job that starts up on the device's cores, against a running iteration; 0: it starts on cores of its own.
+    startup_weight: float = 0.0
+
+
+class Starter:
+    """A job that is placed and not ready to run: it holds no lane, and is not gated."""
+
+    __slots__ = ("number", "piece", "position", "rate", "record")
+
+    def __init__(self, number: int, record: Record) -> None:
+        self.number, self.record = number, record
+        self.piece = record.job.startup_ns * WORK_SCALE
+        self.position = self.rate = 0
 
 
 class _Seat:
@@ -109,6 +122,7 @@ class World:
         self._device = DeviceId(f"device{number}")
         self._seats: dict[int, _Seat] = {}
         self._running: dict[int, _Seat] = {}
+        self._starting: dict[int, Starter] = {}
         self._events: deque[ev.Event] = deque()
         self._gone: list[int] = []
         self._last_holder: dict[LaneId, int] = {}
@@ -122,7 +136,20 @@ class World:
         self._feed(ev.DeviceAdded(self._device, rules.limits))
 
     def start(self, number: int, record: Record) -> None:
-        """Place a job here: its session arrives."""
+        """Place a job here: its session arrives as soon as it has started up."""
+        self._settle()
+        startup_ns = record.job.startup_ns
+        if not startup_ns:
+            self._arrive(number, record)
+        elif self._rules.startup_weight:
+            self._starting[number] = Starter(number, record)
+            self._is_stale = True
+            self._plan()
+        else:
+            at_ns = self._clock.now_ns + startup_ns
+            self._clock.put(at_ns, Due.SUBMISSION, number, lambda: self._arrive(number, record))
+
+    def _arrive(self, number: int, record: Record) -> None:
         self._settle()
         self._seats[number] = _Seat(number, record)
         job = record.job
@@ -287,6 +314,8 @@ class World:
         if passed_ns:
             for seat in self._running.values():
                 seat.position += seat.rate * passed_ns
+            for starter in self._starting.values():
+                starter.position += starter.rate * passed_ns
 
     def _plan(self) -> None:
         """Set everybody's speed and the next moment at which a boundary matters."""
@@ -295,10 +324,16 @@ class World:
         self._is_stale = False
         seats = list(self._running.values())
         next_ns: int | None = None
-        for seat, rate in zip(seats, self._speeds.rates([s.record.job.model for s in seats]), strict=True):
+        models = [seat.record.job.model for seat in seats]
+        rates, starter_rate = self._speeds.rates_beside(models, len(self._starting), self._rules.startup_weight)
+        for seat, rate in zip(seats, rates, strict=True):
             seat.rate = rate
             count = seat.iteration_count + 1 if self._rules.is_single_step else seat.target_count
             left_ns = -(-(count * seat.piece - seat.position) // rate)
+            next_ns = left_ns if next_ns is None else min(next_ns, left_ns)
+        for starter in self._starting.values():
+            starter.rate = starter_rate
+            left_ns = -(-(starter.piece - starter.position) // starter_rate)
             next_ns = left_ns if next_ns is None else min(next_ns, left_ns)
         if self._boundary is not None:
             self._boundary.cancel()
@@ -312,8 +347,11 @@ class World:
         self._is_stale = True
         # Counted before the first of them is told: what the engine answers is seen at later boundaries only.
         due = [(s.number, s.target_count) for s in self._running.values() if s.iteration_count >= s.target_count]
+        ready = sorted(number for number, starter in self._starting.items() if starter.position >= starter.piece)
         for number, count in sorted(due):
             self._finish(self._running[number], count)
+        for number in ready:
+            self._arrive(number, self._starting.pop(number).record)
         self._plan()
         if self._meter is not None:
             self._meter.sample()

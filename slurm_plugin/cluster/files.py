@@ -173,13 +173,21 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
         write_salus_files(plan, release)
 
 
+def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, list[str]]:
+    """Nodes whose device `index` runs on a core, by core: devices take the cores of this machine in turn."""
+    found: dict[int, list[str]] = {}
+    for position, node in enumerate(plan.nodes):
+        found.setdefault(cpus[(position * plan.device_count + index) % len(cpus)], []).append(node)
+    return found
+
+
 def salus_conf(plan: ClusterPlan) -> str:
     cpus = sorted(os.sched_getaffinity(0))
     own_keys = {line.partition("=")[0] for line in plan.salus_lines}
     devices = [
-        f"DeviceName=host{index} Type=host Nodes={','.join(plan.nodes)} Memory={plan.device_bytes // MIB}M "
-        f"Cores={cpus[index % len(cpus)]}"
+        f"DeviceName=host{index} Type=host Nodes={','.join(nodes)} Memory={plan.device_bytes // MIB}M Cores={core}"
         for index in range(plan.device_count)
+        for core, nodes in device_cores(plan, index, cpus).items()
     ]
     return "\n".join(
         [

@@ -130,3 +130,24 @@ def test_progress_counts_ended_jobs():
     simulate(prepared(job("a", 0, 1), job("b", 0, 1)), ("fifo",), lambda *told: seen.append(told))
     assert seen[:2] == [("fifo", 1, 2), ("fifo", 2, 2)]
     assert {name for name, _, _ in seen} == {"fifo", "exclusive", "exclusive-sjf", "peak"}
+
+
+def test_a_start_holds_the_device_of_a_whole_job_and_only_the_place_of_a_gated_one():
+    jobs = (job("a", 0, 10, startup_ns=2 * SECOND_NS), job("b", 0, 4, startup_ns=2 * SECOND_NS))
+    run = prepared(*jobs)
+    # One after the other each start and work; together both are ready at 2 s, and b waits for one iteration of a.
+    assert run_baseline(run, "exclusive").average_completion_s == (12 + 18) / 2
+    assert run_policy(run, "srtf").average_completion_s == (7 + 16) / 2
+
+
+def test_a_start_on_the_device_takes_part_of_its_throughput():
+    jobs = (job("a", 0, 10, ephemeral=800), job("b", 1, 3, ephemeral=800, startup_ns=2 * SECOND_NS))
+    # a alone for 1 s; then the start of b takes half of 4 s; b runs from a's next boundary at 6 s to 9 s.
+    told = run_policy(prepared(*jobs, startup_weight=1.0), "srtf")
+    assert (told.makespan_s, told.average_completion_s, told.average_queueing_s) == (15, (15 + 8) / 2, 2.5)
+    # Both at half speed from 1 s on: b is ready at 5 s and done at 11 s.
+    peak = run_baseline(prepared(*jobs, startup_weight=1.0), "peak")
+    assert (peak.makespan_s, peak.average_completion_s) == (15, (15 + 10) / 2)
+    # With three times the weight the start takes three quarters of 8/3 s.
+    quick = run_baseline(prepared(*jobs, startup_weight=3.0), "peak")
+    assert quick.average_queueing_s == pytest.approx((8 / 3) / 2)
