@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 SEED = 1
 DEVICE_COUNT = 2
 DEVICE_MIB = 5120
+LANE_RESERVE_MIB = 640
 LONG_COUNT = 2
 LONG_S = (32.0, 40.0)  # drawn evenly
 SHORT_COUNT = 26

@@ -1,0 +1,239 @@
+"""The same PyTorch jobs by gres/gpu, by gres/shard and by Salus, on one Slurm cluster in one run: BENCH=sidebyside.
+
+First each kind of job runs alone: unknown to Salus (which measures its memory), known, and plain. Then the jobs of
+tests/support/mix.py run once in every configuration, submitted at the same times:
+
+- `gpu`: --gres=gpu:1 in the order of submission; `gpu-shortest`: the same with --nice by length, so that Slurm takes
+  the shortest of those that wait.
+- `shard`: --gres=shard:N by peak memory, without Salus: whoever fits runs at once on the device's core.
+- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. srtf is told the time that the job takes alone.
+
+A job that fails, is lost or has another checksum than in the first configuration ends the benchmark. Last, the same
+jobs with the times measured alone go through `salus simulate`, and so do other seeds and a random order of submission.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, JobId
+from nodedaemon.sim.run import Setting, prepare, run_baseline, run_policy
+from nodedaemon.sim.workload import Job, Workload
+from tests.support import mix
+from tests.support.mix_job import NICE_WEIGHT
+from tests.support.slurm_mix import LostError, Order, cluster_of, figures, simulate, slurm_time
+
+POLICIES = ("fifo", "srtf", "fair", "pack")
+#: What `salus simulate` calls the configurations.
+SIMULATED = {"gpu": "exclusive", "gpu-shortest": "exclusive-sjf", "shard": "peak", **{name: name for name in POLICIES}}
+SOLO_ITERATIONS = 30
+OTHER_SEEDS = range(2, 22)
+
+
+def say(text):
+    print(f"sidebyside: {text}", file=sys.stderr, flush=True)
+
+
+def argv_of(program, kind, iterations):
+    return (program, *kind.arguments, str(iterations), "1")
+
+
+def run_alone(stage, program, name, options):
+    """Each kind alone on a device, one after another on each; medians in seconds."""
+    orders = [
+        Order(kind.name, 0.0, options(kind), argv_of(program, kind, SOLO_ITERATIONS)) for kind in mix.KINDS
+    ]  # fmt: skip
+    ended, found = {}, {}
+    # As many at once as there are devices, so that each is alone on its own.
+    for start in range(0, len(orders), mix.DEVICE_COUNT):
+        part = orders[start : start + mix.DEVICE_COUNT]
+        ended.update(stage.run(f"{name}{start}", part))
+    for kind in mix.KINDS:
+        job = ended[kind.name]
+        iteration_s = statistics.median(job.told["spans"][3:])
+        found[kind.name] = {
+            "iteration_ms": round(iteration_s * 1000, 2),
+            # What a job takes beside its iterations: Slurm, imports, the end.
+            "startup_s": round(job.completion_s - sum(job.told["spans"]), 3),
+        }
+    return found
+
+
+def calibrate(stage, program):
+    """Times of each kind alone, plain and under Salus, and the profiles that Salus has learned."""
+    say("each kind alone: unknown to Salus")
+    by_name = lambda kind: ("--gres=salus:1", f"--salus-profile={kind.name}")  # noqa: E731
+    unknown = run_alone(stage, program, "unknown", by_name)
+    profiles = stage.profiles([kind.name for kind in mix.KINDS])
+    say("each kind alone: known to Salus, then plain")
+    known = run_alone(stage, program, "known", by_name)
+    plain = run_alone(stage, program, "plain", lambda _kind: ("--gres=gpu:1",))
+    kinds = {}
+    for kind in mix.KINDS:
+        profile = profiles[kind.name]
+        kinds[kind.name] = {
+            "persistent_mib": round(profile["persistent_bytes"] / MIB, 1),
+            "ephemeral_mib": round(profile["ephemeral_bytes"] / MIB, 1),
+            "peak_bytes": profile["persistent_bytes"] + profile["ephemeral_bytes"],
+            "boundary_rule": profile["boundary_rule"][:60],
+            "jobs": sum(job.kind is kind for job in mix.mix()),
+            **{f"{side}_{key}": value for side, found in (("unknown", unknown), ("known", known), ("plain", plain))
+               for key, value in found[kind.name].items()},
+        }  # fmt: skip
+        say(f"{kind.name}: {kinds[kind.name]}")
+    return kinds
+
+
+def solo_s(kinds, job, side):
+    kind = kinds[job.kind.name]
+    return kind[f"{side}_startup_s"] + job.iterations * kind[f"{side}_iteration_ms"] / 1000
+
+
+def orders_of(configuration, stage, program, kinds):
+    """How a configuration submits the jobs."""
+    plan = stage.cluster.plan
+
+    def options(job):
+        work_s = job.iterations * kinds[job.kind.name]["plain_iteration_ms"] / 1000
+        if configuration == "gpu":
+            return ("--gres=gpu:1",)
+        if configuration == "gpu-shortest":
+            return ("--gres=gpu:1", f"--nice={round(work_s * 1000)}")
+        if configuration == "shard":
+            share = kinds[job.kind.name]["peak_bytes"] / plan.device_bytes
+            return (f"--gres=shard:{min(plan.device_shards, -int(-share * plan.device_shards // 1))}",)
+        return ("--gres=salus:1", f"--salus-profile={job.kind.name}", f"--salus-time={slurm_time(work_s)}")
+
+    return [
+        Order(job.name, job.submit_s, options(job), argv_of(program, job.kind, job.iterations)) for job in mix.mix()
+    ]
+
+
+def run_configurations(stage, program, kinds, names):
+    """Every configuration once: figures, and the times of submission of the policies for the simulator."""
+    alone = {job.name: solo_s(kinds, job, "plain") for job in mix.mix()}
+    found, submits, checksums = {}, {}, {}
+    for name in names:
+        if name in POLICIES:
+            stage.set_policy(name)
+        started = time.monotonic()
+        ended = stage.run(name, orders_of(name, stage, program, kinds))
+        for job in ended.values():
+            if checksums.setdefault(job.name, job.told["checksum"]) != job.told["checksum"]:
+                raise LostError(f"{name}: {job.name}: another result than in {names[0]}")
+        found[name] = figures(ended, alone, mix.DEVICE_COUNT)
+        found[name]["on_first_device"] = sum(job.node == stage.cluster.plan.nodes[0] for job in ended.values())
+        begun = min(job.submitted for job in ended.values())
+        submits[name] = {job.name: job.submitted - begun for job in ended.values()}
+        shown = {key: value for key, value in found[name].items() if key != "completion_s"}
+        say(f"{name} in {time.monotonic() - started:.0f} s: {shown}")
+    return found, submits
+
+
+def predict(kinds, submits, found):
+    """The same jobs in `salus simulate`, and how far its average completion is from the real one."""
+    predicted = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, simulated in SIMULATED.items():
+            if name not in found:
+                continue
+            side = "known" if name in POLICIES else "plain"
+            path = Path(folder) / f"{name}.csv"
+            with path.open("w", newline="") as stream:
+                rows = csv.writer(stream)
+                rows.writerow(["job", "submit_s", "model", "persistent_mb", "ephemeral_mb", "iteration_ms",
+                               "iterations", "startup_s"])  # fmt: skip
+                for job in mix.mix():
+                    kind = kinds[job.kind.name]
+                    rows.writerow([job.name, f"{submits[name][job.name]:.3f}", job.kind.name, kind["persistent_mib"],
+                                   kind["ephemeral_mib"], kind[f"{side}_iteration_ms"], job.iterations,
+                                   kind[f"{side}_startup_s"]])  # fmt: skip
+            options = ("--gpus", str(mix.DEVICE_COUNT), "--nodes", str(mix.DEVICE_COUNT), "--gpu-memory",
+                       f"{mix.DEVICE_MIB}M", "--lane-reserve", f"{mix.LANE_RESERVE_MIB}M", "--startup-weight",
+                       f"{NICE_WEIGHT:.2f}", "--policy", simulated if name in POLICIES else "fifo")  # fmt: skip
+            told = simulate(path, *options)[simulated]
+            real_s = found[name]["average_s"]
+            predicted[name] = {
+                "predicted_s": round(told["average_completion_s"], 3),
+                "real_s": real_s,
+                "error": round(told["average_completion_s"] / real_s - 1, 4),
+                "predicted_makespan_s": round(told["makespan_s"], 3),
+                "real_makespan_s": found[name]["makespan_s"],
+            }
+            say(f"{name}: {predicted[name]}")
+    return predicted
+
+
+def other_draws(kinds, *, in_random_order):
+    """The gain of srtf over `gpu` in the simulator for other seeds: how special the one that ran is."""
+    setting = Setting(
+        device_bytes=mix.DEVICE_MIB * MIB, device_count=mix.DEVICE_COUNT, node_count=mix.DEVICE_COUNT,
+        lane_reserve_bytes=mix.LANE_RESERVE_MIB * MIB, startup_weight=NICE_WEIGHT,
+    )  # fmt: skip
+    gains = {"gpu": [], "gpu-shortest": [], "shard": []}
+    for seed in OTHER_SEEDS:
+        sides = {}
+        for side in ("plain", "known"):
+            jobs = []
+            for job in mix.mix(seed, in_random_order=in_random_order):
+                kind = kinds[job.kind.name]
+                jobs.append(
+                    Job(
+                        JobId(job.name), round(job.submit_s * SECOND_NS), round(kind["persistent_mib"] * MIB),
+                        round(kind["ephemeral_mib"] * MIB), round(kind[f"{side}_iteration_ms"] * MILLISECOND_NS),
+                        job.iterations, model=job.kind.name, startup_ns=round(kind[f"{side}_startup_s"] * SECOND_NS),
+                    )
+                )  # fmt: skip
+            sides[side] = prepare(Workload("mix", tuple(jobs)), setting)
+        shortest_s = run_policy(sides["known"], "srtf").average_completion_s
+        for name, values in gains.items():
+            values.append(run_baseline(sides["plain"], SIMULATED[name]).average_completion_s / shortest_s)
+    return {
+        name: {
+            "min": round(min(values), 2),
+            "median": round(statistics.median(values), 2),
+            "max": round(max(values), 2),
+        }
+        for name, values in gains.items()
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="", help="configurations to run, separated by commas; for trying it out")
+    options = parser.parse_args()
+    names = [name for name in SIMULATED if not options.only or name in options.only.split(",")]
+    with cluster_of(mix.DEVICE_MIB, mix.LANE_RESERVE_MIB, devices=mix.DEVICE_COUNT, say=say) as stage:
+        program = stage.program("mix_job.py")
+        kinds = calibrate(stage, program)
+        found, submits = run_configurations(stage, program, kinds, names)
+    result = {
+        "bench": "sidebyside",
+        "n": len(mix.mix()),
+        "lost": 0,
+        "failed": 0,
+        "seed": mix.SEED,
+        "work_s": round(
+            sum(job.iterations * kinds[job.kind.name]["plain_iteration_ms"] for job in mix.mix()) / 1000, 1
+        ),
+        "kinds": kinds,
+        "configurations": found,
+        "simulated": predict(kinds, submits, found),
+        "other_seeds": len(OTHER_SEEDS),
+        "other_seeds_gain": other_draws(kinds, in_random_order=False),
+        "random_order_gain": other_draws(kinds, in_random_order=True),
+    }
+    if "srtf" in found:
+        best_s = found["srtf"]["average_s"]
+        result["gain"] = {name: round(told["average_s"] / best_s, 3) for name, told in found.items()}
+        result["ratio"] = result["gain"].get("gpu")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

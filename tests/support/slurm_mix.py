@@ -1,0 +1,234 @@
+"""Drives the jobs of a benchmark through a private Slurm cluster: submits them at their times, reads what they wrote.
+
+Every job runs by the same script in every configuration: pinned to the core of its device, one thread. It says itself
+when it was ready and when it ended; Slurm's books must call it COMPLETED.
+"""
+
+import json
+import math
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodedaemon.core.types import MIB
+from slurm_plugin.cluster import control
+from slurm_plugin.cluster.plan import ClusterPlan
+from tests.support.lab import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+USER = "games"
+#: Everything of a job that is measured hangs on this script; SALUS_ is kept out, so that all configurations run it.
+SCRIPT = """#!/bin/sh
+export OMP_NUM_THREADS=1
+case "$SLURMD_NODENAME" in {cases} esac
+taskset -c "$core" "{python}" "$@" >"$WHERE/$SLURM_JOB_NAME.out" 2>"$WHERE/$SLURM_JOB_NAME.err"
+code=$?
+echo "$code $(date +%s.%N) $SLURMD_NODENAME" >"$WHERE/$SLURM_JOB_NAME.part"
+mv "$WHERE/$SLURM_JOB_NAME.part" "$WHERE/$SLURM_JOB_NAME.end"
+exit $code
+"""
+
+
+class LostError(AssertionError):
+    """A job failed, or never ended."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """One job to submit: when, with what options, and what it runs."""
+
+    name: str
+    submit_s: float
+    options: tuple[str, ...]
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One job that ran: wall-clock times, and what it told."""
+
+    name: str
+    submitted: float
+    ended: float
+    node: str
+    told: dict
+
+    @property
+    def completion_s(self):
+        return self.ended - self.submitted
+
+
+@contextmanager
+def cluster_of(device_mib, reserve_mib, *, devices=2, say, salus_lines=()):
+    """A cluster with one device a node and a core for each; jobs go to the node with the fewest."""
+    directory = Path(tempfile.mkdtemp(prefix="salus-"))
+    directory.chmod(0o755)
+    plan = ClusterPlan(
+        directory=directory / "c",
+        node_count=devices,
+        device_count=1,
+        device_bytes=device_mib * MIB,
+        lane_reserve_bytes=reserve_mib * MIB,
+        cores=64,
+        name="bench",
+        slurm_lines=("SelectTypeParameters=CR_Core,CR_LLN",),
+        salus_lines=salus_lines,
+    )
+    say("starting a cluster")
+    cluster = control.up(plan, owner_pid=os.getpid())
+    try:
+        yield Stage(cluster, say)
+    finally:
+        cluster.down()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Stage:
+    def __init__(self, cluster, say):
+        self.cluster, self.say = cluster, say
+        self.work = cluster.plan.path("work")
+        cpus = sorted(os.sched_getaffinity(0))
+        cores = {node: cpus[number % len(cpus)] for number, node in enumerate(cluster.plan.nodes)}
+        cases = " ".join(f"{node}) core={core};;" for node, core in cores.items())
+        self.script = self.work / "job.sh"
+        self.script.write_text(SCRIPT.format(cases=cases, python=cluster.python))
+        self.script.chmod(0o755)
+
+    def program(self, name):
+        """Copy a program of tests/support to where the jobs' user may read it."""
+        target = self.work / name
+        shutil.copyfile(ROOT / "tests" / "support" / name, target)
+        target.chmod(0o644)
+        return str(target)
+
+    def folder(self, name):
+        folder = self.work / name
+        folder.mkdir()
+        folder.chmod(0o1777)
+        return folder
+
+    def sbatch(self, folder, order, *more):
+        argv = ["sbatch", "--parsable", f"--job-name={order.name}", "--output=/dev/null", *order.options, *more,
+                f"--export=ALL,WHERE={folder}", str(self.script), *order.argv]  # fmt: skip
+        done = self.cluster.run(argv, USER)
+        if done.returncode != 0:
+            raise LostError(f"{order.name}: sbatch failed: {done.stderr.strip()}")
+        return done.stdout.strip().splitlines()[-1].partition(";")[0]
+
+    def run(self, name, orders, seconds=300.0):
+        """Submit every job at its time, wait for all, and return them by name; a job that is lost or fails ends it."""
+        folder = self.folder(name)
+        begun, submitted, numbers = time.time(), {}, {}
+        for order in sorted(orders, key=lambda order: order.submit_s):
+            time.sleep(max(0.0, begun + order.submit_s - time.time()))
+            submitted[order.name] = time.time()
+            numbers[order.name] = self.sbatch(folder, order)
+        self.await_ends(folder, [order.name for order in orders], begun + seconds)
+        ended = {order.name: self.read(folder, order.name, submitted[order.name]) for order in orders}
+        wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
+        self.check_books(name, numbers)
+        return ended
+
+    def await_ends(self, folder, names, deadline):
+        wanted = {f"{name}.end" for name in names}
+        while missing := wanted - {path.name for path in folder.glob("*.end")}:
+            if time.time() > deadline:
+                queue = self.cluster.run(["squeue", "-o", "%i %j %T %r"]).stdout
+                raise LostError(f"{folder.name}: did not end in time: {sorted(missing)}\n{queue}")
+            time.sleep(0.1)
+
+    def read(self, folder, name, submitted):
+        code, ended, node = (folder / f"{name}.end").read_text().split()
+        if code != "0":
+            raise LostError(f"{folder.name}: {name} failed: {(folder / f'{name}.err').read_text()[-2000:]}")
+        told = json.loads((folder / f"{name}.out").read_text().splitlines()[-1])
+        return Ended(name, submitted, float(ended), node, told)
+
+    def check_books(self, name, numbers):
+        """Slurm's own books must say that every job completed."""
+        argv = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", ",".join(numbers.values())]
+        states = {}
+
+        def are_all_ended():
+            lines = self.cluster.run(argv).stdout.split()
+            states.update(line.split("|") for line in lines)
+            return len(states) == len(numbers) and not {"RUNNING", "PENDING"} & set(states.values())
+
+        wait_for(are_all_ended, lambda: f"the books of {name}: {states}", 30)
+        wrong = {number: state for number, state in states.items() if state != "COMPLETED"}
+        if wrong:
+            raise LostError(f"{name}: not completed: {wrong}")
+
+    def salus(self, *arguments, node=None):
+        extra = {"PYTHONPATH": str(ROOT), "SLURMD_NODENAME": node or self.cluster.plan.nodes[0]}
+        done = self.cluster.run([sys.executable, "-m", "cli.main", *arguments], None, 60.0, **extra)
+        if done.returncode != 0:
+            raise LostError(f"salus {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def set_policy(self, policy):
+        for node in self.cluster.plan.nodes:
+            self.salus("policy", "set", policy, node=node)
+
+    def profiles(self, names):
+        """Profiles by the name that jobs gave with --salus-profile; waits until all are known."""
+
+        def known():
+            found = json.loads(self.salus("profiles", "list", "--json"))
+            by_name = {row["key"]["signature"].removeprefix("name:"): row for row in found}
+            return {name: by_name[name] for name in names} if set(names) <= by_name.keys() else None
+
+        return wait_for(known, "the profiles to be written", 60)
+
+
+def simulate(path, *options):
+    """`salus simulate` on a table of jobs: outcomes by name."""
+    argv = [sys.executable, "-m", "cli.main", "simulate", "--workload", str(path), "--json", *options]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    return {row["name"]: row for row in json.loads(done.stdout)["policies"]}
+
+
+def quantile(values, share):
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def jain(values):
+    """Jain's index: 1 where all are equal, 1/n where one has everything."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def figures(ended, solo_s, device_count):
+    """What is told of a configuration. `solo_s` is how long each job takes alone, from submit to end."""
+    completions = [job.completion_s for job in ended.values()]
+    slowdowns = [job.completion_s / solo_s[name] for name, job in ended.items()]
+    first, last = min(job.submitted for job in ended.values()), max(job.ended for job in ended.values())
+    busy_s = sum(job.told["cpu_s"] for job in ended.values())
+    return {
+        "average_s": round(statistics.mean(completions), 3),
+        "median_s": round(statistics.median(completions), 3),
+        "p95_s": round(quantile(completions, 0.95), 3),
+        "makespan_s": round(last - first, 3),
+        "queueing_s": round(statistics.mean(job.told["first"] - job.submitted for job in ended.values()), 3),
+        "busy_share": round(busy_s / ((last - first) * device_count), 4),
+        "slowdown": round(statistics.mean(slowdowns), 3),
+        "jain": round(jain([1 / value for value in slowdowns]), 4),
+        "completion_s": [round(value, 3) for value in completions],
+    }
+
+
+def slurm_time(seconds):
+    """Whole seconds as --salus-time takes them."""
+    whole = max(1, math.ceil(seconds))
+    return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"
