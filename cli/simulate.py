@@ -136,9 +136,7 @@ def simulate(
         replay_journal(replay, is_json=json, is_quiet=parsable)
         return
     form = form_of(json=json, parsable=parsable)
-    policies = tuple(name.strip() for name in policy.split(",") if name.strip())
-    if not policies:
-        raise RequestError("simulate: --policy: name at least one policy, such as fair")
+    policies = _policies(policy)
     chosen = _Choice(workload, from_sacct, _load_of(load), jobs, gpus)
     memory_bytes = None if gpu_memory is None else _size("--gpu-memory", gpu_memory)
     asked: dict[str, Any] = {
@@ -164,6 +162,13 @@ def simulate(
         outcomes = _run(runs, policies, progress)
         gains = _gains([_run(prepared(other), policies, progress) for other in range(seed + 1, seed + 1 + seeds)])
     _write(form, runs, outcomes, gains, seeds, pair_speed)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    policies = tuple(name.strip() for name in text.split(",") if name.strip())
+    if not policies:
+        raise RequestError("simulate: --policy: name at least one policy, such as fair")
+    return policies
 
 
 class _Choice:

@@ -36,6 +36,12 @@ exit $code
 """
 
 
+def wait_until_time(at):
+    """The submissions of a workload are events of time."""
+    while (left := at - time.time()) > 0:
+        time.sleep(left)
+
+
 class LostError(AssertionError):
     """A job failed, or never ended."""
 
@@ -127,16 +133,16 @@ class Stage:
         folder = self.folder(name)
         begun, submitted, numbers = time.time(), {}, {}
         for order in sorted(orders, key=lambda order: order.submit_s):
-            time.sleep(max(0.0, begun + order.submit_s - time.time()))
+            wait_until_time(begun + order.submit_s)
             submitted[order.name] = time.time()
             numbers[order.name] = self.sbatch(folder, order)
-        self.await_ends(folder, [order.name for order in orders], begun + seconds)
+        self.wait_ends(folder, [order.name for order in orders], begun + seconds)
         ended = {order.name: self.read(folder, order.name, submitted[order.name]) for order in orders}
         wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
         self.check_books(name, numbers)
         return ended
 
-    def await_ends(self, folder, names, deadline):
+    def wait_ends(self, folder, names, deadline):
         wanted = {f"{name}.end" for name in names}
         while missing := wanted - {path.name for path in folder.glob("*.end")}:
             if time.time() > deadline:
