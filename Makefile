@@ -103,6 +103,7 @@ record: $(STAMP)
 	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) $(ARGS)
 
 numbers: $(STAMP)
+	@$(PY) -m tests.support.benchplots
 	@$(PY) -m tests.support.recorded
 
 clean:

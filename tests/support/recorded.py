@@ -8,7 +8,8 @@ BENCH=NAME`). A page cites a number by a marker, and `make numbers` writes the n
 
 A path starts with the file's name, then: `last` is the last run, `median`, `min` and `max` are taken over the kept runs
 leaf by leaf, `count` is how many they are; `date`, `commit` and `machine` say where they come from. `@` is the name of
-the row. Nobody types a number: tests/tidy compares every marker with the files and refuses a number outside of one.
+the row, and the path `@recorded` has a row for every file. Nobody types a number: tests/tidy compares every marker with
+the files and refuses a number outside of one.
 """
 
 import json
@@ -73,7 +74,20 @@ def over(values, take):
     return take(values)
 
 
+def recorded(root=ROOT):
+    """What there is: a row for each file."""
+    rows = {}
+    for path in sorted((root / FOLDER).glob("*.json")):
+        found = load(path.stem, root)
+        last = found["last"] if isinstance(found["last"], dict) else {}
+        rows[path.stem] = {"ratio": None, "n": None, **{key: last[key] for key in ("ratio", "n") if key in last},
+                           "date": found["date"], "commit": found["commit"], "count": found["count"]}  # fmt: skip
+    return rows
+
+
 def look_up(path, root=ROOT):
+    if path == "@recorded":
+        return recorded(root)
     name, *keys = path.split(".")
     found = load(name, root)
     for key in keys:

@@ -20,7 +20,7 @@ from pathlib import Path
 from nodedaemon.core.types import MIB
 from slurm_plugin.cluster import control
 from slurm_plugin.cluster.plan import ClusterPlan
-from tests.support.lab import wait_for
+from tests.support.lab import Lab, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = "games"
@@ -28,10 +28,11 @@ USER = "games"
 SCRIPT = """#!/bin/sh
 export OMP_NUM_THREADS=1
 case "$SLURMD_NODENAME" in {cases} esac
-taskset -c "$core" "{python}" "$@" >"$WHERE/$SLURM_JOB_NAME.out" 2>"$WHERE/$SLURM_JOB_NAME.err"
+name="$WHERE/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}"
+taskset -c "${{CORES:-$core}}" "{python}" "$@" >"$name.out" 2>"$name.err"
 code=$?
-echo "$code $(date +%s.%N) $SLURMD_NODENAME" >"$WHERE/$SLURM_JOB_NAME.part"
-mv "$WHERE/$SLURM_JOB_NAME.part" "$WHERE/$SLURM_JOB_NAME.end"
+echo "$code $(date +%s.%N) $SLURMD_NODENAME" >"$name.part"
+mv "$name.part" "$name.end"
 exit $code
 """
 
@@ -120,9 +121,9 @@ class Stage:
         folder.chmod(0o1777)
         return folder
 
-    def sbatch(self, folder, order, *more):
-        argv = ["sbatch", "--parsable", f"--job-name={order.name}", "--output=/dev/null", *order.options, *more,
-                f"--export=ALL,WHERE={folder}", str(self.script), *order.argv]  # fmt: skip
+    def sbatch(self, folder, order, variables=""):
+        argv = ["sbatch", "--parsable", f"--job-name={order.name}", "--output=/dev/null", *order.options,
+                f"--export=ALL,WHERE={folder}{variables}", str(self.script), *order.argv]  # fmt: skip
         done = self.cluster.run(argv, USER)
         if done.returncode != 0:
             raise LostError(f"{order.name}: sbatch failed: {done.stderr.strip()}")
@@ -139,7 +140,19 @@ class Stage:
         self.wait_ends(folder, [order.name for order in orders], begun + seconds)
         ended = {order.name: self.read(folder, order.name, submitted[order.name]) for order in orders}
         wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
-        self.check_books(name, numbers)
+        self.check_books(name, numbers.values())
+        return ended
+
+    def run_array(self, name, order, count, seconds=300.0):
+        """Submit an array, wait for all its tasks, and return them by name."""
+        folder = self.folder(name)
+        submitted = time.time()
+        number = self.sbatch(folder, Order(order.name, 0.0, (*order.options, f"--array=1-{count}"), order.argv))
+        names = [f"{order.name}-{task}" for task in range(1, count + 1)]
+        self.wait_ends(folder, names, submitted + seconds)
+        ended = {name: self.read(folder, name, submitted) for name in names}
+        wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
+        self.check_books(name, [f"{number}_{task}" for task in range(1, count + 1)])
         return ended
 
     def wait_ends(self, folder, names, deadline):
@@ -159,7 +172,7 @@ class Stage:
 
     def check_books(self, name, numbers):
         """Slurm's own books must say that every job completed."""
-        argv = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", ",".join(numbers.values())]
+        argv = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", ",".join(numbers)]
         states = {}
 
         def are_all_ended():
@@ -178,6 +191,10 @@ class Stage:
         if done.returncode != 0:
             raise LostError(f"salus {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+    def node_status(self, node):
+        """What salusd of a node tells root."""
+        return Lab(self.cluster).node_status(node)
 
     def set_policy(self, policy):
         for node in self.cluster.plan.nodes:

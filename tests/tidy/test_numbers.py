@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tests.support.benchplots import PLOTS, bars, drawn, steps
 from tests.support.recorded import FOLDER, PAGES, ROOT, StaleError, look_up, rendered, typed_numbers
 
 WHERE = {"date", "commit", "machine", "result"}
@@ -37,6 +38,21 @@ def test_every_recorded_benchmark_says_when_where_and_of_what():
         for run in record["runs"]:
             assert run.keys() >= WHERE, path
             assert run["machine"]["cores"] > 0, path
+
+
+def test_every_plot_is_drawn_from_the_recorded_benchmarks():
+    for name, content in drawn().items():
+        assert (ROOT / FOLDER / name).read_text() == content, f"{name} is stale; run: make numbers"
+    assert {path.name for path in (ROOT / FOLDER).glob("*.svg")} <= PLOTS.keys()
+
+
+def test_a_plot_shows_what_it_is_given():
+    shown = bars(
+        "title", "s", {"one": [(1.0, 0.5, 2.0, "#000", "1.0")], "a<b": [(3.0, 3.0, 3.0, "#000", "3.0")]}
+    ).done()
+    assert shown.count("<rect") == 3
+    assert "a&lt;b" in shown
+    assert steps("title", "s", "jobs", {"one": ([1.0, 2.0], "#000")}).done().count("<polyline") == 1
 
 
 def test_a_marker_takes_the_number_from_the_files(tree):
