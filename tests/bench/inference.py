@@ -1,6 +1,6 @@
 """42 model servers with rare requests resident on one device of a real Slurm cluster: `make bench BENCH=inference`.
 
-14 models, 3 copies each, as in the published experiment, with its memory scaled by 1/16 and requests five times as
+14 models, 3 copies each, as in the published experiment, with its memory scaled by 1/32 and requests about twice as
 often. First each model serves alone: by --gres=gpu:1 on a device of its own, and by --gres=salus:1, which measures it.
 Then all 42 run by --gres=salus:1 on one device, and the latency of every request is compared with those of the servers
 alone. How many devices gres/gpu and gres/shard by peak memory need for the 42 follows from the profiles.
@@ -22,11 +22,11 @@ from tests.support.slurm_mix import LostError, Order, cluster_of, quantile
 
 MODELS = Path("nodedaemon/sim/data/models.csv")
 COPIES = 3
-SCALE = 16
-DEVICE_MIB = 12288
-LANE_RESERVE_MIB = 512
-ALONE_REQUESTS, ALONE_INTERVAL_MS = 20, 100
-REQUESTS, INTERVAL_MS, FACTOR = 15, 2000, 3
+SCALE = 32
+DEVICE_MIB = 10240
+LANE_RESERVE_MIB = 256
+ALONE_REQUESTS, ALONE_INTERVAL_MS = 15, 150
+REQUESTS, INTERVAL_MS, FACTOR = 8, 4000, 3
 
 
 def say(text):

@@ -44,7 +44,7 @@ def main():
     rows = activation_mib * 2**20 // (4 * width)
     # Most weights are read a row at a time, as an embedding's are; they stay, and cost little.
     table = nn.Embedding(weight_mib * 2**20 // (4 * width), width)
-    model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 1)).eval()
+    model = nn.Sequential(nn.Linear(16, width), nn.ReLU(inplace=True), nn.Linear(width, 1)).eval()
     request = torch.randn(rows, 16)
     dice = random.Random(seed)
     with torch.no_grad():

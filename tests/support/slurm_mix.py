@@ -4,6 +4,7 @@ Every job runs by the same script in every configuration: pinned to the core of 
 when it was ready and when it ended; Slurm's books must call it COMPLETED.
 """
 
+import compileall
 import json
 import math
 import os
@@ -88,6 +89,8 @@ def cluster_of(device_mib, reserve_mib, *, devices=2, say, salus_lines=()):
         slurm_lines=("SelectTypeParameters=CR_Core,CR_LLN",),
         salus_lines=salus_lines,
     )
+    # As in an installed package; a job's user may not write there, and would compile the adaptor at every start.
+    compileall.compile_dir(ROOT / "nodedaemon" / "job", quiet=1)
     say("starting a cluster")
     cluster = control.up(plan, owner_pid=os.getpid())
     try:
