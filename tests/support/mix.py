@@ -14,11 +14,11 @@ DEVICE_COUNT = 2
 DEVICE_MIB = 5120
 LANE_RESERVE_MIB = 640
 LONG_COUNT = 2
-LONG_S = (32.0, 40.0)  # drawn evenly
-SHORT_COUNT = 26
+LONG_S = (40.0, 48.0)  # drawn evenly
+SHORT_COUNT = 22
 SHORT_MEAN_S = 1.0  # exponential
 SHORT_S = (0.5, 3.0)  # cut to
-GAP_MEAN_S = 1.5  # Poisson arrivals
+GAP_MEAN_S = 1.8  # Poisson arrivals
 
 
 @dataclass(frozen=True)
