@@ -76,14 +76,18 @@ def parse_listpids(text: str) -> dict[int, JobPlace]:
     return places
 
 
-def list_pids(command: str = "scontrol") -> dict[int, JobPlace]:
-    """Ask Slurm for the pids of all steps on this node (about 11 ms); an empty answer where Slurm is not installed."""
-    found = shutil.which(command)
+def list_pids(node: str, directory: str = "") -> dict[int, JobPlace]:
+    """Ask Slurm for the pids of all steps on `node` (about 11 ms); an empty answer where Slurm is not installed."""
+    found = shutil.which(str(Path(directory, "scontrol")) if directory else "scontrol")
     if found is None:
         return {}
     try:
         answer = subprocess.run(  # noqa: S603  the command is found on the daemon's own PATH
-            [found, "listpids"], capture_output=True, text=True, timeout=_LISTPIDS_TIMEOUT_SECONDS, check=False
+            [found, "listpids", "*", node],
+            capture_output=True,
+            text=True,
+            timeout=_LISTPIDS_TIMEOUT_SECONDS,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OperatingError(f"list pids: scontrol: {error}; is slurmd up?") from error

@@ -27,6 +27,7 @@ from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.cgroup import list_pids
+from nodedaemon.drivers.slurm import NodeCommands
 from nodedaemon.service.books import Books
 from nodedaemon.service.connections import Connections, Limits
 from nodedaemon.service.control import Control
@@ -53,6 +54,7 @@ from nodedaemon.service.server import Server
 from nodedaemon.service.spool import Spool
 from nodedaemon.service.state import SessionFacts, ShellState
 from nodedaemon.service.status import StatusView, Viewer
+from nodedaemon.service.steps import StepWatch
 from nodedaemon.service.store import DatabaseStore
 from nodedaemon.wire.control import DaemonStatus, NodeStatus
 from nodedaemon.wire.messages import Profile
@@ -186,7 +188,7 @@ class Daemon:
             self._devices,
             settings=self._rules.settings_of,
             find_profile=self._find_profile,
-            list_pids=list_pids,
+            list_pids=lambda: list_pids(self._node, self._rules.settings.slurm.bin_dir),
             environment=self._environment,
             utc_ns=time.time_ns,
             on_job=self._books.on_job,
@@ -231,6 +233,14 @@ class Daemon:
             sweep=self._jobs.sweep,
             report_device=lambda device, fault: self._books.report("xid", None, fault, device),
             report_strangers=lambda device, told: self._books.report("foreign_memory", None, told, device),
+            log=self._log,
+        )
+        self._steps = StepWatch(
+            self._slurm_commands,
+            self._dispatcher.state,
+            end=self._jobs.job_end,
+            forget=self._markers.forget,
+            look_at_processes=self._sampler.look_at_processes,
             log=self._log,
         )
         self._view = StatusView(
@@ -333,9 +343,8 @@ class Daemon:
             asyncio.create_task(self._sampler.run(lambda: self._rules.settings.readings.interval_ns / 1e9)),
             asyncio.create_task(self._close_intervals()),
             asyncio.create_task(self._look_after()),
-            asyncio.create_task(
-                self._markers.run(lambda: self._rules.settings.slurm.reconcile_interval_ns / 1e9, self._wait_gathered)
-            ),
+            asyncio.create_task(self._markers.run(self._reconcile_interval_s, self._wait_gathered)),
+            asyncio.create_task(self._steps.run(self._reconcile_interval_s, self._wait_gathered)),
         ]
         self._notifier.ready(f"{len(self._devices)} devices")
         self._log.info(
@@ -465,6 +474,13 @@ class Daemon:
 
     async def _find_profile(self, user: str, signature: str, model: str) -> Recorded | None:
         return await self._ledger.find_profile(f"local@{self._node}", user, signature, model)
+
+    def _slurm_commands(self) -> NodeCommands:
+        slurm = self._rules.settings.slurm
+        return NodeCommands(self._node, slurm.bin_dir, slurm.timeout_ns / 1e9)
+
+    def _reconcile_interval_s(self) -> float:
+        return self._rules.settings.slurm.reconcile_interval_ns / 1e9
 
     async def _wait_gathered(self) -> None:
         await self._gathered.wait()

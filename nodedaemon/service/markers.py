@@ -84,6 +84,10 @@ class Markers:
                 found[JobId(file.name)] = request
         return {job: request for job, request in found.items() if request.uid >= 0 or job in self._known()}
 
+    def forget(self, job: JobId) -> None:
+        """Remove a job's file, as the Epilog that did not come would have."""
+        (self._folder() / job).unlink(missing_ok=True)
+
     async def run(self, interval_s: Callable[[], float], gathered: Callable[[], Awaitable[None]]) -> None:
         await gathered()
         while True:

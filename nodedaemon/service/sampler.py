@@ -70,7 +70,7 @@ class Sampler:
     async def sample(self) -> None:
         for device in self._devices.values():
             await self._read(device)
-        self._look_at_processes()
+        self.look_at_processes()
         self._lanes.watch()
         self._sweep()
 
@@ -173,7 +173,8 @@ class Sampler:
         if is_needed:
             self.watch_soon()
 
-    def _look_at_processes(self) -> None:
+    def look_at_processes(self) -> None:
+        """See who was stopped or continued since the last look."""
         for facts in list(self._dispatcher.state.sessions.values()):
             self._look_at(facts.session)
 

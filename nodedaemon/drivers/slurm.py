@@ -1,0 +1,113 @@
+"""What Slurm says of the jobs on this node, by its own commands: the pids of its steps, and who still runs.
+
+Each command is given up after a time and answered by `OperatingError`; what is not understood is no answer either. So
+nothing is ever concluded from a Slurm that is absent, down or slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import JobId
+from nodedaemon.drivers.cgroup import parse_listpids
+
+#: States in which a job has its devices, or Slurm still runs its Epilog.
+HOLDING_STATES = frozenset(
+    {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
+)
+# Fixed widths, and nothing that a user has named: no column can pass for another.
+_COLUMNS = (("JobID", 32), ("State", 32), ("RestartCnt", 16))
+
+
+@dataclass(frozen=True, slots=True)
+class JobWord:
+    """What slurmctld says of a job; `state` is empty where it knows none of this id."""
+
+    state: str
+    restart_count: int = 0
+
+    def is_over(self, restart_count: int) -> bool:
+        """Whether the run with this restart count has ended."""
+        return self.state not in HOLDING_STATES or self.restart_count > restart_count
+
+
+class NodeCommands:
+    """Slurm's commands as the daemon of `node` calls them."""
+
+    def __init__(self, node: str, directory: str = "", timeout_s: float = 10.0) -> None:
+        self._node = node
+        self._directory = directory
+        self._timeout_s = timeout_s
+
+    @property
+    def is_there(self) -> bool:
+        return self._find("scontrol") is not None
+
+    async def step_pids(self) -> dict[JobId, set[int]]:
+        """Processes of every step that answers, by job. A job without a step, or with a dead slurmstepd, has none."""
+        # Named, because several slurmd may share a host. Its exit status is 1 also where no step exists.
+        _, told, complaint = await self._run("scontrol", "listpids", "*", self._node)
+        if not told.startswith("PID"):
+            raise OperatingError(f"Slurm: scontrol listpids: {_last(complaint)}; is slurmd of {self._node} up?")
+        found: dict[JobId, set[int]] = {}
+        for pid, place in parse_listpids(told).items():
+            found.setdefault(JobId(place.job or ""), set()).add(pid)
+        return found
+
+    async def job(self, job: JobId) -> JobWord:
+        wanted = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
+        status, told, complaint = await self._run(
+            "squeue", "--noheader", "--states=all", f"--jobs={job}", f"--Format={wanted}"
+        )
+        if status != 0:
+            if "Invalid job id" in complaint:
+                return JobWord("")
+            raise OperatingError(f"Slurm: squeue: job {job}: {_last(complaint)}; is slurmctld up?")
+        for line in told.splitlines():
+            # An array's own id also brings its tasks.
+            cells = _cells(line)
+            if cells[0] == job and cells[1]:
+                return JobWord(cells[1], int(cells[2]) if cells[2].isdigit() else 0)
+        raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
+
+    def _find(self, program: str) -> str | None:
+        return shutil.which(str(Path(self._directory, program)) if self._directory else program)
+
+    async def _run(self, program: str, *argv: str) -> tuple[int, str, str]:
+        found = self._find(program)
+        if found is None:
+            raise OperatingError(f"Slurm: {program}: not found; set SlurmBinDir or PATH")
+        process = await asyncio.create_subprocess_exec(
+            found, *argv, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                told, complaint = await process.communicate()
+        except TimeoutError as error:
+            raise OperatingError(f"Slurm: {program}: no answer in {self._timeout_s:g} s; see slurmd's log") from error
+        finally:
+            # Also where we are cancelled: the daemon's end waits for no command.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+                await process.wait()
+        return process.returncode or 0, told.decode(errors="replace"), complaint.decode(errors="replace")
+
+
+def _cells(line: str) -> list[str]:
+    cells, place = [], 0
+    for _, width in _COLUMNS:
+        cells.append(line[place : place + width].strip())
+        place += width
+    return cells
+
+
+def _last(complaint: str) -> str:
+    lines = complaint.strip().splitlines()
+    return lines[-1] if lines else "an empty answer"
