@@ -10,15 +10,11 @@ itself, so that the SPANK plugin knows the job, and salusd finds it, also when t
 
 from __future__ import annotations
 
-import argparse
 import os
-import subprocess
 import sys
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+import time
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib costs a job 5 ms
 
 import hook  # type: ignore[import-not-found]
 
@@ -29,18 +25,59 @@ COLUMNS = (
     ("restart", "RestartCnt", 16),
     ("segment", "admin_comment", 2048),
 )
-SQUEUE_TIMEOUT_S = 5
+SQUEUE_TIMEOUT_S = 5.0
+OUTPUT_BYTES_MAX = 65536
+
+
+class Squeue:
+    """One question to slurmctld, under way while this process gets ready for the answer."""
+
+    def __init__(self, job: str) -> None:
+        wanted = ",".join(f"{name}:{width}" for _, name, width in COLUMNS)
+        self._deadline = time.monotonic() + SQUEUE_TIMEOUT_S
+        self._output, theirs = os.pipe()
+        try:
+            self._pid = os.posix_spawnp(
+                "squeue",
+                ["squeue", "--noheader", f"--jobs={job}", f"--Format={wanted}"],
+                os.environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, theirs, 1), (os.POSIX_SPAWN_CLOSE, self._output)],
+            )
+        finally:
+            os.close(theirs)
+
+    def answer(self) -> str:
+        """Its output; OSError where it failed or took too long."""
+        import select  # noqa: PLC0415 - see hook.py
+        import signal  # noqa: PLC0415
+
+        told = b""
+        while len(told) < OUTPUT_BYTES_MAX:
+            left_s = self._deadline - time.monotonic()
+            if left_s <= 0 or not select.select([self._output], [], [], left_s)[0]:
+                os.kill(self._pid, signal.SIGKILL)
+                os.waitpid(self._pid, 0)
+                raise OSError(f"no answer in {SQUEUE_TIMEOUT_S:g} s")
+            piece = os.read(self._output, OUTPUT_BYTES_MAX)
+            if not piece:
+                break
+            told += piece
+        os.close(self._output)
+        if os.waitpid(self._pid, 0)[1] != 0:
+            raise OSError("it failed")
+        return told.decode(errors="replace").split("\n")[0]
 
 
 def ask_slurm(job: str) -> dict[str, str]:
     """Account, QOS and our segment of admin_comment, which only root and SlurmUser can write; {} if Slurm is silent."""
-    wanted = ",".join(f"{name}:{width}" for _, name, width in COLUMNS)
     try:
-        told = subprocess.run(
-            ["squeue", "--noheader", f"--jobs={job}", f"--Format={wanted}"],
-            capture_output=True, text=True, timeout=SQUEUE_TIMEOUT_S, check=True,
-        ).stdout.split("\n")[0]  # fmt: skip
-    except (OSError, subprocess.SubprocessError) as error:
+        question = Squeue(job)
+        # Needed later, and loaded while slurmctld answers.
+        import json  # noqa: F401, PLC0415
+        import socket  # noqa: F401, PLC0415
+
+        told = question.answer()
+    except OSError as error:
         hook.say(f"prolog: job {job}: squeue: {error}")
         return {}
     if not told:
@@ -55,7 +92,7 @@ def ask_slurm(job: str) -> dict[str, str]:
     return found
 
 
-def request_of(environment: Mapping[str, str], wait_s: float) -> dict[str, Any] | None:
+def request_of(environment: os._Environ[str], wait_s: float) -> dict[str, object] | None:
     """What salusd is told; None for a job that is not ours."""
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdigit() or not environment.get("SLURM_JOB_GPUS"):
@@ -81,17 +118,14 @@ def request_of(environment: Mapping[str, str], wait_s: float) -> dict[str, Any] 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="prolog")
-    parser.add_argument("--socket", default=os.environ.get("SALUS_SOCKET", hook.DEFAULT_SOCKET))
-    parser.add_argument("--wait", type=float, default=55.0, help="seconds in which salusd must make room")
-    parser.add_argument("--connect", type=float, default=2.0, help="seconds in which salusd must be there")
-    options = parser.parse_args()
-    request = request_of(os.environ, options.wait)
+    # In so many seconds salusd must make room.
+    options = hook.Options(sys.argv[1:], wait_s=55.0)
+    request = request_of(os.environ, options.wait_s)
     if request is None:
         return
     hook.leave_marker(options.socket, request)
     try:
-        answer = hook.exchange(options.socket, request, options.connect, options.wait + 1.0)
+        answer = hook.exchange(options.socket, request, options.connect_s, options.wait_s + 1.0)
     except (OSError, ValueError) as error:
         hook.say(f"prolog: job {request['job']}: salusd at {options.socket}: {error}")
         return
