@@ -157,6 +157,16 @@ class Cluster:
         self, argv: Sequence[str], user: str | None = None, timeout_s: float = 60.0, **extra: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a command in the cluster's environment, as root or under the id of an existing account."""
+        with self.popen(argv, user, **extra) as process:
+            try:
+                told, complaint = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        return subprocess.CompletedProcess(list(argv), process.returncode, told, complaint)
+
+    def popen(self, argv: Sequence[str], user: str | None = None, **extra: str) -> subprocess.Popen[str]:
+        """The same, without waiting for its end."""
         entry = pwd.getpwnam(user) if user else None
         # The caller's environment does not follow into the job: Slurm would carry it there.
         environment = {
@@ -168,26 +178,22 @@ class Cluster:
             **extra,
         }
         if self.plan.root is not None:
-            return self._run_inside(argv, entry, environment, timeout_s)
-        return subprocess.run(
-            list(argv), env=environment, capture_output=True, text=True, timeout=timeout_s, check=False,
-            cwd=self.plan.path("work"), stdin=subprocess.DEVNULL,
-            user=entry.pw_uid if entry else None, group=entry.pw_gid if entry else None,
-            extra_groups=[] if entry else None,
+            return subprocess.Popen(
+                self._inside(argv, entry), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        return subprocess.Popen(
+            list(argv), env=environment, cwd=self.plan.path("work"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, user=entry.pw_uid if entry else None,
+            group=entry.pw_gid if entry else None, extra_groups=[] if entry else None,
         )  # fmt: skip
 
-    def _run_inside(
-        self, argv: Sequence[str], entry: pwd.struct_passwd | None, environment: Mapping[str, str], timeout_s: float
-    ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the cluster's other root; the account has the same ids there."""
+    def _inside(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
+        """A command as it runs in the cluster's other root; the account has the same ids there."""
         supervisor = str(self.state()["supervisor"][0])
         identity = [f"--userspec={entry.pw_uid}:{entry.pw_gid}", "--groups="] if entry else []
         inside = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(self.plan.path("work")), *argv]
-        return subprocess.run(
-            ["nsenter", "-t", supervisor, "-m", "--", "chroot", *identity, str(self.plan.root), *inside],
-            env=dict(environment), capture_output=True, text=True, timeout=timeout_s, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        return ["nsenter", "-t", supervisor, "-m", "--", "chroot", *identity, str(self.plan.root), *inside]
 
     @property
     def python(self) -> str:

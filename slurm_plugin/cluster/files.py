@@ -57,7 +57,8 @@ def slurm_conf(plan: ClusterPlan) -> str:
             "SlurmctldDebug=info\nSlurmdDebug=info",
             "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none",
             "SchedulerType=sched/backfill",
-            "SchedulerParameters=sched_min_interval=0,bf_interval=2,batch_sched_delay=0",
+            # sched_interval: a job that becomes eligible by time (a requeued one) is no change that backfill looks at.
+            "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=2,batch_sched_delay=0",
             "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core",
             "JobAcctGatherType=jobacct_gather/none",
             "AccountingStorageType=accounting_storage/slurmdbd",

@@ -203,8 +203,9 @@ class Supervisor:
             )
 
     def idle_count(self) -> int:
-        told = run([*self.plan.slurm_command("sinfo", "-h", "-t", "idle", "-o", "%D")], self.plan.environment()).split()
-        return int(told[0]) if told else 0
+        # By name: a node is listed once for each of its partitions.
+        told = run([*self.plan.slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")], self.plan.environment())
+        return len(set(told.split()))
 
     def start(self, name: str) -> None:
         """Start a part and return when it serves."""
@@ -259,6 +260,10 @@ class Supervisor:
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen()
+            # Only now: whoever hears of it may ask at once. Nobody reads after this line; the caller goes on, and a
+            # later print must not end us.
+            print(json.dumps({"ready": True}), flush=True)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             selector.register(listener, selectors.EVENT_READ)
             if owner is not None:
                 selector.register(os.pidfd_open(owner), selectors.EVENT_READ)
@@ -316,9 +321,6 @@ def main() -> int:
     try:
         supervisor.boot()
         supervisor.write_state()
-        # Nobody reads after this line: the caller goes on, and a later print must not end us.
-        print(json.dumps({"ready": True}), flush=True)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         supervisor.serve(arguments.owner)
     except KeyboardInterrupt:
         return 0
