@@ -22,8 +22,7 @@ local FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_t
 local MODIFY_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account",
   "qos", "features", "req_nodes" }
 
-local connection
-local timeout_count, silent_until = 0, 0
+local connection, timeout_count, silent_until = nil, 0, 0
 
 local function fields_of(record, names)
   local found = {}
@@ -78,13 +77,14 @@ end
 
 local function ask(request)
   if socket.gettime() < silent_until then return nil, "not asked again yet" end
+  local started = socket.gettime()
   local reply, why = exchange(cjson.encode(request))
   if not reply then
     timeout_count = why == "timeout" and timeout_count + 1 or 0
     if timeout_count >= known.timeouts_max then
       timeout_count, silent_until = 0, socket.gettime() + known.pause_s
     end
-    return nil, tostring(why)
+    return nil, string.format("%s after %.3f s", tostring(why), socket.gettime() - started)
   end
   timeout_count = 0
   local ok, answer = pcall(cjson.decode, reply)

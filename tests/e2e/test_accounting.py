@@ -19,7 +19,7 @@ S = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def sacct_table(cluster):
-    """A completed, a cancelled, a requeued, a suspended job and an array, all over, as sacct tells of them."""
+    """A completed, a cancelled, a requeued, a suspended job, one past its limit and an array, all over, by sacct."""
     from tests.support.lab import Lab
 
     lab = Lab(cluster)
@@ -27,12 +27,17 @@ def sacct_table(cluster):
     waits = lab.script("waits.sh", f"until [ -e {release} ]; do sleep 0.1; done")
     quick = lab.script("quick.sh", "true")
     ids = {
-        name: lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", waits) for name in ("requeue", "suspend", "cancel")
+        name: lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "--time=1", waits)
+        for name in ("requeue", "suspend", "cancel", "timeout")
     }
     ids["quick"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", quick, user="news")
     ids["array"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "--array=1-3", quick)
-    for name in ("requeue", "suspend", "cancel"):
+    for name in ("requeue", "suspend", "cancel", "timeout"):
         lab.wait_state(ids[name], "RUNNING")
+    # A limit has whole minutes; an operator may end one earlier. Slurm looks every half minute.
+    lab.ask("scontrol", "update", f"JobId={ids['timeout']}", "EndTime=now+1")
+    for name in ("requeue", "suspend"):
+        lab.ask("scontrol", "update", f"JobId={ids[name]}", "TimeLimit=10")
     lab.ask("scontrol", "suspend", ids["suspend"])
     lab.wait_state(ids["suspend"], "SUSPENDED")
     suspended_at = time.time()
@@ -46,6 +51,7 @@ def sacct_table(cluster):
     wait_for(lambda: "COMPLETING" not in lab.ask("squeue", "-h", "-o", "%T"), "the first run to be cleaned up")
     lab.ask("scontrol", "update", f"JobId={ids['requeue']}", "StartTime=now")
     wait_for(lambda: lab.state(ids["requeue"]) == "RUNNING", "the requeued job to run again", 180)
+    lab.wait_state(ids["timeout"], "TIMEOUT", seconds=60)
     release.touch()
     wait_for(lambda: not lab.ask("squeue", "-h").strip(), lambda: lab.ask("squeue"), 120)
     names = ",".join(ids.values())
@@ -57,7 +63,7 @@ def sacct_table(cluster):
     def is_written():
         rows = read_sacct(table(), cluster=cluster.plan.name)
         # Every run: of a requeued job the first has ended long before the second.
-        return len(rows) >= 8 and all(row.record.end_utc_ns is not None for row in rows)
+        return len(rows) >= 9 and all(row.record.end_utc_ns is not None for row in rows)
 
     # slurmdbd hears of an end a moment after slurmctld.
     wait_for(is_written, table, 60)
@@ -91,6 +97,18 @@ def test_held_agrees_with_sacct_to_the_second_for_every_job(sacct_table):
     assert suspended.suspended_s >= 1
     again = acct(lab, "reconcile", "-S", "now-1day", "--dry-run", "--tolerance", "0")
     assert again.returncode == 0, again.stdout
+
+
+def test_a_job_past_its_time_limit_is_released_and_counted_up_to_there(sacct_table):
+    lab, ids, text = sacct_table
+    (row,) = [
+        row for row in read_sacct(text, cluster=lab.cluster.plan.name) if str(row.record.key.job_id) == ids["timeout"]
+    ]
+    assert lab.ask("sacct", "-X", "-n", "-P", "-j", ids["timeout"], "-o", "State").strip() == "TIMEOUT"
+    assert 1 <= row.held_s < 60
+    assert not lab.sessions(ids["timeout"])
+    for node in lab.cluster.plan.nodes:
+        assert not lab.cluster.plan.path("run", node, "jobs", ids["timeout"]).exists()
 
 
 def test_the_report_counts_what_sacct_counts(sacct_table):

@@ -1,14 +1,11 @@
 """A job's life as salusd of its node sees it, on real Slurm: none lost, none counted twice, nothing drains a node."""
 
-import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
 from nodedaemon.core.types import MIB
-from slurm_plugin.cluster.processes import descendants
 from tests.support.lab import wait_for
 
 # Not the text of other modules: a script with the same text has the same profile.
@@ -80,21 +77,12 @@ def test_suspend_and_resume_keep_the_charge(lab):
     assert len(lab.sessions(job)) == 1
 
 
-def stepds(supervisor):
-    return [pid for pid in descendants(supervisor) if "slurmstepd" in Path(f"/proc/{pid}/comm").read_text()]
-
-
 def test_a_killed_slurmstepd_is_cleaned_up_by_the_epilog(lab):
     job = start(lab)
-    node = lab.device(job)[0]
-    supervisor = lab.cluster.state()["supervisor"][0]
-    # One job runs, so all of them are its own.
-    for pid in wait_for(lambda: stepds(supervisor), "a slurmstepd"):
-        os.kill(pid, signal.SIGKILL)
+    lab.kill_slurmstepd(job)
     lab.run("scancel", job)
     wait_released(lab, job)
     assert nodes_are_up(lab), lab.ask("sinfo", "-R")
-    assert node
 
 
 def test_a_node_that_goes_down_releases_its_jobs_and_comes_back(lab):
@@ -107,7 +95,35 @@ def test_a_node_that_goes_down_releases_its_jobs_and_comes_back(lab):
     wait_for(lambda: nodes_are_up(lab), "the node to be back")
 
 
-PARTS = ["slurmctld", "slurmd.node1", "slurmd.node2", "salusd.node1", "salusd.node2", "admitd"]
+@pytest.fixture
+def no_epilog(lab):
+    """An Epilog that does nothing: as if it had been killed, or salusd had not been told of it."""
+    script = lab.cluster.plan.path("etc", "epilog")
+    usual = script.read_text()
+
+    def write(text):
+        # In one piece: one that runs right now must not read half of it.
+        script.with_suffix(".new").write_text(text)
+        script.with_suffix(".new").chmod(0o755)
+        script.with_suffix(".new").rename(script)
+
+    write("#!/bin/sh\nexit 0\n")
+    yield
+    write(usual)
+
+
+def test_an_epilog_that_never_came_is_made_up_for_and_a_live_job_is_not_touched(lab, no_epilog):
+    lives, ends, again = start(lab), start(lab), start(lab)
+    # An allocation without a step has no process either, and stays.
+    lab.ask("salloc", "--gres=salus:1", MEMORY, "--no-shell", "--job-name=idle", user="games")
+    idle = lab.ask("squeue", "-h", "-n", "idle", "-o", "%A").strip()
+    lab.run("scancel", ends)
+    lab.ask("scontrol", "requeue", again)
+    for job in (ends, again):
+        wait_released(lab, job)
+        assert not any(lab.cluster.plan.path("run", node, "jobs", job).exists() for node in lab.cluster.plan.nodes)
+    for job in (lives, idle):
+        assert (lab.state(job), len(lab.sessions(job))) == ("RUNNING", 1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
@@ -120,12 +136,12 @@ def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice
     lab.ask("scontrol", "update", "nodename=node1", "comment=saved")
     wait_for(lambda: saved.stat().st_mtime > now, "slurmctld to save its state")
     wait_for(saved.with_name("node_state").exists, "slurmctld to save its nodes")
-    for name in PARTS:
+    for name in lab.PARTS:
         lab.cluster.stop(name, how)
         lab.cluster.start(name)
-    for name in PARTS:
+    for name in lab.PARTS:
         lab.cluster.stop(name, how)
-    for name in PARTS:
+    for name in lab.PARTS:
         lab.cluster.start(name)
     wait_for(lambda: "unk" not in lab.ask("sinfo", "-h", "-N", "-o", "%T"), "the nodes")
     for job in jobs:

@@ -14,4 +14,4 @@ mkdir -p "$root/opt/spank"
 cp slurm_plugin/spank/* "$root/opt/spank/" 2>/dev/null || true
 chroot "$root" make -s -C /opt/spank OUT=build
 echo "test-slurm: $(chroot "$root" slurmctld -V)"
-SALUS_SLURM_ROOT=$root exec .venv/bin/python -m pytest -q tests/e2e/test_admission.py tests/e2e/test_lifecycle.py tests/e2e/test_shards.py "$@"
+SALUS_SLURM_ROOT=$root exec .venv/bin/python -m pytest -q tests/e2e/test_admission.py tests/e2e/test_outages.py tests/e2e/test_lifecycle.py tests/e2e/test_shards.py "$@"

@@ -1,16 +1,21 @@
 """A private Slurm cluster in tests' words: submit, wait for a state, ask for the charge, teach a profile."""
 
+import contextlib
 import json
+import os
 import re
+import signal
 import socket
 import subprocess
 import time
 from functools import cached_property
+from pathlib import Path
 
 from accounting.database import open_database
 from accounting.profiles import ProfileKey, set_profile
 from accounting.viewer import Viewer
 from slurm_plugin.cluster.control import Cluster
+from slurm_plugin.cluster.processes import descendants
 from slurm_plugin.jobdesc import parse_tres, read_segment
 from slurm_plugin.service import GPU_APART_RELEASE
 
@@ -27,6 +32,9 @@ def wait_for(ready, what, seconds=30.0):
 
 
 class Lab:
+    #: Daemons that a restart of everything restarts.
+    PARTS = ("slurmctld", "slurmd.node1", "slurmd.node2", "salusd.node1", "salusd.node2", "admitd")
+
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.work = cluster.plan.path("work")
@@ -50,6 +58,27 @@ class Lab:
         done = self.run(*argv, user=user, **environment)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
+
+    @contextlib.contextmanager
+    def background(self, *argv, user=None):
+        """A command that runs beside the test, ended with it."""
+        process = self.cluster.popen([str(part) for part in argv], user=user)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+    def kill_slurmstepd(self, job) -> None:
+        """kill -9 of every slurmstepd of a job."""
+        found = []
+        for pid in descendants(self.cluster.state()["supervisor"][0]):
+            with contextlib.suppress(OSError):
+                if f"slurmstepd: [{job}." in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
+                    found.append(pid)
+        assert found, f"no slurmstepd of job {job}"
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
 
     def script(self, name, *lines) -> str:
         path = self.work / name
@@ -119,8 +148,9 @@ class Lab:
         return [row for row in found if job is None or row["job"] == job]
 
     def cancel_all(self) -> None:
+        """End all jobs but those in partition `back`, which a module keeps over several tests."""
         self.run("scancel", "--partition=main")
-        wait_for(lambda: not self.ask("squeue", "-h").strip(), lambda: self.ask("squeue"), 60)
+        wait_for(lambda: not self.ask("squeue", "-h", "-p", "main").strip(), lambda: self.ask("squeue"), 60)
 
     def teach(self, signature, persistent_bytes, ephemeral_bytes, user="games") -> None:
         """Put a profile into the database, as if a run had been measured."""
