@@ -26,7 +26,8 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
 from accounting.database import DatabaseUnreachableError
-from nodedaemon.config import Config, load_or_raise, locate
+from nodedaemon.config import Config, Rejected, Settings, load, load_or_raise, locate
+from nodedaemon.config.spec import keys_of
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
 from slurm_plugin.catalog import catalog_of
@@ -36,7 +37,7 @@ from slurm_plugin.queries import Queries, kind_of, viewer_of
 from slurm_plugin.rate import UserRate
 from slurm_plugin.readmission import Readmission
 from slurm_plugin.service import Admission
-from slurm_plugin.slurm import Slurm
+from slurm_plugin.slurm import Slurm, SlurmNode
 from slurm_plugin.slurm.choice import open_slurm
 from slurm_plugin.storage import Storage
 
@@ -46,6 +47,9 @@ LINE_BYTES_MAX = 256 * 1024
 CATALOG_INTERVAL_S = 60.0
 CATALOG_RETRY_S = 0.25
 ANSWER_TIMEOUT_S = 15.0
+# Before its credential is read a peer has no uid to count by: so many unmunge at once, so many connections in all.
+CHECKS_MAX = 8
+CONNECTIONS_MAX = 512
 
 Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -62,6 +66,9 @@ class Metrics:
             "salus_admission_seconds", "Time to answer a submit.", registry=self.registry,
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5),
         )  # fmt: skip
+        self.over_limit = Counter(
+            "salus_admission_over_limit", "Requests beyond a user's limit.", ["door"], registry=self.registry
+        )
         self.refused_peers = Counter("salus_admission_refused_peers", "Connections refused.", registry=self.registry)
         self.readmitted = Gauge("salus_admission_readmitted", "Waiting jobs recharged.", registry=self.registry)
         self.lookup_failures = Gauge("salus_admission_lookup_failures", "Profiles not read.", registry=self.registry)
@@ -85,15 +92,19 @@ def uids_of(config: Config) -> frozenset[int]:
 
 
 class Service:
-    def __init__(self, config: Config, slurm: Slurm, records: DatabaseRecords) -> None:
+    def __init__(self, config: Config, slurm: Slurm, records: DatabaseRecords, config_file: Path | None = None) -> None:
         self.config = config
+        self.config_file = config_file
         self.metrics = Metrics()
         self.storage = Storage(records, config.settings.admission.profile_cache_ns / SECOND_NS)
         self.admission = Admission(config, self.storage, decided=self.metrics.count)
         self.readmission = Readmission(self.admission, slurm)
         self.queries = Queries(self.admission, slurm, records)
         self.rate = UserRate(config.settings.admission.user_requests_per_s)
+        self.submit_rate = UserRate(config.settings.admission.user_submits_per_s)
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._slurm = slurm
+        self._nodes: list[SlurmNode] = []
         self._uids = uids_of(config)
         self._connections: set[asyncio.Task[None]] = set()
 
@@ -108,6 +119,11 @@ class Service:
 
     async def _timed_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
+        uid = request.get("uid")
+        if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid):
+            self.metrics.over_limit.labels("submit").inc()
+            per_s = self.config.settings.admission.user_submits_per_s
+            return {"ok": False, "say": f"salus: submit: more than {per_s} a second; wait a second, or use an array"}
         answer = await self.admission.answer(request)
         self.metrics.seconds.observe(time.perf_counter() - started)
         return answer
@@ -117,8 +133,10 @@ class Service:
 
     async def _checked_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         settings = self.config.settings
-        uid = await verify(request, settings.admission.credential_ttl_ns / SECOND_NS)
+        async with self._checks:
+            uid = await verify(request, settings.admission.credential_ttl_ns / SECOND_NS)
         if not self.rate.allows(uid):
+            self.metrics.over_limit.labels("question").inc()
             raise RequestError("salus-admitd: too many requests; wait a second")
         viewer = viewer_of(uid, settings.cluster.operators, settings.cluster.admins)
         return await asyncio.wait_for(self.queries.answer(viewer, request), ANSWER_TIMEOUT_S)
@@ -126,6 +144,10 @@ class Service:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: Answer) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._connections) >= CONNECTIONS_MAX:
+            self.metrics.refused_peers.inc()
+            writer.close()
+            return
         self._connections.add(task)
         try:
             while line := await reader.readline():
@@ -159,9 +181,9 @@ class Service:
         while True:
             try:
                 release = await asyncio.to_thread(self._slurm.release)
-                nodes = await asyncio.to_thread(self._slurm.nodes)
+                self._nodes = await asyncio.to_thread(self._slurm.nodes)
                 default = await asyncio.to_thread(self._slurm.default_partition)
-                self.admission.catalog = catalog_of(self.config, nodes, default)
+                self.admission.catalog = catalog_of(self.config, self._nodes, default)
                 self.admission.release = release
             except OperatingError as error:
                 log.debug("nodes not read", reason=str(error))
@@ -169,6 +191,34 @@ class Service:
                 continue
             self._export()
             await asyncio.sleep(CATALOG_INTERVAL_S)
+
+    def reload(self) -> None:
+        """Take the file anew. It is read and tried whole before anything is swapped; on a finding the old one stays."""
+        loaded = load(self.config_file)
+        if isinstance(loaded, Rejected):
+            raise RequestError(f"reload refused, the old configuration stays:\n{loaded}")
+        settings, old = loaded.settings, self.config.settings
+        catalog = catalog_of(loaded, self._nodes, self.admission.catalog.default_partition)
+        slurm = self._slurm if settings.slurm == old.slurm else open_slurm(settings.slurm)
+        uids = uids_of(loaded)
+        waiting = sorted(restart_keys(old, settings))
+        self.config = self.admission.config = loaded
+        self.admission.catalog, self._uids = catalog, uids
+        self._slurm = self.readmission.slurm = self.queries.slurm = slurm
+        self.rate.requests_per_s = settings.admission.user_requests_per_s
+        self.submit_rate.requests_per_s = settings.admission.user_submits_per_s
+        self.storage.fresh_s = settings.admission.profile_cache_ns / SECOND_NS
+        # A changed reserve or headroom changes what waiting jobs should be charged.
+        self.admission.is_recheck_wanted = True
+        log.info("configuration reloaded", files=[str(file) for file in loaded.files])
+        if waiting:
+            log.warning("changed keys wait for a restart", keys=waiting)
+
+    def reload_by_signal(self) -> None:
+        try:
+            self.reload()
+        except SalusError as error:
+            log.error("configuration not reloaded, the old one stays", reason=str(error))
 
     def _export(self) -> None:
         self.metrics.readmitted.set(self.readmission.corrected_count)
@@ -192,7 +242,9 @@ class Service:
         tasks = [
             asyncio.create_task(self.refresh_forever()),
             asyncio.create_task(self.storage.write_forever()),
-            asyncio.create_task(self.readmission.run_forever(settings.admission.readmit_interval_ns / SECOND_NS)),
+            asyncio.create_task(
+                self.readmission.run_forever(lambda: self.config.settings.admission.readmit_interval_ns / SECOND_NS)
+            ),
         ]
         log.info("ready", socket=str(path), port=settings.admission.port)
         await stopped.wait()
@@ -206,13 +258,25 @@ class Service:
         path.unlink(missing_ok=True)
 
 
-async def serve(config: Config) -> None:
+def restart_keys(old: Settings, new: Settings) -> set[str]:
+    """Keys of admission and database that differ and are read at the start only."""
+    return {
+        spec.name
+        for section in ("admission", "storage", "readings")
+        for spec in keys_of(type(getattr(new, section)))
+        if not spec.is_live
+        and getattr(getattr(old, section), spec.attribute) != getattr(getattr(new, section), spec.attribute)
+    }
+
+
+async def serve(config: Config, config_file: Path | None = None) -> None:
     settings = config.settings
-    service = Service(config, open_slurm(settings.slurm), DatabaseRecords(config))
+    service = Service(config, open_slurm(settings.slurm), DatabaseRecords(config), config_file)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
+    loop.add_signal_handler(signal.SIGHUP, service.reload_by_signal)
     if settings.readings.admission_metrics_port:
         start_http_server(
             settings.readings.admission_metrics_port, settings.readings.metrics_address, service.metrics.registry
@@ -226,7 +290,8 @@ def main() -> None:
     parser.add_argument("-f", "--config-file", type=Path, help="configuration file; SALUS_CONF comes second")
     arguments = parser.parse_args()
     try:
-        asyncio.run(serve(load_or_raise(locate(arguments.config_file))))
+        path = locate(arguments.config_file)
+        asyncio.run(serve(load_or_raise(path), path))
     except RequestError as error:
         print(f"salus-admitd: {error}", file=sys.stderr)
         sys.exit(2)

@@ -37,7 +37,7 @@ def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> 
 class Queries:
     def __init__(self, admission: Admission, slurm: Slurm, records: DatabaseRecords) -> None:
         self._admission = admission
-        self._slurm = slurm
+        self.slurm = slurm
         self._records = records
         self._verbs: dict[str, Query] = {
             "ping": self._ping,
@@ -59,7 +59,7 @@ class Queries:
         return {"user": viewer.user, "is_operator": viewer.is_operator}
 
     async def _jobs(self, viewer: Viewer) -> list[QueuedJob]:
-        jobs = await asyncio.to_thread(self._slurm.jobs)
+        jobs = await asyncio.to_thread(self.slurm.jobs)
         return [
             job for job in jobs if read_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
         ]

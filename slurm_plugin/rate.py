@@ -11,14 +11,14 @@ USERS_MAX = 10_000
 
 class UserRate:
     def __init__(self, requests_per_s: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._rate = requests_per_s
+        self.requests_per_s = requests_per_s
         self._clock = clock
         self._buckets: OrderedDict[int, tuple[float, float]] = OrderedDict()
 
     def allows(self, uid: int) -> bool:
         now = self._clock()
-        left, then = self._buckets.pop(uid, (float(self._rate), now))
-        left = min(float(self._rate), left + (now - then) * self._rate)
+        left, then = self._buckets.pop(uid, (float(self.requests_per_s), now))
+        left = min(float(self.requests_per_s), left + (now - then) * self.requests_per_s)
         is_allowed = left >= 1.0
         self._buckets[uid] = (left - 1.0 if is_allowed else left, now)
         if len(self._buckets) > USERS_MAX:

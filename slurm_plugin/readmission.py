@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
@@ -77,7 +78,7 @@ def correction_of(job: QueuedJob, segment: Segment, verdict: Verdict) -> JobChan
 class Readmission:
     def __init__(self, admission: Admission, slurm: Slurm) -> None:
         self._admission = admission
-        self._slurm = slurm
+        self.slurm = slurm
         self.corrected_count = 0
         self.failed_count = 0
 
@@ -108,13 +109,13 @@ class Readmission:
     async def round(self) -> int:
         """Look once at the queue; how many jobs were changed."""
         count = 0
-        for correction in await self.corrections(await asyncio.to_thread(self._slurm.jobs)):
+        for correction in await self.corrections(await asyncio.to_thread(self.slurm.jobs)):
             target = correction.job.target
             try:
                 if correction.is_requeued:
-                    await asyncio.to_thread(self._slurm.requeue_job, target)
+                    await asyncio.to_thread(self.slurm.requeue_job, target)
                 elif correction.change is not None:
-                    await asyncio.to_thread(self._slurm.update_job, target, correction.change)
+                    await asyncio.to_thread(self.slurm.update_job, target, correction.change)
             except SlurmError as error:
                 # Most often the job has started meanwhile, with the charge it had.
                 self.failed_count += 1
@@ -126,7 +127,7 @@ class Readmission:
                      gres=correction.change.gres if correction.change else "")  # fmt: skip
         return count
 
-    async def run_forever(self, interval_s: float) -> None:
+    async def run_forever(self, interval_s: Callable[[], float]) -> None:
         """A round when a profile changed or a job was moved, and now and then without: squeue is not free."""
         looked_utc_ns, waited_s = 0, 0.0
         while True:
@@ -139,5 +140,6 @@ class Readmission:
                     looked_utc_ns, waited_s = now_utc_ns, 0.0
                 except OperatingError as error:
                     log.warning("queue not read", reason=str(error))
-            await asyncio.sleep(interval_s)
-            waited_s += interval_s
+            pause_s = interval_s()
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s

@@ -54,7 +54,7 @@ class Counters:
 class Storage:
     def __init__(self, records: Records, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
-        self._fresh_s = fresh_s
+        self.fresh_s = fresh_s
         self._clock = clock
         self._profiles: OrderedDict[tuple[str, str], tuple[float, Known]] = OrderedDict()
         self._decisions: deque[AdmissionRecord] = deque()
@@ -70,7 +70,7 @@ class Storage:
             return Known()
         key = (user, signature)
         cached = self._profiles.get(key)
-        if cached and self._clock() - cached[0] < self._fresh_s:
+        if cached and self._clock() - cached[0] < self.fresh_s:
             return cached[1]
         lookup = asyncio.get_running_loop().run_in_executor(self._reader, self._records.find, user, signature)
         try:

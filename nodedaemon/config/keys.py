@@ -234,7 +234,10 @@ class Admission:
         "AdmissionTimeouts", Count(1, 1000), 3, "After so many in a row nobody is asked for a while."
     )
     pause_ns: int = key("AdmissionPause", Time(SECOND_NS, HOUR_NS), 10 * SECOND_NS, "That while.")
-    user_requests_per_s: int = key("AdmissionRate", Count(1), 50, "Requests a second that one user may make.")
+    user_requests_per_s: int = key("AdmissionRate", Count(1), 50, "Questions a second that one user may ask.")
+    user_submits_per_s: int = key(
+        "SubmitRate", Count(1), 1000, "Submits and changes a second that one user may make; more are refused."
+    )
     credential_ttl_ns: int = key(
         "CredentialTTL", Time(SECOND_NS, HOUR_NS), MINUTE_NS, "Age at which a munge credential is refused."
     )
@@ -273,7 +276,7 @@ class Slurm:
         "PrologTimeout",
         Time(SECOND_NS, HOUR_NS),
         MINUTE_NS,
-        "The Prolog and Epilog give up on salusd after this.",
+        "A Prolog is answered by then, whether the job's memory is free or not.",
         NODE,
     )
 

@@ -145,7 +145,8 @@ class JobBook:
         if known is None:
             known = self._open_job(request)
         sessions = self._dispatcher.state.live_sessions(known.job)
-        deadline_s = max(0.05, request.wait_ms / 1000 - 0.05)
+        patience_s = min(request.wait_ms / 1000, self._settings(known.device).slurm.prolog_timeout_ns / SECOND_NS)
+        deadline_s = max(0.05, patience_s - 0.05)
         if await self._wait_admitted([session.session for session in sessions], deadline_s):
             return {"ok": True}
         return {"ok": False, "why": f"job {request.job}: its memory is not free yet; salus why {request.job} says why"}
