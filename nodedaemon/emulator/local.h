@@ -38,6 +38,7 @@ struct emu_stream {
     int32_t priority;
     uint32_t flags; /* 1: does not wait for the legacy stream */
     uint64_t id;
+    struct emu_graph *capture; /* what its work is written into, or NULL */
 };
 
 struct emu_event {
@@ -142,6 +143,10 @@ void op_forget_event(struct emu_event *event);
  * that is not there. */
 bool effect_apply(const struct emu_op *op);
 uint32_t effect_named(const char *name);
+
+/* graph.c: notes take the op over; a break gives the code to answer with. */
+CUresult graph_note(struct emu_graph *graph, const struct emu_item *item, struct emu_op *op);
+CUresult graph_break(struct emu_graph *graph);
 
 /* stream.c */
 CUresult stream_new(struct emu_context *context, int32_t priority, uint32_t flags,

@@ -172,6 +172,8 @@ CUresult op_queue(struct emu_stream *stream, const struct emu_item *item, struct
 {
     CUresult rc = CU_OK;
     struct emu_stream *legacy = stream->context->legacy;
+    if (stream->capture)
+        return graph_note(stream->capture, item, op);
     pthread_mutex_lock(&local_lock);
     /* The legacy stream waits for all others that did not opt out, and they for
      * it. */
@@ -234,6 +236,11 @@ CUresult op_query(struct emu_stream *stream, uint64_t until)
 CUresult op_wait_context(struct emu_context *context)
 {
     CUresult rc = CU_OK;
+    for (struct emu_stream *stream = streams; stream; stream = stream->next)
+        if (stream->context == context && stream->capture)
+            rc = graph_break(stream->capture);
+    if (rc)
+        return rc;
     /* A stream may be destroyed by another thread while this one waits, so start
      * over after each wait. */
     for (bool again = true; again && !rc;) {

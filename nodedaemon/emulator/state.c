@@ -29,21 +29,56 @@ uint64_t emu_now_ns(void)
 }
 
 #ifdef SALUS_EMULATOR_INJECT
+#define PLACES_MAX 256
+
 /*
- * Ends this process before its n-th store into the shared file, n from
- * SALUS_EMULATOR_DIE_AT. Counting starts when the file named by
- * SALUS_EMULATOR_DIE_ARMED exists, so that a test chooses which calls are cut.
+ * Ends this process before a store into the shared file. Which one is said either by number
+ * (SALUS_EMULATOR_DIE_AT=N, the N-th store), or by its place in the source and the pass through it
+ * (SALUS_EMULATOR_DIE_IN=FILE:LINE:N), since how often the time model stores depends on the clock.
+ * Places that this process passes are appended to the file that SALUS_EMULATOR_PASSED names, so
+ * that a test knows all there are.
  */
-void emu_inject(void)
+static void tell_place(const char *file, int line)
+{
+    static struct {
+        const char *file;
+        int line;
+    } told[PLACES_MAX];
+    static uint32_t told_count;
+    const char *path = getenv("SALUS_EMULATOR_PASSED");
+    for (uint32_t i = 0; i < told_count; i++)
+        if (told[i].file == file && told[i].line == line)
+            return;
+    int fd = path && told_count < PLACES_MAX
+                 ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)
+                 : -1;
+    if (fd < 0)
+        return;
+    told[told_count].file = file;
+    told[told_count++].line = line;
+    dprintf(fd, "%s:%d\n", file, line);
+    close(fd);
+}
+
+static bool is_named(const char *named, const char *file, int line)
+{
+    char place[64];
+    int length = snprintf(place, sizeof(place), "%s:%d:", file, line);
+    return length < (int)sizeof(place) && strncmp(named, place, (size_t)length) == 0;
+}
+
+void emu_inject_at(const char *file, int line)
 {
     static long left = -1;
-    static const char *armed;
+    static const char *named;
     if (left < 0) {
         const char *at = getenv("SALUS_EMULATOR_DIE_AT");
-        armed = getenv("SALUS_EMULATOR_DIE_ARMED");
-        left = at ? atol(at) : 0;
+        named = getenv("SALUS_EMULATOR_DIE_IN");
+        const char *pass = named ? strrchr(named, ':') : NULL;
+        left = at ? atol(at) : pass ? atol(pass + 1) : 0;
     }
-    if (left == 0 || (armed && access(armed, F_OK) != 0))
+    tell_place(file, line);
+    if (left == 0 || (named && !is_named(named, file, line)))
         return;
     if (--left == 0)
         raise(SIGKILL);
@@ -67,9 +102,9 @@ static bool read_sizes(struct emu_device *device, const char *text)
     int count = sscanf(text, "%llu/%llu", &total, &context);
     if (count < 1 || total == 0)
         return false;
-    device->total_bytes = total * MIB;
+    PUT(device->total_bytes, total * MIB);
     if (count == 2)
-        device->context_bytes = context * MIB;
+        PUT(device->context_bytes, context * MIB);
     return true;
 }
 
@@ -88,21 +123,21 @@ static int add_devices(struct emu_state *state, const char *devices)
         if (profile == emu_profile_count || state->device_count == EMU_DEVICES_MAX)
             return -EINVAL;
         struct emu_device *device = &state->devices[state->device_count];
-        device->profile = profile;
-        device->total_bytes = emu_profiles[profile].total_bytes;
-        device->context_bytes = emu_profiles[profile].context_bytes;
+        PUT(device->profile, profile);
+        PUT(device->total_bytes, emu_profiles[profile].total_bytes);
+        PUT(device->context_bytes, emu_profiles[profile].context_bytes);
         if (sizes && !read_sizes(device, sizes))
             return -EINVAL;
-        device->speed_permille = 1000;
-        device->slice_process = NONE;
-        device->advanced_ns = emu_now_ns();
+        PUT(device->speed_permille, 1000);
+        PUT(device->slice_process, NONE);
+        PUT(device->advanced_ns, emu_now_ns());
         /* A device keeps its UUID from run to run: FNV-1a of its name and place. */
         uint64_t hash = 1469598103934665603ULL + state->device_count;
         for (unsigned int i = 0; i < 16; i++) {
             hash = (hash ^ (unsigned char)name[i % strlen(name)]) * 1099511628211ULL;
-            device->uuid[i] = (unsigned char)(hash >> 32);
+            PUT(device->uuid[i], (unsigned char)(hash >> 32));
         }
-        state->device_count++;
+        PUT(state->device_count, state->device_count + 1);
     }
     return 0;
 }
@@ -116,10 +151,12 @@ static int fill(struct emu_state *state, const char *devices)
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    emu_inject();
     pthread_mutex_init(&state->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
-    state->bytes = sizeof(*state);
-    state->magic = EMU_MAGIC;
+    PUT(state->bytes, sizeof(*state));
+    PUT(state->magic, EMU_MAGIC);
+    emu_inject();
     __atomic_store_n(&state->is_ready, 1, __ATOMIC_RELEASE);
     return 0;
 }
@@ -151,6 +188,7 @@ static int map(const char *path, int flags, const char *devices)
     }
     struct emu_state *state = mapping;
     if (!state->is_ready) {
+        emu_inject();
         memset(state, 0, offsetof(struct emu_state, processes));
         rc = fill(state, devices);
         if (rc == 0 && fchmod(fd, 0666) != 0)

@@ -163,7 +163,8 @@ struct emu_state {
 extern struct emu_state *emu;
 
 #ifdef SALUS_EMULATOR_INJECT
-void emu_inject(void);
+void emu_inject_at(const char *file, int line);
+#define emu_inject() emu_inject_at(__FILE__, __LINE__)
 #define PUT(field, value)                                                                          \
     do {                                                                                           \
         emu_inject();                                                                              \

@@ -126,6 +126,8 @@ EXPORT CUresult cuStreamSynchronize(CUstream handle)
 {
     struct emu_stream *stream;
     CUresult rc = find(handle, &stream);
+    if (!rc && stream->capture)
+        rc = graph_break(stream->capture);
     return rc ? rc : op_wait(stream, op_queued(stream));
 }
 
@@ -133,6 +135,8 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     struct emu_stream *stream;
     CUresult rc = find(handle, &stream);
+    if (!rc && stream->capture)
+        rc = graph_break(stream->capture);
     return rc ? rc : op_query(stream, op_queued(stream));
 }
 
@@ -179,13 +183,6 @@ EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
     if (!rc)
         *device = (CUdevice)stream->context->device;
     return rc;
-}
-
-EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
-{
-    (void)handle;
-    *status = 0;
-    return emu_ready();
 }
 
 static CUresult queue_call(CUstream handle, struct emu_op *op)
@@ -262,6 +259,8 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
     CUresult rc = find(handle, &stream);
     if (rc || !event)
         return rc ? rc : CU_INVALID_HANDLE;
+    if (stream->capture)
+        return graph_break(stream->capture);
     struct emu_op *op = op_new(OP_STAMP);
     if (!op)
         return CU_OUT_OF_MEMORY;
@@ -326,5 +325,7 @@ EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int f
     (void)flags;
     if (rc || !event)
         return rc ? rc : CU_INVALID_HANDLE;
+    if (stream->capture)
+        return graph_break(stream->capture);
     return is_pending(event) ? op_order_after(stream, event->stream, event->until) : CU_OK;
 }
