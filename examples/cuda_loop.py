@@ -30,6 +30,8 @@ WORD = 1 << 32
 # Words of each block that the kernel changes and the program checks: enough to catch another's bytes.
 CHECKED_WORDS = 1024
 SEGMENT_BYTES = 2 * MIB
+# Places in libsalus's figures (salus.h).
+FIGURES_MAX, HANDOVER_COUNT, STASH_COPIED_BYTES = 64, 1, 19
 
 # A real kernel: data[i] = data[i] * 1664525 + value. The comment tells the emulator, which runs no code, what it does.
 PTX = """// salus-kernel: mix ns={ns} sm={sm} bandwidth=20 effect=mix
@@ -156,8 +158,9 @@ class _Range(ctypes.Structure):
 class Salus:
     """What a loop tells Salus; does nothing where Salus is absent."""
 
-    def __init__(self, device_uuid: str) -> None:
+    def __init__(self, device_uuid: str, listing: str = "live") -> None:
         self._library: Any = None
+        self._listing = listing
         path = os.environ.get("SALUS_SOCKET")
         library = ctypes.CDLL(None)
         if not path or not hasattr(library, "salus_cuda_live"):
@@ -179,10 +182,19 @@ class Salus:
     def boundary(self, allocator: PlainAllocator | CachingAllocator) -> None:
         if self._library is None:
             return
-        if self._library.salus_cuda_will_yield():
+        if self._library.salus_cuda_will_yield() and self._listing != "off":
             segments, blocks = (_ranges(part) for part in allocator.live())
-            self._library.salus_cuda_live(segments, len(segments), blocks, len(blocks))
+            count = len(blocks) if self._listing == "live" else 0
+            self._library.salus_cuda_live(segments, len(segments), blocks, count)
         self._library.salus_boundary()
+
+    def handed_over(self) -> tuple[int, int]:
+        """How often the lane went to another, and the bytes that were saved for that in all."""
+        if self._library is None:
+            return 0, 0
+        figures = (ctypes.c_uint64 * FIGURES_MAX)()
+        self._library.salus_figures(figures)
+        return figures[HANDOVER_COUNT], figures[STASH_COPIED_BYTES]
 
     def leave(self) -> None:
         """No iteration follows for now: hold no lane meanwhile."""
@@ -221,10 +233,11 @@ class Loop:
         self._words = (ctypes.c_uint32 * CHECKED_WORDS)()
         self.allocator = CachingAllocator() if arguments.cached else PlainAllocator()
         raw = bytes(ok(driver.cuDeviceGetUuid(device)).bytes)[:16].hex()
-        self.salus = Salus(f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}")
+        self.salus = Salus(f"GPU-{raw[:8]}-{raw[8:12]}-{raw[12:16]}-{raw[16:20]}-{raw[20:]}", arguments.listing)
         self.check_count = 0
         self.wrong_count = 0
         self.refused: list[str] = []
+        self.handed_over = (0, 0)
         self._survivors: list[Block] = []
         self._weights = self._make(arguments.weights_mib * MIB, 1)
 
@@ -270,6 +283,7 @@ class Loop:
         self.allocator.give(activations.address)
 
     def close(self) -> None:
+        self.handed_over = self.salus.handed_over()
         for block in (*self._survivors, self._weights):
             self.allocator.give(block.address)
         if isinstance(self.allocator, CachingAllocator):
@@ -288,6 +302,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--sm-percent", type=int, default=100, help="their modelled share of the emulated device")
     parser.add_argument("--priority", type=int, default=0, help="of the stream, lower runs first")
     parser.add_argument("--cached", action="store_true", help="use the caching allocator")
+    parser.add_argument(
+        "--listing",
+        choices=["live", "off", "empty"],
+        default="live",
+        help="with --cached, what Salus is told of segments: their live blocks, nothing, or wrongly that none is live",
+    )
     parser.add_argument("--leave", action="store_true", help="hold no lane between iterations, as a server would")
     parser.add_argument("--pause-us", type=int, default=0, help="host work between iterations")
     parser.add_argument("--count-file", default="", help="where to keep the number of iterations made")
@@ -298,6 +318,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def report(loop: Loop, times_ns: list[int]) -> dict[str, Any]:
     times_ns.sort()
     device_ns = sorted(loop.device_ns) or [0]
+    handover_count, stashed_bytes = loop.handed_over
     return {
         "pid": os.getpid(),
         "attached": loop.salus.is_attached,
@@ -308,6 +329,8 @@ def report(loop: Loop, times_ns: list[int]) -> dict[str, Any]:
         "refused_with": sorted(set(loop.refused)),
         "p50_ns": times_ns[len(times_ns) // 2] if times_ns else 0,
         "p99_ns": times_ns[len(times_ns) * 99 // 100] if times_ns else 0,
+        "handovers": handover_count,
+        "stashed_bytes": stashed_bytes,
         "device_p50_ns": device_ns[len(device_ns) // 2],
         "device_p99_ns": device_ns[len(device_ns) * 99 // 100],
     }

@@ -159,6 +159,10 @@ class CudaNode:
         """The loop's own report, after it has ended well."""
         out, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err}\n{self.story()}"
+        return self.last_report(out)
+
+    @staticmethod
+    def last_report(out: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(out.splitlines()[-1])
         return found
 

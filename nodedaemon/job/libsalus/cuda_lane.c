@@ -18,6 +18,7 @@
 
 #include "cuda_driver.h"
 #include "cuda_lane.h"
+#include "cuda_share.h"
 #include "cuda_work.h"
 #include "gate.h"
 #include "session.h"
@@ -326,6 +327,9 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
     (void)is_guarded; /* no other thread can touch the device: its calls wait */
     if (lane->is_self || !lane->is_open)
         return 0;
+    /* Waiting for the device would spoil the capture: the lane goes over at a later boundary. */
+    if (capture_is_open())
+        return -EBUSY;
     if (work_close() || cuda_push()) {
         work_open();
         return -EIO;

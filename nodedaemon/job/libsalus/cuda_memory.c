@@ -17,7 +17,9 @@
 #include "client.h"
 #include "cuda_driver.h"
 #include "cuda_lane.h"
+#include "cuda_memory.h"
 #include "cuda_own.h"
+#include "cuda_share.h"
 #include "cuda_work.h"
 #include "host.h"
 #include "session.h"
@@ -28,7 +30,6 @@
 #define SMALL_BYTES_MAX (1ull << 20)
 #define LANE_ALIGN      512
 #define AUTOGRAD_PREFIX "pt_autograd_"
-#define WRAP(name, ...) CUDA_EXPORT int name(__VA_ARGS__)
 
 static struct blocks blocks;  /* by address */
 static struct blocks handles; /* memory that the program made by cuMemCreate */
@@ -341,18 +342,11 @@ WRAP(cuMemFree_v2, uint64_t address)
     return release(address);
 }
 
-static bool is_capturing(cuda_word stream)
-{
-    int status = 0;
-
-    return !REAL(cuStreamIsCapturing)(stream, &status) && status;
-}
-
 static int allocate_async(uint64_t *address, size_t size_bytes, cuda_word stream,
                           enum cuda_place real)
 {
     cuda_resolve();
-    if (session.phase != PHASE_GATED || is_capturing(stream))
+    if (session.phase != PHASE_GATED || capture_has(stream))
         return ((cuda_function)cuda_table[real])(address, size_bytes, stream);
     return allocate(address, size_bytes);
 }
@@ -483,15 +477,24 @@ WRAP(cuMemGetAddressRange_v2, uint64_t *start, size_t *size_bytes, uint64_t addr
     return is_found ? CUDA_OK : CUDA_NOT_FOUND;
 }
 
-/* A lane is lent and an own block's memory may change: neither can be given to another process. */
-WRAP(cuIpcGetMemHandle, void *handle, uint64_t address)
+int memory_take(uint64_t *address, uint64_t size_bytes)
 {
-    cuda_resolve();
-    if (!is_ours(address))
-        return REAL(cuIpcGetMemHandle)(handle, address);
-    fprintf(stderr, "salus: share memory: cuIpcGetMemHandle: a gated job's memory cannot be shared "
-                    "between processes; submit with --salus-mem or SALUS_DISABLE=1\n");
-    return CUDA_NOT_SUPPORTED;
+    return allocate(address, size_bytes);
+}
+
+bool memory_is_allowed(uint64_t size_bytes)
+{
+    return is_within_cap(size_bytes);
+}
+
+void memory_count(uint64_t address, uint64_t size_bytes)
+{
+    note_private(address, size_bytes, 0);
+}
+
+bool memory_is_ours(uint64_t address)
+{
+    return is_ours(address);
 }
 
 uint64_t salus_cuda_launch_count(void)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 Row = tuple[str, int, str, str]
-_WRAPPER = re.compile(r"^(?:WRAP|WORK|LAUNCH)\((cu\w+)", re.MULTILINE)
+_WRAPPER = re.compile(r"^(?:WRAP|WORK|LAUNCH|CAPTURE)\((cu\w+)", re.MULTILINE)
 
 LAZY = """
     .text

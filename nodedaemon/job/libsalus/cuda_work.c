@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include "cuda_share.h"
 #include "gate.h"
 #include "pages.h"
 #include "session.h"
@@ -88,13 +89,6 @@ static void wait_while_held(const uint64_t *word)
     }
 }
 
-static bool is_capturing(cuda_word stream)
-{
-    int status = 0;
-
-    return !REAL(cuStreamIsCapturing)(stream, &status) && status;
-}
-
 /* Waits until fewer than the limit are under way; the slot whose event the new launch records. */
 static void **reserve_slot(uint32_t limit)
 {
@@ -120,7 +114,7 @@ static void **launch_enter(cuda_word stream)
 
     __atomic_add_fetch(&launch_count, 1, __ATOMIC_RELAXED);
     if (page && __builtin_expect(__atomic_load_n(&page->launch, __ATOMIC_RELAXED) != 0, 0) &&
-        !is_capturing(stream)) {
+        !capture_has(stream)) {
         wait_while_held(&page->launch);
         if (LIMIT_OF(page->launch))
             slot = reserve_slot(LIMIT_OF(page->launch));

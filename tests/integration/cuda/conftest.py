@@ -17,9 +17,17 @@ def emulator(tmp_path: Path) -> emulators.Emulator:
     return emulators.make(tmp_path, "a100-40g,t4-16g")
 
 
+@pytest.fixture
+def small_emulator(tmp_path: Path) -> emulators.Emulator:
+    return emulators.make(tmp_path, "tiny-1g")
+
+
 @pytest.fixture(scope="session")
 def bindings_129() -> Path:
-    """cuda-bindings 12.9 in a folder of its own, downloaded once into build/."""
+    """cuda-bindings 12.9 in a folder of its own: set-up's, or downloaded once into build/."""
+    fetched = Path(sys.prefix) / "cuda129"
+    if list(fetched.glob("cuda_bindings-12.9.*")):
+        return fetched
     target = emulators.BUILD / "cuda129"
     with (emulators.BUILD / ".cuda129.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,0 +1,206 @@
+"""Calls that a sharing job may make and Salus must understand: capture and graphs, pools, other processes' memory.
+
+docs/gpus.md has the table; here each row is shown in a session of a lane on the emulator.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.cuda_node import CudaNode
+from tests.support.emulator import Emulator
+
+START = """
+import ctypes, json, sys, time
+sys.path.insert(0, "examples")
+import cuda_loop
+from cuda_loop import CHECKED_WORDS, MULTIPLIER, WORD, Block, ok
+from cuda.bindings import driver as d
+MIB = 1 << 20
+loop = cuda_loop.Loop(cuda_loop.parse(["--kernel-us", "50"]))
+lib = ctypes.CDLL(None)
+def is_lane(address): return bool(lib.salus_is_lane(ctypes.c_void_p(int(address))))
+loop.salus.boundary(loop.allocator)
+assert loop.salus.is_attached
+"""
+
+GRAPH = (
+    START
+    + """
+block = Block(int(ok(d.cuMemAlloc(4 * MIB))), 7)
+assert is_lane(block.address)
+stream = loop._stream
+ok(d.cuMemsetD32(block.address, 7, CHECKED_WORDS))
+mode = d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL
+ok(d.cuStreamBeginCapture(stream, mode))
+assert ok(d.cuStreamIsCapturing(stream)) == d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+loop._mix(block, 5)
+loop._mix(block, 6)
+# The other job waits for the lane meanwhile; a boundary inside the capture must neither spoil it nor hand over.
+before, end_s = loop.salus.handed_over(), time.monotonic() + 30
+while not lib.salus_cuda_will_yield():
+    assert time.monotonic() < end_s, "nobody came to wait"
+loop.salus.boundary(loop.allocator)
+assert loop.salus.handed_over() == before
+graph = ok(d.cuStreamEndCapture(stream))
+assert ok(d.cuGraphGetNodes(graph, 8))[1] == 2
+run = ok(d.cuGraphInstantiate(graph, 0))
+block.word = 7
+for _ in range(40):
+    loop.salus.boundary(loop.allocator)
+    ok(d.cuGraphLaunch(run, stream))
+    for value in (5, 6): block.word = (block.word * MULTIPLIER + value) % WORD
+    loop._check(block)
+assert lib.salus_cuda_launch_count() >= 42
+# What the driver forbids in a capture stays forbidden, and is the capture's end only.
+ok(d.cuStreamBeginCapture(stream, mode))
+assert d.cuStreamSynchronize(stream)[0] == d.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
+assert d.cuStreamEndCapture(stream)[0] == d.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+ok(d.cuGraphExecDestroy(run)); ok(d.cuGraphDestroy(graph))
+handovers = loop.salus.handed_over()[0]
+ok(d.cuMemFree(block.address))
+loop.close()
+print(json.dumps({"checks": loop.check_count, "wrong": loop.wrong_count, "handovers": handovers}))
+"""
+)
+
+POOLS = (
+    START
+    + """
+stream = loop._stream
+props = d.CUmemPoolProps()
+props.allocType = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+props.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+pool = ok(d.cuMemPoolCreate(props))
+blocks = [ok(d.cuMemAllocFromPoolAsync(4 * MIB, pool, stream)), ok(d.cuMemAllocAsync(4 * MIB, stream))]
+assert all(map(is_lane, blocks)), "a pool is advice: the lane holds its blocks"
+for block in blocks: ok(d.cuMemsetD8Async(block, 1, 4 * MIB, stream))
+codes = [d.cuMemPoolExportPointer(blocks[0])[0], d.cuIpcGetMemHandle(blocks[0])[0]]
+assert {code.name for code in codes} == {"CUDA_ERROR_NOT_SUPPORTED"}
+for block in blocks: ok(d.cuMemFreeAsync(block, stream))
+ok(d.cuStreamSynchronize(stream))
+ok(d.cuMemPoolTrimTo(pool, 0)); ok(d.cuMemPoolDestroy(pool))
+# Where the allowance ends a pool gets no more either.
+taken = []
+pool = ok(d.cuDeviceGetDefaultMemPool(0))
+while not (answer := d.cuMemAllocFromPoolAsync(16 * MIB, pool, stream))[0]: taken.append(answer[1])
+assert answer[0] == d.CUresult.CUDA_ERROR_OUT_OF_MEMORY and len(taken) < 12
+assert {is_lane(block) for block in taken} == {True, False}
+for block in taken: ok(d.cuMemFreeAsync(block, stream))
+# The rest passes through: the driver's own answers, and the job lives.
+names = [d.cuIpcOpenMemHandle(d.CUipcMemHandle(), 1)[0].name, d.cuMemAllocManaged(4096, 1)[0].name]
+assert names == ["CUDA_ERROR_NOT_SUPPORTED"] * 2
+loop.iterate(1)
+loop.close()
+print(json.dumps({"wrong": loop.wrong_count}))
+"""
+)
+
+
+def test_a_graph_captured_in_a_lane_is_right_after_every_hand_over() -> None:
+    with CudaNode("tiny-1g", "MaxLanes=1") as node:
+        jobs = [node.job("-c", GRAPH, program=()) for _ in range(2)]
+        # Its capture is over and its graphs run only while somebody waits: a third keeps the last one company.
+        mate = node.job("--iterations", "1000000", "--kernel-us", "50")
+        reports = [node.report(job) for job in jobs]
+        mate.terminate()
+        assert node.report(mate)["wrong"] == 0
+    assert [report["wrong"] for report in reports] == [0, 0]
+    assert min(report["checks"] for report in reports) >= 40
+    assert min(report["handovers"] for report in reports) > 3, reports
+
+
+def test_pools_serve_from_the_lane_and_nothing_of_it_goes_to_other_processes() -> None:
+    with CudaNode("tiny-1g=224", "MaxLanes=1") as node:
+        job = node.job("-c", POOLS, program=())
+        out, err = job.communicate(timeout=60)
+        assert job.returncode == 0, err
+        assert json.loads(out) == {"wrong": 0}
+    for call in ("cuMemPoolExportPointer", "cuIpcGetMemHandle"):
+        assert f"salus: share memory: {call}: a gated job's memory cannot be shared" in err
+
+
+CHECKPOINT = """
+import ctypes, os, subprocess, sys
+from cuda.bindings import driver as d
+State = d.CUprocessState
+def ok(answer):
+    assert answer[0] == d.CUresult.CUDA_SUCCESS, answer
+    return answer[1] if len(answer) == 2 else answer[1:]
+def used(): return (lambda free, total: total - free)(*ok(d.cuMemGetInfo()))
+def state(): return ok(d.cuCheckpointProcessGetState(child.pid))
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+try:
+    assert child.stdout.readline() == "ready\\n"
+    ok(d.cuInit(0)); ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(0))))))
+    whole = used()
+    assert state() == State.CU_PROCESS_STATE_RUNNING
+    # Out of order: refused, nothing changes.
+    illegal = d.CUresult.CUDA_ERROR_ILLEGAL_STATE
+    assert d.cuCheckpointProcessCheckpoint(child.pid, None)[0] == illegal
+    assert d.cuCheckpointProcessRestore(child.pid, None)[0] == illegal
+    assert d.cuCheckpointProcessUnlock(child.pid, None)[0] == illegal
+    # Work under way outlasts the time limit: unlocked again.
+    child.stdin.write("work\\n"); child.stdin.flush(); assert child.stdout.readline() == "working\\n"
+    limits = d.CUcheckpointLockArgs(); limits.timeoutMs = 20
+    assert d.cuCheckpointProcessLock(child.pid, limits)[0] == d.CUresult.CUDA_ERROR_TIMEOUT
+    assert state() == State.CU_PROCESS_STATE_RUNNING
+    child.stdin.write("wait\\n"); child.stdin.flush(); assert child.stdout.readline() == "done\\n"
+    limits.timeoutMs = 0
+    ok(d.cuCheckpointProcessLock(child.pid, limits)); assert state() == State.CU_PROCESS_STATE_LOCKED
+    ok(d.cuCheckpointProcessCheckpoint(child.pid, None)); assert state() == State.CU_PROCESS_STATE_CHECKPOINTED
+    assert used() == whole - (16 + 64 << 20), "its own memory is off the device"
+    assert d.cuCheckpointProcessUnlock(child.pid, None)[0] == illegal
+    ok(d.cuCheckpointProcessRestore(child.pid, None)); assert state() == State.CU_PROCESS_STATE_LOCKED
+    assert used() == whole
+    ok(d.cuCheckpointProcessUnlock(child.pid, None)); assert state() == State.CU_PROCESS_STATE_RUNNING
+    # It goes on where it was, with its data.
+    child.stdin.write("check\\n"); child.stdin.flush(); assert child.stdout.readline() == "7\\n"
+    # A process that shares memory with another is refused, whatever a real driver may do.
+    child.stdin.write("share\\n"); child.stdin.flush(); fd = int(child.stdout.readline())
+    kind = d.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    ok(d.cuMemImportFromShareableHandle(os.open(f"/proc/{child.pid}/fd/{fd}", os.O_RDWR), kind))
+    ok(d.cuCheckpointProcessLock(child.pid, limits))
+    assert d.cuCheckpointProcessCheckpoint(child.pid, None)[0] == d.CUresult.CUDA_ERROR_NOT_SUPPORTED
+    assert d.cuCheckpointProcessGetState(1)[0] == d.CUresult.CUDA_ERROR_INVALID_VALUE
+finally:
+    child.kill(); child.communicate()
+"""
+
+CHECKPOINTED = """
+import ctypes, sys
+from cuda.bindings import driver as d
+def ok(answer):
+    assert answer[0] == 0, answer
+    return answer[1] if len(answer) == 2 else answer[1:]
+ok(d.cuInit(0)); ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(0))))))
+block = ok(d.cuMemAlloc(64 << 20)); ok(d.cuMemsetD32(block, 7, 4)); ok(d.cuCtxSynchronize())
+image = b"// salus-kernel: k ns=400000000 sm=100 bandwidth=1 effect=none\\n.visible .entry k() { ret; }\\0"
+kernel = ok(d.cuModuleGetFunction(ok(d.cuModuleLoadData(image)), b"k"))
+stream = ok(d.cuStreamCreate(1))
+def work(): ok(d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0)); return "working"
+def wait(): ok(d.cuStreamSynchronize(stream)); return "done"
+def check(): w = (ctypes.c_uint32 * 1)(); ok(d.cuMemcpyDtoH(ctypes.addressof(w), block, 4)); return w[0]
+def share():
+    props = d.CUmemAllocationProp(); props.type = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    kind = props.requestedHandleTypes = d.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+    props.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    return int(ok(d.cuMemExportToShareableHandle(ok(d.cuMemCreate(2 << 20, props, 0)), kind, 0)))
+print("ready", flush=True)
+for line in sys.stdin: print(globals()[line.strip()](), flush=True)
+"""
+
+
+@pytest.mark.parametrize("version", ["13", "12.9"])
+def test_a_process_is_checkpointed_through_every_state(
+    small_emulator: Emulator, version: str, request: pytest.FixtureRequest
+) -> None:
+    extra: dict[str, str] = {}
+    if version == "12.9":
+        bindings: Path = request.getfixturevalue("bindings_129")
+        extra["PYTHONPATH"] = str(bindings)
+    code = f"import sys; sys.argv = ['x', {CHECKPOINTED!r}]\n{CHECKPOINT}"
+    small_emulator.run(code, **extra)
