@@ -66,8 +66,21 @@ demo: native
 
 check: lint types imports tidy unit property
 
+# Of the daemon's suite, what a GPU could change: turns, deaths, hangs, restart, another user's lane, races. These run
+# on an emulated GPU in every run, the whole suite by integration-cuda; Xid and lost GPUs are in tests/integration/cuda.
+FAULTS := tests/integration/faults
+ON_CUDA := \
+    "tests/integration/test_sharing.py::test_three_jobs_take_turns_in_one_lane_under[priority]" \
+    "$(FAULTS)/test_sessions.py::test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs[5]" \
+    $(FAULTS)/test_sessions.py::test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another \
+    "$(FAULTS)/test_sessions.py::test_03_a_hung_holder_is_warned_or_ended_as_configured[kill]" \
+    $(FAULTS)/test_daemon.py::test_01_a_session_that_died_meanwhile_is_released \
+    "$(FAULTS)/test_hostile.py::test_another_users_lane_comes_back_from_one_who_never_unmaps[disconnect]" \
+    $(FAULTS)/test_storage.py::test_24_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
+
 integration: native
 	$(PYTEST) $(NORMAL) tests/integration
+	SALUS_TEST_DEVICE=cuda $(PYTEST) $(ON_CUDA)
 
 test-slurm: $(STAMP)
 	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac

@@ -1,8 +1,8 @@
 """A high-class job beside a best-effort one: p99 of its iterations alone, beside it ungated, and with launch gating.
 
 `device` figures are between events on the device around the iteration's kernels, so that a busy host shows less.
-All three in one run on one emulated device with time slices. The emulator's time model is not a GPU's
-(docs/emulator.md): the figures say that gating does what it should, not what it brings on hardware.
+All three in one run on one emulated device with time slices, in several rounds. The emulator's time model is not a
+GPU's (docs/emulator.md): the figures say that gating does what it should, not what it brings on hardware.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 from tests.support.cuda_node import CudaNode, wait_started
 
 HIGH = ("--kernels", "4", "--kernel-us", "500", "--activations-mib", "16", "--pause-us", "10000", "--leave")
+# Class of the other job: none, one whose kernels nobody holds back, one whose are.
+SETTINGS = {"alone": None, "ungated": "normal", "gated": "best-effort"}
 OTHER = ("--iterations", "1000000", "--kernels", "40", "--kernel-us", "1000", "--activations-mib", "16", "--started")
 
 
@@ -35,21 +37,34 @@ def measure(other_class: str | None, count: int) -> dict[str, Any]:
     return {**{name: found[name] for name in kept}, "other_count": other_count}
 
 
+def spread(values: list[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    return {"median": ordered[len(ordered) // 2], "min": ordered[0], "max": ordered[-1]}
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="iterations of the high job in each setting")
-    count = parser.parse_args(arguments).count
-    found = {}
-    for name, other_class in (("alone", None), ("ungated", "normal"), ("gated", "best-effort")):
-        sys.stderr.write(f"launches: {name}: {count} iterations\n")
-        found[name] = measure(other_class, count)
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of all three settings")
+    given = parser.parse_args(arguments)
+    rounds = []
+    for number in range(given.repeats):
+        sys.stderr.write(f"launches: round {number + 1} of {given.repeats}: {given.count} iterations a setting\n")
+        rounds.append({name: measure(other_class, given.count) for name, other_class in SETTINGS.items()})
+    # Compared within a round: what slows the whole machine for a while slows all three.
     ratios = {
-        f"{name}_{figure}_ratio": round(found[name][f"{figure}_ns"] / found["alone"][f"{figure}_ns"], 2)
-        for figure in ("p99", "device_p99")
+        f"{name}_{figure}_ratio": spread(
+            [round(one[name][f"{figure}_ns"] / one["alone"][f"{figure}_ns"], 3) for one in rounds]
+        )
+        for figure in ("p50", "p99", "device_p50", "device_p99")
         for name in ("ungated", "gated")
     }
+    p99_ns = {name: spread([one[name]["device_p99_ns"] for one in rounds]) for name in SETTINGS}
+    others = {name: spread([one[name]["other_count"] for one in rounds]) for name in SETTINGS if SETTINGS[name]}
+    found = {"n": given.repeats, "iterations": given.count, "device_p99_ns": p99_ns, "other_iterations": others}
+    wrong = sum(one[name]["wrong"] for one in rounds for name in SETTINGS)
     note = "emulated device: the time model is not a GPU's"
-    sys.stdout.write(json.dumps({"n": count, **found, **ratios, "note": note}) + "\n")
+    sys.stdout.write(json.dumps({**found, **ratios, "wrong": wrong, "note": note}) + "\n")
     return 0
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from subprocess import Popen
 
@@ -104,21 +105,65 @@ def iteration_counts(node: CudaNode) -> list[int]:
     return sorted(session["iteration_count"] for session in node.ask("status")["sessions"])
 
 
-def test_deaths_give_memory_back_and_harm_nobody(node: Callable[..., CudaNode]) -> None:
-    """Killed at points of the hand-over and inside the driver's own critical sections, beside two that go on."""
-    here = node(config="MaxLanes=1", variant="emulator-inject")
-    endless = ("--iterations", "1000000", "--kernel-us", "50")
-    steady = [here.job(*endless, "--started", "--cached") for _ in range(2)]
+ENDLESS = ("--iterations", "1000000", "--kernel-us", "50")
+# The last, 16, is an idle holder that resumes before salusd takes its lane: with others waiting it never does so. The
+# host suite, whose daemon can be told to wait, kills there, too.
+POINTS = range(1, 16)
+IDLE = dict.fromkeys((15,), ("--pause-us", "100000"))
+
+
+def kill_all(victims: list[Popen[str]]) -> None:
+    for victim in victims:
+        assert victim.wait(60) == -signal.SIGKILL
+
+
+def steady_loops(node: CudaNode) -> list[Popen[str]]:
+    steady = [node.job(*ENDLESS, "--started", "--cached") for _ in range(2)]
     for one in steady:
         wait_started(one)
-    victims = [here.job(*endless, point=(point, 3)) for point in (2, 4, 6, 9)]
-    for victim in victims:
-        assert victim.wait(60) == -signal.SIGKILL
-    victims = [here.job(*endless, SALUS_EMULATOR_DIE_AT=str(store)) for store in (60, 300, 1000)]
-    for victim in victims:
-        assert victim.wait(60) == -signal.SIGKILL
-    finish(here, steady)
-    wait_until(lambda: here.emulator.used_bytes() == CONTEXT, "the dead ones' memory is back")
+    return steady
+
+
+def finish_steady(node: CudaNode, steady: list[Popen[str]]) -> None:
+    finish(node, steady)
+    wait_until(lambda: node.emulator.used_bytes() == CONTEXT, "the dead ones' memory is back")
+
+
+@pytest.mark.parametrize("nths", [(3,), pytest.param((1, 2, 3, 4), marks=pytest.mark.soak)])
+def test_deaths_at_every_point_of_the_gate_give_memory_back_and_harm_nobody(
+    node: Callable[..., CudaNode], nths: tuple[int, ...]
+) -> None:
+    """Killed around each of libsalus's writes of shared state, beside two that go on and check their data."""
+    here = node(config="MaxLanes=1\nPolicy=fair\nIdleRelease=10ms")
+    steady = steady_loops(here)
+    for nth in nths:
+        for first in POINTS[::4]:
+            # The points of an idle holder are passed by one that does nothing for a while in its iteration.
+            kill_all(
+                [here.job(*ENDLESS, *IDLE.get(point, ()), point=(point, nth)) for point in POINTS[first - 1 :][:4]]
+            )
+    finish_steady(here, steady)
+
+
+@pytest.mark.parametrize("stores", [(40, 300, 1000), pytest.param(range(1, 5000), marks=pytest.mark.soak)])
+@pytest.mark.timeout(7200)
+def test_deaths_inside_the_driver_give_memory_back_and_harm_nobody(
+    node: Callable[..., CudaNode], stores: Iterable[int]
+) -> None:
+    """Killed before the n-th store into the driver's shared state; in full, every n until a loop reaches its end."""
+    here = node(config="MaxLanes=1", variant="emulator-inject")
+    steady = steady_loops(here)
+    waiting = iter(stores)
+    reached_end = False
+    while not reached_end and (batch := list(islice(waiting, 4))):
+        loop = ("--iterations", "3", "--kernel-us", "50") if isinstance(stores, range) else ENDLESS
+        victims = [here.job(*loop, SALUS_EMULATOR_DIE_AT=str(store)) for store in batch]
+        for victim in victims:
+            code = victim.wait(60)
+            assert code in (0, -signal.SIGKILL), victim.communicate()
+            reached_end |= code == 0
+    assert reached_end == isinstance(stores, range)
+    finish_steady(here, steady)
 
 
 def test_lanes_outlive_the_daemon(node: Callable[..., CudaNode]) -> None:
