@@ -9,7 +9,7 @@ BENCH=NAME`). A page cites a number by a marker, and `make numbers` writes the n
 A path starts with the file's name, then: `last` is the last run, `median`, `min` and `max` are taken over the kept runs
 leaf by leaf, `count` is how many they are; `date`, `commit` and `machine` say where they come from. `@` is the name of
 the row, and the path `@recorded` has a row for every file. Nobody types a number: tests/tidy compares every marker with
-the files and refuses a number outside of one.
+the files and refuses a number outside of one. What was never recorded is shown as that, not as a number.
 """
 
 import json
@@ -38,15 +38,22 @@ NAMES = re.compile(
 CLAIM = re.compile(r"(?<![\w.])[+-]?\d[\d.,]*\S*")
 
 
+MISSING = "(not recorded)"
+
+
 class StaleError(AssertionError):
     """A marker that the recorded files do not bear out."""
+
+
+class UnrecordedError(StaleError):
+    """A benchmark that was never recorded."""
 
 
 def load(name, root=ROOT):
     """One recorded benchmark, as the paths of markers see it."""
     path = root / FOLDER / f"{name}.json"
     if not path.is_file():
-        raise StaleError(f"{name}: no {FOLDER / name}.json; record it: make record BENCH={name}")
+        raise UnrecordedError(f"{name}: no {FOLDER / name}.json; record it: make record BENCH={name}")
     record = json.loads(path.read_text())
     results = [run["result"] for run in record["runs"]]
     last = record["runs"][-1]
@@ -134,12 +141,19 @@ def entry(row, key):
 def rendered(text, root=ROOT):
     """A page with every number as the recorded files have it."""
 
-    def put(match, make):
+    def put(match, make, missing):
         start, end = match.span("text")
-        return match[0][: start - match.start()] + make(match, root) + match[0][end - match.start() :]
+        try:
+            made = make(match, root)
+        except UnrecordedError:
+            # A path of a benchmark that does not even exist is a mistake, not a benchmark that nobody ran.
+            if not (ROOT / "tests" / "bench" / f"{match['path'].strip().partition('.')[0]}.py").is_file():
+                raise
+            made = missing
+        return match[0][: start - match.start()] + made + match[0][end - match.start() :]
 
-    text = NUMBER.sub(lambda match: put(match, number_text), text)
-    return TABLE.sub(lambda match: put(match, table_text), text)
+    text = NUMBER.sub(lambda match: put(match, number_text, MISSING), text)
+    return TABLE.sub(lambda match: put(match, table_text, f"{MISSING}\n"), text)
 
 
 def typed_numbers(text):
