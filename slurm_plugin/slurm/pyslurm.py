@@ -1,7 +1,8 @@
-"""Slurm through pyslurm, where it is installed and made for the cluster's release: queue and nodes without a process.
+"""Slurm through pyslurm, where it is installed and made for the cluster's release: the queue without a process.
 
-Changes still go through scontrol: pyslurm names a job by one number, and the waiting tasks of an array have none. It
-is built for one Slurm release and refuses others only when it is built, so the versions are compared here.
+Changes still go through scontrol: pyslurm names a job by one number, and the waiting tasks of an array have none. Nodes
+are read by sinfo: pyslurm 25.11 leaves out a count that Slurm writes with a suffix (`shard:10K`). It is built for one
+Slurm release and refuses others only when it is built, so the versions are compared here.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ JOB_ATTRIBUTES = (
     "id", "array_id", "array_task_id", "array_tasks_waiting", "state", "user_id", "user_name", "account", "qos",
     "partition", "name", "gres_per_node", "admin_comment", "state_reason", "allocated_nodes",
 )  # fmt: skip
-NODE_ATTRIBUTES = ("name", "state", "configured_gres", "partitions")
 PARTITION_ATTRIBUTES = ("name", "is_default")
 
 
@@ -45,10 +45,10 @@ def check_version(version: str, release: tuple[int, int]) -> None:
 
 
 def tres_text(gres: object) -> str:
-    """`{"gpu:a100": 2}` as Slurm writes it."""
+    """`{"gpu:a100": 2}` as Slurm writes it; pyslurm leaves the `gres/` of newer releases in the name."""
     if not isinstance(gres, Mapping):
         return ""
-    return ",".join(f"gres:{name}:{count}" for name, count in gres.items())
+    return ",".join(f"gres:{str(name).removeprefix('gres/')}:{count}" for name, count in gres.items())
 
 
 class PyslurmSlurm:
@@ -69,15 +69,7 @@ class PyslurmSlurm:
         return [job for job in map(read_job, self._load("Jobs")) if job.state in ACTIVE_STATES]
 
     def nodes(self) -> list[SlurmNode]:
-        return [
-            SlurmNode(
-                node.name,
-                str(node.state).lower(),
-                tres_text(node.configured_gres).replace("gres:", ""),
-                tuple(node.partitions or ()),
-            )
-            for node in self._load("Nodes")
-        ]
+        return self._commands.nodes()
 
     def default_partition(self) -> str:
         return next((str(partition.name) for partition in self._load("Partitions") if partition.is_default), "")

@@ -1,6 +1,9 @@
 """Slurm's answers of three releases, read into the same values; and pyslurm's interface."""
 
+import copy
+import io
 import json
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,6 +12,7 @@ import pytest
 from slurm_plugin.slurm import QueuedJob, SlurmError
 from slurm_plugin.slurm import pyslurm as backend
 from slurm_plugin.slurm.cli import SlurmCommands, read_job
+from tests.support import pyslurm_interface
 
 OLD = {
     "job_id": 7, "array_job_id": 7, "array_task_id": None, "array_task_string": "2-12%1", "job_state": "PENDING",
@@ -44,34 +48,59 @@ def test_a_command_that_fails_or_hangs_is_slurms_error():
         SlurmCommands(directory="/nonexistent").run("squeue")
 
 
-INTERFACE = json.loads((Path(__file__).parents[2] / "support" / "pyslurm_interface.json").read_text())["classes"]
+INTERFACE = json.loads((Path(__file__).parents[2] / "support" / "pyslurm_interface.json").read_text())
+
+
+def test_what_we_use_of_pyslurm_is_in_its_newest_release():
+    assert pyslurm_interface.missing(INTERFACE) == []
+    assert INTERFACE["version"] == "25.11.2"
 
 
 @pytest.mark.parametrize(
-    ("name", "attributes"),
-    [
-        ("Job", backend.JOB_ATTRIBUTES), ("Node", backend.NODE_ATTRIBUTES), ("Partition", backend.PARTITION_ATTRIBUTES),
-        ("Jobs", ("load",)), ("Nodes", ("load",)), ("Partitions", ("load",)),
-    ],
-)  # fmt: skip
-def test_what_we_use_of_pyslurm_is_in_its_newest_release(name, attributes):
-    assert set(attributes) <= set(INTERFACE[name])
-    assert "PyslurmError" in INTERFACE["errors"]
+    ("name", "gone"), [("Job", "gres_per_node"), ("Job", "admin_comment"), ("Jobs", "load"), ("errors", "PyslurmError")]
+)
+def test_a_release_that_lacks_something_is_noticed(name, gone):
+    drifted = copy.deepcopy(INTERFACE)
+    drifted["classes"][name].remove(gone)
+    assert pyslurm_interface.missing(drifted) == [f"{name}.{gone}"]
+
+
+def test_an_interface_is_read_from_a_source_distribution(tmp_path):
+    job = (
+        "cdef class Jobs(dict):\n    def load():\n        pass\n\n\n"
+        "cdef class Job:\n\n    def __cinit__(self):\n        pass\n\n# a note\n    @property\n    def id(self):\n"
+        "        return 1\n\n    def _hidden(self):\n        pass\n\ndef later(self):\n    pass\n"
+    )
+    files = {
+        "job/job.pyx": job, "node.pyx": "cdef class Node:\n    def name(self):\n        pass\n", "partition.pyx": "",
+        "error.pyx": "class PyslurmError(Exception):\n    pass\n",
+    }  # fmt: skip
+    archive = tmp_path / "pyslurm-1.tar.gz"
+    with tarfile.open(archive, "w:gz") as made:
+        texts = {f"pyslurm/core/{name}": text for name, text in files.items()}
+        for name, text in {**texts, "pyslurm/version.py": '__version__ = "1.2"\n'}.items():
+            entry = tarfile.TarInfo(f"pyslurm-1/{name}")
+            entry.size = len(text)
+            made.addfile(entry, io.BytesIO(text.encode()))
+    told = pyslurm_interface.interface(pyslurm_interface.read_distribution(archive))
+    assert told["version"] == "1.2"
+    assert told["classes"] == {
+        "Jobs": ["load"], "Job": ["id"], "Nodes": [], "Node": ["name"], "Partitions": [], "Partition": [],
+        "errors": ["PyslurmError"],
+    }  # fmt: skip
 
 
 def fake_pyslurm():
     """A module with exactly the attributes that we say we use."""
     job = dict.fromkeys(backend.JOB_ATTRIBUTES)
     job |= {"id": 9, "array_id": 7, "array_tasks_waiting": "2-12", "state": "PENDING", "user_id": 5,
-            "gres_per_node": {"salus": 1, "shard": 48}, "admin_comment": "salus:1;adm=x"}  # fmt: skip
-    node = {"name": "node1", "state": "IDLE", "configured_gres": {"gpu": 2, "shard": 96}, "partitions": ["main"]}
+            "gres_per_node": {"gres/salus": 1, "shard": 48}, "admin_comment": "salus:1;adm=x"}  # fmt: skip
     partition = {"name": "main", "is_default": True}
 
     def collection(value):
         return SimpleNamespace(load=lambda: {0: SimpleNamespace(**value)})
 
-    return SimpleNamespace(Jobs=collection(job), Nodes=collection(node), Partitions=collection(partition),
-                           PyslurmError=ValueError)  # fmt: skip
+    return SimpleNamespace(Jobs=collection(job), Partitions=collection(partition), PyslurmError=ValueError)
 
 
 def test_pyslurms_values_become_ours():
@@ -80,7 +109,6 @@ def test_pyslurms_values_become_ours():
         QueuedJob(id=9, target="7_[2-12]", state="PENDING", uid=5, tres_per_node="gres:salus:1,gres:shard:48",
                   admin_comment="salus:1;adm=x", array_tasks="2-12")
     ]  # fmt: skip
-    assert slurm.nodes()[0].gres == "gpu:2,shard:96"
     assert slurm.default_partition() == "main"
 
 
