@@ -42,11 +42,21 @@ class Catalog:
         return max((device.units_total for devices in self.devices.values() for device in devices), default=0)
 
 
-def reserve_bytes(config: Config, node: str) -> int:
-    """The smallest reserve among a node's devices. `auto` counts as none: charging the peak is safe."""
-    settings = config.for_node(node)
-    reserves = [device.settings.lanes.lane_reserve_bytes for device in config.devices_of(node)]
-    return min((reserve or 0 for reserve in reserves), default=settings.lanes.lane_reserve_bytes or 0)
+def reserve_bytes(config: Config, node: str, shard_bytes: int) -> int:
+    """The smallest reserve among a node's devices, of which each has `shard_bytes` behind its shards.
+
+    `auto` is what gres.conf leaves of a device: whatever its shards do not stand for is free for lanes. Of a device
+    whose memory salus.conf does not name that is unknown and counts as none: charging the peak is safe.
+    """
+    devices = config.devices_of(node)
+    if not devices:
+        return config.for_node(node).lanes.lane_reserve_bytes or 0
+    return min(
+        max(0, device.memory_bytes - shard_bytes)
+        if device.settings.lanes.lane_reserve_bytes is None
+        else device.settings.lanes.lane_reserve_bytes
+        for device in devices
+    )
 
 
 def catalog_of(config: Config, nodes: Iterable[SlurmNode] = (), default_partition: str = "") -> Catalog:
@@ -58,9 +68,9 @@ def catalog_of(config: Config, nodes: Iterable[SlurmNode] = (), default_partitio
             partitions.setdefault(partition, []).append(node.name)
         counts = _gres_counts(node.gres)
         if counts.get("shard") and counts.get("gpu"):
-            reserve = reserve_bytes(config, node.name)
-            capacity = counts["shard"] // counts["gpu"] * unit + reserve
-            devices[node.name] = (DeviceView(DeviceId(f"{node.name}/*"), capacity, reserve, unit),)
+            shard_bytes = counts["shard"] // counts["gpu"] * unit
+            reserve = reserve_bytes(config, node.name, shard_bytes)
+            devices[node.name] = (DeviceView(DeviceId(f"{node.name}/*"), shard_bytes + reserve, reserve, unit),)
     if not devices:
         for name in config.node_names():
             views = [

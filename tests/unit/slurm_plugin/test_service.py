@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from nodedaemon.config import Config
+from nodedaemon.config import Config, load_or_raise
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import MIB, Profile
@@ -86,6 +86,23 @@ def test_shards_of_a_device_are_those_that_slurm_counts():
     device = catalog_of(configuration(), NODES, "main").for_partitions(["main"])[0]
     assert (device.units_total, device.lane_reserve_bytes) == (48, 256 * MIB)
     assert catalog_of(configuration(), NODES, "main").for_partitions(["nowhere"]) == []
+
+
+def test_an_automatic_reserve_is_what_gres_conf_leaves(tmp_path):
+    def device(lines, shards):
+        (tmp_path / "salus.conf").write_text(f"ClusterName=c\nAutoDetect=off\n{lines}\n")
+        nodes = [SlurmNode("node1", "idle", f"gpu:1,shard:{shards},salus:64", ("main",))]
+        found = catalog_of(load_or_raise(tmp_path / "salus.conf"), nodes, "main").for_partitions(["main"])[0]
+        return found.units_total, found.capacity_bytes // MIB, found.lane_reserve_bytes // MIB
+
+    host = "DeviceName=host0 Type=host Nodes=node1 Memory=1024M"
+    # As `salus config gres` proposes it: a quarter of the device.
+    assert device(host, 48) == (48, 1024, 256)
+    assert device(host, 60) == (60, 1024, 64)
+    assert device(f"LaneReserve=128M\n{host}", 48) == (48, 896, 128)
+    # Nobody has said how large it is; more shards than memory is for the cross-check to tell.
+    assert device("DeviceName=gpu0 Type=cuda Nodes=node1", 48) == (48, 768, 0)
+    assert device(host, 80) == (80, 1280, 0)
 
 
 def test_an_unknown_job_is_asked_for_again_and_a_known_one_comes_from_memory():
