@@ -84,7 +84,7 @@ integration: native
 
 test-slurm: $(STAMP)
 	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
-	@bash tests/slurm/run.sh $(RELEASE) $(ARGS)
+	@BENCH=$(BENCH) bash tests/slurm/run.sh $(RELEASE) $(ARGS)
 
 e2e: native-spank native-libsalus
 	$(PYTEST) $(NORMAL) tests/e2e
