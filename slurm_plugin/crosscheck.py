@@ -39,7 +39,7 @@ def warning(where: str, what: str, advice: str) -> Disagreement:
 
 def cross_check(config: Config, files: SlurmFiles, release: tuple[int, int] | None = None) -> list[Disagreement]:
     """All disagreements, in the order in which an admin would mend them."""
-    return [*_globals(config, files), *_nodes(config, files), *_mixed(release)]
+    return [*_globals(config, files), *_plugin(config, files), *_nodes(config, files), *_mixed(release)]
 
 
 def _globals(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
@@ -74,6 +74,17 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
     if user != config.settings.slurm.user:
         yield error("salus.conf SlurmUser", f"is {config.settings.slurm.user}, slurm.conf has {user}",
                     "use the same, or salus-admitd turns slurmctld away")  # fmt: skip
+
+
+def _plugin(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
+    """The plugin parses no salus.conf: what it must know is in its line."""
+    if files.plugin is None:
+        return
+    found = next((word.partition("=")[2] for word in reversed(files.plugin) if word.startswith("on_loss=")), "run")
+    wanted = config.settings.gate.on_daemon_loss
+    if found != wanted:
+        yield warning("plugstack.conf salus_spank.so", f"has on_loss={found}, salus.conf OnDaemonLoss={wanted}",
+                      f"write on_loss={wanted} there: the plugin goes by its own line")  # fmt: skip
 
 
 def _nodes(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:

@@ -35,6 +35,8 @@ class SlurmFiles:
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     gres: tuple[GresLine, ...] = ()
+    #: Arguments of our line in plugstack.conf; None where it has none.
+    plugin: tuple[str, ...] | None = None
 
     def listed(self, key: str) -> list[str]:
         return [piece.strip() for piece in self.values.get(key.casefold(), "").split(",") if piece.strip()]
@@ -82,7 +84,19 @@ def read_slurm_files(path: Path) -> SlurmFiles:
             values.update(fields)
     gres_path = path.parent / "gres.conf"
     gres = tuple(read_gres(gres_path)) if gres_path.exists() else ()
-    return SlurmFiles(values, nodes, partitions, gres)
+    plugstack = path.parent / values.get("plugstackconfig", "plugstack.conf")
+    return SlurmFiles(values, nodes, partitions, gres, read_plugin(plugstack))
+
+
+def read_plugin(path: Path) -> tuple[str, ...] | None:
+    """The arguments of salus_spank.so; None where plugstack.conf is not there or does not load it."""
+    if not path.exists():
+        return None
+    for line in path.read_text(errors="replace").splitlines():
+        words = line.partition("#")[0].split()
+        if len(words) > 1 and words[0] in ("required", "optional") and words[1].endswith("salus_spank.so"):
+            return tuple(words[2:])
+    return None
 
 
 def read_gres(path: Path) -> Iterator[GresLine]:

@@ -78,7 +78,7 @@ class Lanes:
         "LaneReserve",
         SizeOrAuto(GRANULARITY_BYTES),
         None,
-        "R: bytes of a device kept for lanes, the rest becomes shards; auto picks it from the profiles.",
+        "R: bytes of a device for lanes, the rest becomes shards; auto: what gres.conf leaves of it.",
         NODE,
         DEVICE,
     )
@@ -182,7 +182,10 @@ class Gate:
         NODE,
     )
     on_daemon_loss: DaemonLoss = key(
-        "OnDaemonLoss", Choice(DaemonLoss), DaemonLoss.RUN, "A task that finds no salusd: run ungated or refuse.", NODE
+        "OnDaemonLoss",
+        Choice(DaemonLoss),
+        DaemonLoss.RUN,
+        "A task without salusd: run ungated or refuse (plugstack.conf).",
     )
 
 

@@ -136,9 +136,9 @@ def spank_library(plan: ClusterPlan) -> Path:
     return SPANK_LIBRARY if plan.root is None else plan.root / "opt" / "spank" / "build" / "salus_spank.so"
 
 
-def plugstack_conf(plan: ClusterPlan) -> str:
+def plugstack_conf(plan: ClusterPlan, on_loss: str) -> str:
     # Which daemon serves a node is told by slurmd's environment: all nodes share this file.
-    return f"required {plan.path('lib', 'salus_spank.so')}\n"
+    return f"required {plan.path('lib', 'salus_spank.so')} on_loss={on_loss}\n"
 
 
 def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
@@ -213,8 +213,8 @@ def salus_conf(plan: ClusterPlan) -> str:
 def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     etc = plan.path("etc")
     plan.salus_conf.write_text(salus_conf(plan))
-    table = lua_table(load_or_raise(plan.salus_conf), plan.device_shards, plan.account_uid("slurm")[0], release)
-    (etc / FILE_NAME).write_text(table)
+    config = load_or_raise(plan.salus_conf)
+    (etc / FILE_NAME).write_text(lua_table(config, plan.device_shards, plan.account_uid("slurm")[0], release))
     for module in ("prolog", "epilog"):
         script = etc / module
         script.write_text(hook_script(plan, module))
@@ -226,7 +226,7 @@ def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
         for program in ("squeue", "sinfo", "scontrol", "sacct"):
             plan.path("bin", program).write_text(slurm_wrapper(plan, program))
             plan.path("bin", program).chmod(0o755)
-    (etc / "plugstack.conf").write_text(plugstack_conf(plan))
+    (etc / "plugstack.conf").write_text(plugstack_conf(plan, config.settings.gate.on_daemon_loss))
     # Copies, because slurmctld reads the script as SlurmUser, who may not enter the directory that we are installed in.
     shutil.copyfile(PLUGIN_ROOT / "lua" / "job_submit.lua", etc / "job_submit.lua")
     library = plan.path("lib", "salus_spank.so")

@@ -46,6 +46,22 @@ def test_files_that_agree_have_no_finding(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("required /usr/lib/salus/salus_spank.so socket=/s # on_loss=refuse", 0),
+        ("required /usr/lib/salus/salus_spank.so on_loss=run", 0),
+        ("optional other.so on_loss=refuse", 0),
+        ("required /usr/lib/salus/salus_spank.so on_loss=refuse", 1),
+        ("optional salus_spank.so on_loss=run on_loss=refuse", 1),
+    ],
+)
+def test_the_plugins_own_line_must_say_what_salus_conf_says(tmp_path, line, count):
+    (tmp_path / "plugstack.conf").write_text(f"# on_loss=refuse\n{line}\n")
+    found = check(tmp_path)
+    assert len([text for text in found if "OnDaemonLoss=run" in text]) == len(found) == count
+
+
+@pytest.mark.parametrize(
     ("old", "new", "words"),
     [
         ("GresTypes=gpu,shard,salus", "GresTypes=gpu", "lacks shard, salus"),
