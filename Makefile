@@ -7,12 +7,12 @@ PYTEST := $(PY) -m pytest -q
 # What needs hours or a GPU has targets of its own.
 NORMAL := -m "not soak and not gpu"
 
-.PHONY: demo setup boundaries man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
+.PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
 .PHONY: test-gpu integration-cuda native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
-	@bash .ci/setup
+	@PYTHON='$(PYTHON)' bash .ci/setup
 	@touch $@
 
 # Additive: each C part has its own target.
@@ -59,6 +59,21 @@ man: $(STAMP)
 
 boundaries: $(STAMP)
 	$(PY) -m tests.support.loops.table
+
+# Drawn by the simulator; a test compares the first.
+pictures: $(STAMP)
+	@$(PY) -m tests.support.pictures docs/pictures
+
+# README's picture, from the last demo's report.
+demo-picture: $(STAMP)
+	@test -f build/demo/report.html || { echo "demo-picture: no report; run make demo first" >&2; exit 2; }
+	@$(PY) -m tests.support.demo_picture build/demo/report.html docs/pictures/demo.png
+
+# The pages as HTML and the manuals for man, from one source; a warning is a failure.
+docs: $(STAMP)
+	@$(PY) -m sphinx -W --keep-going -q -b html -d build/docs/doctrees docs build/docs/html
+	@$(PY) -m sphinx -W --keep-going -q -b man -d build/docs/doctrees docs build/docs/man
+	@echo "docs: build/docs/html/index.html and build/docs/man"
 
 # A private Slurm cluster, real PyTorch jobs, and the report; KEEP=1 leaves the cluster up.
 demo: native

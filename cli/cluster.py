@@ -118,23 +118,26 @@ def execute(
     import pwd
     import subprocess
 
-    from slurm_plugin.cluster.interpreter import interpreter
+    from slurm_plugin.cluster.control import Cluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
-    plan = ClusterPlan.load(_directory(directory))
+    cluster = Cluster(ClusterPlan.load(_directory(directory)))
+    plan = cluster.plan
+    if not cluster.is_up():
+        raise RequestError(f"cluster: {plan.directory}: it is not up; start it with salus cluster up")
     try:
         entry = pwd.getpwnam(user) if user else None
     except KeyError:
         raise RequestError(f"cluster: exec: no account {user}; name one of this machine, such as games") from None
     # PYTHON: what a job script may run; the one of this program may be closed to other users.
-    home = {"HOME": str(plan.path("work")), "USER": entry.pw_name, "PYTHON": interpreter(plan)} if entry else {}
+    home = {"HOME": str(plan.path("work")), "USER": entry.pw_name, "PYTHON": cluster.python} if entry else {}
+    # salus asks the daemon of a node; without a name of one it means this machine, which none of them is called.
+    node = {"SLURMD_NODENAME": os.environ.get("SLURMD_NODENAME", plan.nodes[0])}
     ended = subprocess.run(
-        command,
-        env={**os.environ, **plan.environment(), **home},
+        cluster.seen_as_jobs_do(command, entry),
+        env={**os.environ, **plan.environment(), "PATH": plan.search_path(), **node, **home},
         cwd=plan.path("work"),
-        user=entry.pw_uid if entry else None,
-        group=entry.pw_gid if entry else None,
-        extra_groups=[] if entry else None,
         check=False,
+        **cluster.identity(entry),
     )
     raise typer.Exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)

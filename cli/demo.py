@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,9 +26,11 @@ if TYPE_CHECKING:
     from slurm_plugin.cluster.control import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent
-VIEW_SECONDS = 6.0
+#: The view is printed when other jobs run than before, and otherwise this often.
+VIEW_SECONDS = 10.0
 POLL_SECONDS = 0.5
 COMMAND_SECONDS = 60.0
+INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +43,52 @@ class Submission:
     program: str
     arguments: tuple[str, ...]
 
+    @property
+    def command(self) -> str:
+        return " ".join(["python", f"examples/{self.program}", *self.arguments])
+
 
 SUBMISSIONS = (
     Submission(
         "games",
-        "a sweep of 6 CNN trainings: the first task measures, the others then share a device",
+        "a sweep of 6 CNN trainings; the first task is measured, then the others share",
         ("--job-name=sweep", "--array=0-5"),
         "cnn.py",
-        ("--iterations", "60"),
-    ),
-    Submission(
-        "news", "a longer transformer training", ("--job-name=train",), "transformer.py", ("--iterations", "30")
+        ("--iterations", "50"),
     ),
     Submission(
         "news",
-        "an inference loop of the high class, which declares its memory",
+        "a long transformer training; it declares its memory, so it may share from the start",
+        ("--job-name=train", "--salus-mem=400M,64M"),
+        "transformer.py",
+        ("--iterations", "100"),
+    ),
+    Submission(
+        "news",
+        "an inference loop of the high class: five requests a second, served before the rest",
         ("--job-name=serve", "--salus-class=high", "--salus-mem=320M,32M"),
         "inference.py",
-        ("--iterations", "600"),
+        ("--iterations", "80", "--interval", "0.2"),
     ),
 )
+
+
+class Told:
+    """What the demo says, with the seconds since it began."""
+
+    def __init__(self) -> None:
+        self.begun = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.begun
+
+    def say(self, line: str) -> None:
+        print(f"demo: {self.seconds:4.0f} s  {line}", flush=True)
+
+    def show(self, command: str, output: str) -> None:
+        print(f"  $ {command}", flush=True)
+        print("".join(f"  {line}\n" for line in output.splitlines()), flush=True)
 
 
 def demo(
@@ -69,9 +99,20 @@ def demo(
     seconds: Annotated[int, typer.Option("--seconds", min=30, help="Give up after that long.")] = 420,
 ) -> None:
     """Show Salus at work: a private Slurm cluster, real PyTorch jobs by sbatch, and the report. Needs root."""
+    told = Told()
+    try:
+        _play(told, report, seconds, is_kept=keep)
+    except KeyboardInterrupt:
+        told.say("interrupted; nothing is left behind")
+        raise typer.Exit(INTERRUPTED) from None
+    print(report.resolve())
+
+
+def _play(told: Told, report: Path, seconds: int, *, is_kept: bool) -> None:
     from slurm_plugin.cluster import control
     from slurm_plugin.cluster.plan import ClusterPlan
 
+    control.check_host()
     base = Path(tempfile.mkdtemp(prefix="salus-demo-"))
     base.chmod(0o755)
     plan = ClusterPlan(
@@ -81,97 +122,118 @@ def demo(
         device_bytes=2 * GIB,
         lane_reserve_bytes=256 * MIB,
         name="demo",
-        salus_lines=("HighPartitions=main", "PartitionName=main ProbeTasks=1"),
+        # Between two requests the server gives its lane back, else nobody of a lower class would run beside it.
+        salus_lines=("Policy=priority", "IdleRelease=20ms", "HighPartitions=main", "PartitionName=main ProbeTasks=1"),
     )
-    begun = time.monotonic()
-    is_kept = False
-    try:
-        _say("starting munge, MariaDB, slurmdbd, slurmctld, slurmd, salus-admitd and salusd as one private cluster")
-        cluster = control.up(plan, say=lambda line: _say(line.strip()), owner_pid=None if keep else os.getpid())
-        _run_jobs(cluster, begun + seconds)
-        _show(cluster, "salus-acct report -t Seconds", "cli.acct", "report", "-t", "Seconds")
-        _write_report(cluster, report)
-        is_kept = keep
-    finally:
-        if not is_kept:
-            _end(control.Cluster(plan))
-            shutil.rmtree(base, ignore_errors=True)
-    _say(f"done in {time.monotonic() - begun:.0f} s")
+    is_whole = False
+    with _interrupts():
+        try:
+            told.say("1/4 a private Slurm cluster: munge, MariaDB, slurmdbd, slurmctld, slurmd, salus-admitd, salusd")
+            cluster = control.up(plan, say=_say_step, owner_pid=None if is_kept else os.getpid())
+            told.say("2/4 two users submit real PyTorch jobs; nobody reserves a whole device")
+            numbers = _submit(cluster, told)
+            told.say("3/4 the jobs run; this takes half a minute on an idle machine")
+            _watch(cluster, told, numbers, seconds)
+            told.say("4/4 who used the devices, and what sharing gained")
+            # Slurm's own times and names, as a timer does it at a site.
+            _salus(cluster, "salus-acct", "reconcile")
+            told.show("salus-acct report -t Seconds", _salus(cluster, "salus-acct", "report", "-t", "Seconds"))
+            report.parent.mkdir(parents=True, exist_ok=True)
+            _salus(cluster, "salus-acct", "report", "--html", str(report.resolve()))
+            is_whole = True
+        finally:
+            if not (is_whole and is_kept):
+                _end(control.Cluster(plan), told)
+                shutil.rmtree(base, ignore_errors=True)
     if is_kept:
-        prefix = f"salus cluster exec --dir {plan.directory}"
-        _say(f"the cluster stays up; try: {prefix} -- squeue   or   {prefix} --user games -- sbatch --gres=salus:1 JOB")
-        _say(f"end it with: salus cluster down --dir {plan.directory}")
-    print(report.resolve())
+        _say_how_to_use(plan.directory, told)
+    told.say("done; the page with the lanes over time:")
 
 
-def _say(line: str) -> None:
-    print(f"demo: {line}", flush=True)
+@contextmanager
+def _interrupts() -> Iterator[None]:
+    """A closed terminal and `kill` end the demo as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
-def _end(cluster: Cluster) -> None:
+def _say_step(line: str) -> None:
+    print(f"      {line}", flush=True)
+
+
+def _end(cluster: Cluster, told: Told) -> None:
+    # A second Ctrl-C must not leave half a cluster behind.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     if cluster.plan.path("plan.json").exists():
-        _say("ending the cluster")
+        told.say("ending the cluster")
         cluster.down()
 
 
-def _run_jobs(cluster: Cluster, deadline: float) -> None:
-    from slurm_plugin.cluster.interpreter import interpreter
+def _say_how_to_use(directory: Path, told: Told) -> None:
+    program = Path(sys.executable).with_name("salus")
+    salus = f"{program if program.exists() else 'salus'} cluster"
+    told.say(f"the cluster stays up, in {directory}")
+    print(f"  a shell of its user games:  {salus} exec --dir {directory} --user games -- bash")
+    print("  and there, for instance:    sbatch --gres=salus:1 --wrap 'python examples/cnn.py'; squeue; salus top")
+    print(f"  to end it:                  {salus} down --dir {directory}", flush=True)
 
-    python = interpreter(cluster.plan)
+
+def _submit(cluster: Cluster, told: Told) -> list[str]:
     work = cluster.plan.path("work")
     shutil.copytree(ROOT / "examples", work / "examples")
     for path in [work / "examples", *(work / "examples").rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
     numbers = []
     for submission in SUBMISSIONS:
-        command = " ".join([python, f"examples/{submission.program}", *submission.arguments])
-        argv = ["sbatch", "--gres=salus:1", *submission.options, "--output=out-%x-%A_%a.txt", "--wrap", command]
-        _say(f"{submission.user} submits {submission.told}")
-        print(f"  $ sbatch --gres=salus:1 {' '.join(submission.options)} examples/{submission.program}", flush=True)
-        done = cluster.run(argv, submission.user)
+        told.say(f"{submission.user} submits {submission.told}")
+        options = ["--gres=salus:1", *submission.options]
+        done = cluster.run(
+            ["sbatch", *options, "--output=out-%x-%A_%a.txt", "--wrap", submission.command], submission.user
+        )
         if done.returncode != 0:
             raise FailedError(f"demo: sbatch failed: {done.stderr.strip()}")
-        print("".join(f"  {line}\n" for line in (done.stderr + done.stdout).splitlines()), end="", flush=True)
+        told.show(f"sbatch {' '.join(options)} --wrap '{submission.command}'", done.stderr + done.stdout)
         numbers.append(done.stdout.split()[-1])
-    _watch(cluster, numbers, deadline)
+    return numbers
 
 
-def _watch(cluster: Cluster, numbers: list[str], deadline: float) -> None:
-    """Show `salus top` every few seconds until the queue is empty, then how each job ended."""
-    next_view = time.monotonic()
-    while cluster.run(["squeue", "-h"]).stdout.strip():
-        if time.monotonic() > deadline:
+def _watch(cluster: Cluster, told: Told, numbers: list[str], seconds: float) -> None:
+    """Show `salus top` as the jobs come and go, until the queue is empty; then how each job ended."""
+    running: set[str] = set()
+    next_view = 0.0
+    while lines := cluster.run(["squeue", "-h", "-r", "-o", "%A %t"]).stdout.split("\n")[:-1]:
+        if told.seconds > seconds:
             raise FailedError("demo: jobs did not end in time; a slow machine may need --seconds with more")
-        if time.monotonic() >= next_view:
-            print(cluster.run(["squeue", "-o", "%.8i %.8j %.6u %.2t %.28b %R"]).stdout, end="")
-            _show(cluster, "salus top --once", "cli.main", "top", "--once")
-            next_view = time.monotonic() + VIEW_SECONDS
+        now_running = {line.split()[0] for line in lines if line.endswith(" R")}
+        if now_running != running or told.seconds >= next_view:
+            told.say(f"{len(now_running)} jobs run, {len(lines) - len(now_running)} wait")
+            if now_running:
+                told.show("salus top", _salus(cluster, "salus", "top", "--once"))
+            running, next_view = now_running, told.seconds + VIEW_SECONDS
         time.sleep(POLL_SECONDS)
-    fields = "JobID%-12,JobName,User,State,ExitCode,Elapsed,AllocTRES%60"
-    told = cluster.run(["sacct", "-X", "-a", "-n", "-o", fields, "-j", ",".join(numbers)]).stdout
-    print(told, flush=True)
-    failed = [line for line in told.splitlines() if line.strip() and "COMPLETED" not in line]
+    fields = "JobID%-8,JobName%-8,User%-8,State%-12,Elapsed,AllocTRES%-60"
+    ended = cluster.run(["sacct", "-X", "-a", "-o", fields, "-j", ",".join(numbers)]).stdout
+    told.show("sacct -X -a", ended)
+    failed = [line for line in ended.splitlines()[2:] if line.strip() and "COMPLETED" not in line]
     if failed:
-        raise FailedError(
-            f"demo: a job did not complete: {failed[0].strip()}; its output is in the cluster's work folder"
-        )
+        name = failed[0].split()[0]
+        output = "".join(path.read_text()[-400:] for path in cluster.plan.path("work").glob(f"out-*-{name}*.txt"))
+        raise FailedError(f"demo: a job did not complete: {failed[0].strip()}: {output.strip() or 'no output'}")
 
 
-def _show(cluster: Cluster, title: str, module: str, *arguments: str) -> None:
-    print(f"  $ {title}", flush=True)
-    done = _salus(cluster, module, *arguments)
-    print(done.stdout if done.returncode == 0 else done.stderr, flush=True)
-
-
-def _salus(cluster: Cluster, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    node = cluster.plan.nodes[0]
-    extra = {"PYTHONPATH": str(ROOT), "SLURMD_NODENAME": node, "COLUMNS": "100"}
-    return cluster.run([sys.executable, "-m", module, *arguments], None, COMMAND_SECONDS, **extra)
-
-
-def _write_report(cluster: Cluster, report: Path) -> None:
-    report.parent.mkdir(parents=True, exist_ok=True)
-    done = _salus(cluster, "cli.acct", "report", "--html", str(report.resolve()))
+def _salus(cluster: Cluster, *argv: str) -> str:
+    """Run one of our own commands as root on the node, and return what it prints."""
+    node = {"SLURMD_NODENAME": cluster.plan.nodes[0], "COLUMNS": "110"}
+    done = cluster.run(list(argv), None, COMMAND_SECONDS, **node)
     if done.returncode != 0:
-        raise FailedError(f"demo: report: {done.stderr.strip()}")
-    _say("the report with the lanes over time:")
+        raise FailedError(f"demo: {' '.join(argv[:2])}: {done.stderr.strip()}")
+    return done.stdout

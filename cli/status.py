@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from cli.client import connect
-from cli.entry import UnreachableError
+from cli.entry import NotFoundError, UnreachableError
 from cli.queue import show_queue, show_why
 from cli.render import Cell, Column, Form, form_of, write_json, write_rows
 from cli.units import percent_text, size_text, span_text
@@ -179,12 +179,12 @@ def why(
 ) -> None:
     """Say why a job does not run now: every reason with what it needs and what is free, and what would change it.
 
-    What would change it is tried on a copy of the scheduler's state: the answer is what the daemon would do. Where no
-    salusd runs, as on a login node, it says why the job has its charge.
+    What would change it is tried on a copy of the scheduler's state: the answer is what the daemon would do. Of a job
+    that is still in Slurm's queue, and on login nodes, it says Slurm's reason and why the job has its charge.
     """
     try:
         answer = connect(context).ask_for(WhyAnswer, "why", job=job)
-    except UnreachableError as error:
+    except (UnreachableError, NotFoundError) as error:
         if not _asks_admission(lambda: show_why(context, job, is_json=json)):
             raise error from None
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -18,7 +19,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -277,11 +278,25 @@ async def serve(config: Config, config_file: Path | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     loop.add_signal_handler(signal.SIGHUP, service.reload_by_signal)
-    if settings.readings.admission_metrics_port:
-        start_http_server(
-            settings.readings.admission_metrics_port, settings.readings.metrics_address, service.metrics.registry
-        )
-    await service.run(stopped)
+    readings = settings.readings
+    if readings.admission_metrics_port:
+        with _port_named("AdmissionMetricsPort", readings.admission_metrics_port):
+            start_http_server(readings.admission_metrics_port, readings.metrics_address, service.metrics.registry)
+    with _port_named("AdmissionPort", settings.admission.port):
+        await service.run(stopped)
+
+
+@contextlib.contextmanager
+def _port_named(key: str, port: int) -> Iterator[None]:
+    """Say which key named a port that somebody else has."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise OperatingError(
+            f"port {port}: in use; see who has it with ss -ltnp, end that, or set {key} in salus.conf to another"
+        ) from error
 
 
 def main() -> None:

@@ -72,7 +72,9 @@ class Queries:
         wanted = str(request.get("job", ""))
         found = next((job for job in await self._jobs(viewer) if wanted in (str(job.id), job.target)), None)
         if found is None:
-            raise AbsentError(f"why: job {wanted}: not in the queue, or not yours; try salus-acct jobs")
+            raise AbsentError(
+                f"why: job {wanted}: not in the queue, or not yours; if it has ended: salus-acct job {wanted}"
+            )
         submission = submission_of(found.uid, fields_of(found))
         known = await self._admission.known(submission)
         verdict = self._admission.decide(submission, known, "")

@@ -1,5 +1,7 @@
 """Gantt of lanes: which job was in which lane of which device, with the events of the device."""
 
+import msgspec
+
 from accounting.figures import Figures, LaneSpan
 from cli.jobtext import size
 from cli.moments import format_moment
@@ -12,15 +14,16 @@ HOVER = "job %{customdata[0]}<br>from %{base|%F %T}<br>lane of %{customdata[1]}<
 
 def lanes(figures: Figures) -> Chart:
     """One row a lane, one colour and pattern a user, crosses for events."""
-    rows_of = _tracks(figures.spans)
+    stays = _joined(figures.spans)
+    rows_of = _tracks(stays)
     places = sorted(set(rows_of), reverse=True)
     owners = sorted({span.user for span in figures.spans if span.user})
-    placed = list(zip(figures.spans, rows_of, strict=True))
+    placed = list(zip(stays, rows_of, strict=True))
     traces = [_bars(placed, user, number) for number, user in enumerate(owners)]
     if any(not span.user for span in figures.spans):
         traces.append(_bars(placed, "", len(owners)))
     if figures.marks and places:
-        traces.append(_marks(figures, places))
+        traces.append(_marks(figures, places, _short_names(figures.spans)))
     left_out = figures.span_count - len(figures.spans)
     note = "One row a lane; rows of one device share its time. Crosses are events (overruns, faults)."
     rows = [
@@ -51,18 +54,42 @@ def lanes(figures: Figures) -> Chart:
     )
 
 
+def _joined(spans: list[LaneSpan]) -> list[LaneSpan]:
+    """Stays of a job in a lane that touch become one: they are recorded piece by piece while the job is there."""
+    joined: list[LaneSpan] = []
+    last: dict[tuple[str, str, int, str], int] = {}
+    for span in spans:
+        key = (span.node, span.device, span.lane, span.job)
+        before = joined[last[key]] if key in last else None
+        if before is not None and span.job and span.start_utc_ns <= before.end_utc_ns:
+            end_utc_ns = max(before.end_utc_ns, span.end_utc_ns)
+            joined[last[key]] = msgspec.structs.replace(before, end_utc_ns=end_utc_ns)
+        else:
+            last[key] = len(joined)
+            joined.append(span)
+    return joined
+
+
 def _tracks(spans: list[LaneSpan]) -> list[str]:
     """The row of each span: its lane, or a second row of it while several jobs take turns there."""
     ends: dict[tuple[str, str, int], list[int]] = {}
     rows: list[str] = []
+    short = _short_names(spans)
     # Spans come ordered by lane and start, so the first track that is free is the right one.
     for span in spans:
         tracks = ends.setdefault((span.node, span.device, span.lane), [])
         number = next((n for n, end_ns in enumerate(tracks) if end_ns <= span.start_utc_ns), len(tracks))
         tracks[number : number + 1] = [span.end_utc_ns]
         suffix = f" ({number + 1})" if number else ""
-        rows.append(f"{span.node} {span.device} lane {span.lane}{suffix}")
+        rows.append(f"{span.node} {short[span.device]} lane {span.lane}{suffix}")
     return rows
+
+
+def _short_names(spans: list[LaneSpan]) -> dict[str, str]:
+    """A device's UUID up to its second hyphen, where that tells devices apart; the table below has the whole."""
+    devices = {span.device for span in spans}
+    short = {device: "-".join(device.split("-")[:2]) for device in devices}
+    return short if len(set(short.values())) == len(devices) else {device: device for device in devices}
 
 
 def _bars(placed: list[tuple[LaneSpan, str]], user: str, number: int) -> dict[str, object]:
@@ -88,12 +115,11 @@ def _bars(placed: list[tuple[LaneSpan, str]], user: str, number: int) -> dict[st
     }
 
 
-def _marks(figures: Figures, places: list[str]) -> dict[str, object]:
+def _marks(figures: Figures, places: list[str], short: dict[str, str]) -> dict[str, object]:
     shown = []
     for mark in figures.marks:
-        place = next(
-            (place for place in reversed(places) if place.startswith(f"{mark.node} {mark.device} lane ")), None
-        )
+        device = short.get(mark.device, mark.device)
+        place = next((place for place in reversed(places) if place.startswith(f"{mark.node} {device} lane ")), None)
         if place is not None:
             shown.append((mark, place))
     return {

@@ -20,7 +20,7 @@ from nodedaemon.sim.results import Outcome, ShareMeter, outcome
 from nodedaemon.sim.site import METERED_DEVICES_MAX, Runner, Site
 from nodedaemon.sim.speed import Speeds
 from nodedaemon.sim.workload import Job, Workload
-from nodedaemon.sim.world import Rules, World
+from nodedaemon.sim.world import Rules, Turn, World
 
 BASELINES = ("exclusive", "exclusive-sjf", "peak")
 #: A turn of a replayed job may last hours; nothing in a simulation hangs.
@@ -135,8 +135,10 @@ def _sized(job: Job, setting: Setting) -> Job:
     )
 
 
-def run_policy(prepared: Prepared, policy: str, progress: Progress | None = None) -> Outcome:
-    """Simulate the engine with `policy` on every device."""
+def run_policy(
+    prepared: Prepared, policy: str, progress: Progress | None = None, watch: Callable[[Turn], None] | None = None
+) -> Outcome:
+    """Simulate the engine with `policy` on every device; `watch` is told of every turn as it ends."""
     setting = prepared.setting
     limits = DeviceLimits(
         capacity_bytes=setting.device_bytes,
@@ -159,7 +161,7 @@ def run_policy(prepared: Prepared, policy: str, progress: Progress | None = None
     worlds: list[World] = []
 
     def make(number: int, ended: Callable[[int], None]) -> Runner:
-        worlds.append(World(number, clock, rules, speeds, meter, ended))
+        worlds.append(World(number, clock, rules, speeds, meter, ended, watch))
         return worlds[-1]
 
     site.run(make)

@@ -40,6 +40,16 @@ class Rules:
     startup_weight: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Time for which a job held one grant in one lane."""
+
+    number: int
+    lane: LaneId
+    start_ns: int
+    end_ns: int
+
+
 class Starter:
     """A job that is placed and not ready to run: it holds no lane, and is not gated."""
 
@@ -55,6 +65,7 @@ class _Seat:
     """One session on the device: what is left of its job, and the iterations under its present grant."""
 
     __slots__ = (
+        "begun_ns",
         "contended_from",
         "done_count",
         "epoch",
@@ -85,6 +96,7 @@ class _Seat:
         self.lane: LaneId | None = None
         self.epoch: Epoch | None = None
         self.position = self.metered = self.rate = 0
+        self.begun_ns = 0
         self.stop_count: int | None = None
         self.contended_from: int | None = None
         self.revoked_ns: int | None = None
@@ -115,9 +127,10 @@ class World:
         speeds: Speeds,
         meter: ShareMeter | None,
         ended: Callable[[int], None],
+        watch: Callable[[Turn], None] | None = None,
     ) -> None:
         self._number, self._clock, self._rules, self._speeds = number, clock, rules, speeds
-        self._meter, self._ended = meter, ended
+        self._meter, self._ended, self._watch = meter, ended, watch
         self.engine = Engine()
         self._device = DeviceId(f"device{number}")
         self._seats: dict[int, _Seat] = {}
@@ -262,6 +275,7 @@ class World:
         self._last_holder[lane] = seat.number
         seat.is_waiting, seat.lane, seat.epoch = False, lane, epoch
         seat.position = seat.metered = 0
+        seat.begun_ns = self._clock.now_ns
         seat.stop_count, seat.revoked_ns = iteration_limit, None
         seat.contended_from = None if iteration_limit is None else 1
         seat.successor = seat.successor_epoch = None
@@ -363,6 +377,8 @@ class World:
         epoch, lane, contended_from = seat.epoch, seat.lane, seat.contended_from
         assert lane is not None
         del self._running[seat.number]
+        if self._watch is not None:
+            self._watch(Turn(seat.number, lane, seat.begun_ns, now_ns))
         seat.epoch = seat.lane = None
         seat.done_count += count
         seat.pending_count -= count

@@ -6,6 +6,7 @@ All of it needs root: device nodes are made with mknod, and jobs run under the i
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import pwd
@@ -22,7 +23,7 @@ from typing import Any
 
 from nodedaemon.core.errors import OperatingError, RequestError
 from slurm_plugin.cluster import files
-from slurm_plugin.cluster.interpreter import interpreter
+from slurm_plugin.cluster.interpreter import interpreter, is_ours_open_to_all
 from slurm_plugin.cluster.plan import ClusterPlan
 from slurm_plugin.cluster.processes import start_time
 
@@ -40,11 +41,11 @@ USERS = ("games", "news", "uucp", "proxy")
 SAY_NOTHING: Callable[[str], None] = lambda _line: None  # noqa: E731 - a default that reads as one
 
 
-def check_host(plan: ClusterPlan) -> None:
-    """Refuse early, with everything that lacks."""
+def check_host(root: Path | None = None) -> None:
+    """Refuse early, with everything that lacks; another `root` brings its own programs."""
     if os.geteuid() != 0:
-        raise RequestError("cluster: start: not root; run as root (device nodes and several users need it)")
-    if plan.root is not None:
+        raise RequestError("cluster: start: not root; device nodes and several users need it: sudo make demo, or su")
+    if root is not None:
         return
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
     missing = {package for program, package in DEBIAN_PACKAGES.items() if shutil.which(program, path=path) is None}
@@ -54,13 +55,14 @@ def check_host(plan: ClusterPlan) -> None:
 
 def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: int | None = None) -> Cluster:
     """Start a cluster and return when all its nodes are idle. With `owner_pid` it ends when that process does."""
-    check_host(plan)
+    check_host(plan.root)
     if plan.with_salus and not files.spank_library(plan).exists():
         raise RequestError(f"cluster: start: {files.spank_library(plan)} is not built; run: make native")
     prepare_directory(plan.directory)
+    plan = dataclasses.replace(plan, is_tree_shown=plan.with_salus and not plan.root and not is_ours_open_to_all())
     plan.save()
-    # Another root needs mounts: in a name space of its own they end with the cluster, however it ends.
-    apart = ["unshare", "--mount", "--propagation", "private"] if plan.root else []
+    # Mounts in a name space of its own end with the cluster, however it ends.
+    apart = ["unshare", "--mount", "--propagation", "private"] if plan.root or plan.is_tree_shown else []
     argv = [*apart, sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
     if owner_pid is not None:
         argv += ["--owner", str(owner_pid)]
@@ -73,6 +75,24 @@ def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: i
             argv, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             cwd="/", text=True,
         )  # fmt: skip
+    try:
+        _wait_ready(supervisor, plan, say)
+    except OperatingError:
+        # It has said why and ends by itself.
+        supervisor.wait()
+        raise
+    except BaseException:
+        # Also on Ctrl-C: a cluster that nobody knows of would stay.
+        supervisor.terminate()
+        supervisor.wait()
+        raise
+    # The process is not ours to wait for any more: it outlives this one, or ends with its owner.
+    supervisor.returncode = 0
+    return Cluster(ClusterPlan.load(plan.directory))
+
+
+def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Callable[[str], None]) -> None:
+    """Read what the supervisor says until the cluster is up, or raise why it is not."""
     assert supervisor.stdout is not None
     with supervisor.stdout:
         for line in supervisor.stdout:
@@ -80,13 +100,9 @@ def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: i
             if "step" in told:
                 say(f"{told['seconds']:6.2f} s  {told['step']}")
             elif "error" in told:
-                supervisor.wait()
                 raise OperatingError(f"{told['error']}; logs are in {plan.directory}")
             elif told.get("ready"):
-                # The process is not ours to wait for any more: it outlives this one, or ends with its owner.
-                supervisor.returncode = 0
-                return Cluster(ClusterPlan.load(plan.directory))
-    supervisor.wait()
+                return
     raise OperatingError(f"cluster: start: the supervisor ended early; see {plan.directory}/supervisor.log")
 
 
@@ -170,7 +186,7 @@ class Cluster:
         entry = pwd.getpwnam(user) if user else None
         # The caller's environment does not follow into the job: Slurm would carry it there.
         environment = {
-            "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin",
+            "PATH": self.plan.search_path(),
             "LANG": "C.UTF-8",
             "HOME": "/",
             "USER": entry.pw_name if entry else "root",
@@ -183,10 +199,22 @@ class Cluster:
                 stderr=subprocess.PIPE, text=True,
             )  # fmt: skip
         return subprocess.Popen(
-            list(argv), env=environment, cwd=self.plan.path("work"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, user=entry.pw_uid if entry else None,
-            group=entry.pw_gid if entry else None, extra_groups=[] if entry else None,
+            self.seen_as_jobs_do(argv, entry), env=environment, cwd=self.plan.path("work"), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **self.identity(entry),
         )  # fmt: skip
+
+    def identity(self, entry: pwd.struct_passwd | None) -> dict[str, Any]:
+        """How subprocess takes on an account's ids; where the name space must be entered first, the command does it."""
+        if entry is None or self.plan.is_tree_shown:
+            return {}
+        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+    def seen_as_jobs_do(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
+        """`argv` where our tree is shown to the users: only root may enter there, so ids change afterwards."""
+        if not self.plan.is_tree_shown:
+            return list(argv)
+        ids = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--"] if entry else []
+        return ["nsenter", "-t", str(self.state()["supervisor"][0]), "-m", "--wd=.", *ids, *argv]
 
     def _inside(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
         """A command as it runs in the cluster's other root; the account has the same ids there."""

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from nodedaemon.config import load_or_raise
 from nodedaemon.core.types import MIB
-from slurm_plugin.cluster.plan import ClusterPlan
+from slurm_plugin.cluster.interpreter import interpreter
+from slurm_plugin.cluster.plan import TREE, ClusterPlan
 from slurm_plugin.lua_table import FILE_NAME, lua_table
 
 PLUGIN_ROOT = Path(__file__).resolve().parent.parent
@@ -108,6 +109,7 @@ def mariadb_conf(plan: ClusterPlan) -> str:
             "[mysqld]",
             f"datadir={plan.path('mysql', 'data')}\nsocket={plan.path('mysql', 'mysql.sock')}",
             f"pid-file={plan.path('mysql', 'mysqld.pid')}\nlog-error={plan.path('mysql', 'mysqld.log')}",
+            f"tmpdir={plan.path('mysql')}",
             "skip-networking\nuser=mysql\nskip-log-bin\nperformance_schema=OFF",
             "innodb_buffer_pool_size=32M\ninnodb_log_file_size=16M\ninnodb_flush_log_at_trx_commit=0",
             "innodb_doublewrite=0\ninnodb_lock_wait_timeout=900",
@@ -144,7 +146,7 @@ def plugstack_conf(plan: ClusterPlan, on_loss: str) -> str:
 def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     """Make the directory's tree: folders with their owners, files, device nodes."""
     owners = {"log": "slurm", "state": "slurm", "mysql": "mysql"}
-    for name in ("etc", "run", "lib", "dev", "munge", "spool", "db", "log", "state", "mysql", "work"):
+    for name in ("etc", "run", "lib", "dev", "munge", "spool", "db", "log", "state", "mysql", "work", "bin"):
         folder = plan.path(name)
         folder.mkdir(mode=0o755)
         if name in owners:
@@ -182,6 +184,17 @@ def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, li
     return found
 
 
+def write_commands(plan: ClusterPlan) -> None:
+    """`salus`, `salus-acct` and `python` for the cluster's users, who may not be able to enter the place of ours."""
+    python = interpreter(plan)
+    commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct", "python": ""}
+    for name, module in commands.items():
+        path = f'export PYTHONPATH="{plan.shown(TREE)}"\n' if module else ""
+        program = plan.path("bin", name)
+        program.write_text(f'#!/bin/sh\n{path}exec "{python}" {module} "$@"\n')
+        program.chmod(0o755)
+
+
 def salus_conf(plan: ClusterPlan) -> str:
     cpus = sorted(os.sched_getaffinity(0))
     own_keys = {line.partition("=")[0] for line in plan.salus_lines}
@@ -203,6 +216,7 @@ def salus_conf(plan: ClusterPlan) -> str:
             f"ControlSocket={plan.path('run', '%n', 'control.sock')}",
             f"StateDir={plan.path('db', '%n')}",
             f"StorageUrl=sqlite:///{plan.path('db', 'salus.db')}",
+            *([f"AdaptorDir={plan.shown(TREE / 'nodedaemon' / 'job')}"] if plan.is_tree_shown else []),
             *plan.salus_lines,
             *devices,
             "",
@@ -222,7 +236,6 @@ def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     for module in ("prolog", "epilog", "hook"):
         shutil.copyfile(PLUGIN_ROOT / f"{module}.py", plan.path("lib", f"{module}.py"))
     if plan.root is not None:
-        plan.path("bin").mkdir()
         for program in ("squeue", "sinfo", "scontrol", "sacct"):
             plan.path("bin", program).write_text(slurm_wrapper(plan, program))
             plan.path("bin", program).chmod(0o755)

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from slurm_plugin.cluster.plan import ClusterPlan
+from slurm_plugin.cluster.plan import TREE, ClusterPlan
 
 # Not needed to run a job, and half of the size.
 LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3")
@@ -24,10 +24,16 @@ def is_open_to_all(path: Path) -> bool:
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in (resolved, *resolved.parents))
 
 
+def is_ours_open_to_all() -> bool:
+    """Whether any user may read our sources and packages where they are; homes are closed on Debian."""
+    return all(is_open_to_all(path) for path in (TREE, Path(sysconfig.get_path("purelib"))))
+
+
 def interpreter(plan: ClusterPlan) -> str:
     """Path of a Python with our packages for jobs of any user; makes the copy at the first call (about a second)."""
-    if is_open_to_all(Path(sys.executable)) and is_open_to_all(Path(sys.executable).parent):
-        return sys.executable
+    program = Path(sys.executable)
+    if is_open_to_all(program) and (plan.is_tree_shown or is_open_to_all(program.parent)):
+        return str(plan.shown(program))
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     target = plan.path("python")
     program = target / "python"
@@ -40,7 +46,7 @@ def interpreter(plan: ClusterPlan) -> str:
     for shared in (base / "lib").glob("libpython*.so*"):
         shutil.copy2(shared, target / "lib" / shared.name)
     (library / "site-packages").mkdir()
-    (library / "site-packages" / "salus.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (library / "site-packages" / "salus.pth").write_text(f"{plan.shown(Path(sysconfig.get_path('purelib')))}\n")
     shutil.copy2(Path(sys.executable).resolve(), target / "bin" / name)
     # The binary remembers where its own library was; without the variable it would take the system's, if there is one.
     text = f'#!/bin/sh\nexport LD_LIBRARY_PATH="{target}/lib:$LD_LIBRARY_PATH"\nexec "{target}/bin/{name}" "$@"\n'

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from nodedaemon.core.types import MIB
 
 # A unix socket's path has at most 107 bytes; the longest name below the directory takes 40 of them.
 DIRECTORY_LENGTH_MAX = 66
+TREE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class ClusterPlan:
     name: str = "salus"
     #: A root file system with another release of Slurm: its daemons and commands run there, ours outside.
     root: Path | None = None
+    #: Whether our own tree is shown to the cluster's users inside its directory, because its place is closed to them.
+    is_tree_shown: bool = False
     ports: Ports = field(default_factory=Ports)
 
     def __post_init__(self) -> None:
@@ -95,6 +100,27 @@ class ClusterPlan:
 
     def device_path(self, node: str, index: int) -> Path:
         return self.path("dev", node, f"device{index}")
+
+    def shown(self, path: Path) -> Path:
+        """Where the cluster's users find a file of ours: in its own place, or where the supervisor mounts it."""
+        if not self.is_tree_shown:
+            return path
+        for source, target in self.shown_trees():
+            if path.is_relative_to(source):
+                return target / path.relative_to(source)
+        return path
+
+    def shown_trees(self) -> tuple[tuple[Path, Path], ...]:
+        """What the supervisor mounts, for its name space only: our sources, and the environment with its packages."""
+        prefix = Path(sys.prefix)
+        environment = () if prefix.is_relative_to(TREE) else ((prefix, self.path("environment")),)
+        return (TREE, self.path("tree")), *environment
+
+    def search_path(self) -> str:
+        """PATH of the cluster's users: `salus` and the others by their plain names, as on a cluster that has them."""
+        # In another root our commands cannot run; what is in bin/ there is for our daemons, outside.
+        own = f"{self.path('bin')}:" if self.root is None else ""
+        return f"{own}{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
     def slurm_command(self, *argv: str) -> tuple[str, ...]:
         """A command of Slurm, munge or MariaDB as this cluster runs it."""

@@ -11,6 +11,8 @@ import errno
 import random
 import socket
 
+from nodedaemon.core.errors import OperatingError
+
 # Below Linux's ephemeral range (32768 and up), so that no outgoing connection takes a port while a daemon restarts.
 PORT_FIRST = 20_000
 PORT_LAST = 32_000
@@ -33,7 +35,10 @@ def hold_port() -> socket.socket:
             continue
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return holder
-    raise OSError(errno.EADDRINUSE, f"no free port in {TRIES_MAX} tries from {start}")
+    raise OperatingError(
+        f"cluster: ports {PORT_FIRST} to {PORT_LAST}: in use, {TRIES_MAX} tried from {start}; "
+        "end what listens there (ss -ltnp shows it), then start again"
+    )
 
 
 def port_of(holder: socket.socket) -> int:

@@ -149,6 +149,8 @@ class Supervisor:
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         schema = self.start_schema()
+        if plan.with_salus and plan.root is None:
+            files.write_commands(plan)
         self.start("munged")
         self.say("munged")
         _, told = maker.communicate(timeout=START_TIMEOUT_S)
@@ -181,8 +183,12 @@ class Supervisor:
         self.say(f"{plan.node_count} nodes idle")
 
     def mount_directory(self) -> None:
-        """Show the cluster's directory and /proc inside another root. The mounts are ours alone and end with us."""
+        """Show our tree to the users, the cluster's directory and /proc to another root. The mounts end with us."""
         root, directory = self.plan.root, self.plan.directory
+        if self.plan.is_tree_shown:
+            for source, target in self.plan.shown_trees():
+                target.mkdir()
+                run(["mount", "--bind", str(source), str(target)], {})
         if root is None:
             return
         inside = root / directory.relative_to("/")
@@ -317,8 +323,14 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop_on_signal)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     adopt_orphans()
-    supervisor = Supervisor(ClusterPlan.load(arguments.directory), time.monotonic())
     try:
+        supervisor = Supervisor(ClusterPlan.load(arguments.directory), time.monotonic())
+    except SalusError as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    try:
+        # From here on whoever ends the cluster finds us, also while it starts.
+        supervisor.write_state()
         supervisor.boot()
         supervisor.write_state()
         supervisor.serve(arguments.owner)
@@ -329,6 +341,8 @@ def main() -> int:
             print(json.dumps({"error": str(error)}), flush=True)
         return 1
     finally:
+        # Told twice to end, it still ends all of it.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         supervisor.end()
     return 0
 

@@ -1,0 +1,65 @@
+"""Settings of Sphinx: one set of Markdown pages becomes the HTML site and the manual pages (`make docs`).
+
+What a manual page is called and what its NAME line says stand in the page itself, so that there is one place for both.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).parent
+
+project = "Salus"
+author = "the Salus authors"
+project_copyright = author
+extensions = ["myst_parser"]
+source_suffix = {".md": "markdown"}
+exclude_patterns = ["_build"]
+nitpicky = True
+
+myst_enable_extensions = ["deflist", "colon_fence"]
+myst_heading_anchors = 4
+# `--option` must stay two hyphens, in pages and in manuals.
+smartquotes = False
+# State diagrams are drawn by whoever shows Markdown; here they are text.
+highlight_language = "none"
+suppress_warnings = ["misc.highlighting_failure"]
+
+html_theme = "furo"
+html_title = "Salus"
+html_static_path: list[str] = []
+html_copy_source = False
+html_show_sphinx = False
+html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
+
+man_show_urls = False
+
+
+def read_manual(page: Path) -> tuple[str, str, str, list[str], int]:
+    """A row of `man_pages` from a page that opens with `# name(section)` and `## Name`."""
+    text = page.read_text()
+    title = re.match(r"# (\S+)\((\d)\)\n", text)
+    summary = re.search(r"^## Name\n\n\S+ - (.+)$", text, re.MULTILINE)
+    if title is None or summary is None:
+        raise ValueError(f"{page}: open it with `# name(section)` and `## Name`, then `name - what it is`")
+    return (f"man/{page.stem}", title[1], summary[1], [author], int(title[2]))
+
+
+man_pages = [read_manual(page) for page in sorted((HERE / "man").glob("*.md"))]
+
+
+def drop_name_section(app: Sphinx, doctree: nodes.document, _docname: str) -> None:
+    """The writer of manuals makes a NAME section itself; the page's own would be a second one."""
+    if app.builder.name != "man":
+        return
+    for section in list(doctree.findall(nodes.section)):
+        if section.astext().startswith("Name\n"):
+            section.parent.remove(section)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("doctree-resolved", drop_name_section)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

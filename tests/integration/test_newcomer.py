@@ -1,0 +1,150 @@
+"""A wrong turn of somebody who tries Salus for the first time is answered by one line that says what to do."""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodedaemon.core.errors import OperatingError
+from slurm_plugin.cluster import ports
+
+ROOT = Path(__file__).parents[2]
+#: What set-up itself calls; everything else is what a test puts there.
+TOOLS = ("bash", "sh", "sed", "grep", "tail", "mktemp", "rm", "env", "dirname", "cat", "tee", "chmod", "id")
+NOT_INSTALLED = "exit 1"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A tree with set-up alone, and a PATH that has what the test says."""
+    (tmp_path / "bin").mkdir()
+    shutil.copytree(ROOT / ".ci", tmp_path / "salus" / ".ci")
+    for tool in TOOLS:
+        (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
+
+    def put(name, text="exit 0"):
+        program = tmp_path / "bin" / name
+        program.unlink(missing_ok=True)
+        program.write_text(f"#!/bin/sh\n{text}\n")
+        program.chmod(0o755)
+
+    def setup(**environment):
+        return subprocess.run(
+            ["bash", ".ci/setup"], cwd=tmp_path / "salus", capture_output=True, text=True, timeout=30, check=False,
+            env={"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **environment},
+        )  # fmt: skip
+
+    return put, setup
+
+
+def one_line(done):
+    """The one line that answers; set-up fails with it and has made no environment."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("setup: ")
+    return lines[0]
+
+
+def test_no_root_and_no_sudo(machine):
+    put, setup = machine
+    put("dpkg-query", NOT_INSTALLED)
+    put("id", "echo 1000")
+    assert "neither root nor sudo at hand; ask an admin for: python3 " in one_line(setup())
+
+
+def test_no_apt(machine):
+    put, setup = machine
+    put("dpkg-query", NOT_INSTALLED)
+    put("id", "echo 0")
+    told = one_line(setup())
+    assert "no apt-get here; install these packages by hand, then run make setup again: " in told
+    assert "slurmctld" in told
+
+
+def test_apt_that_cannot_reach_its_sources(machine):
+    put, setup = machine
+    put("dpkg-query", NOT_INSTALLED)
+    # A sudo that does nothing as root: the test must not write to the machine.
+    put("id", "echo 1000")
+    put("sudo", 'case "$*" in *apt-get*) echo "E: Unable to locate package slurmd" >&2; exit 100;; esac')
+    put("apt-get")
+    told = one_line(setup())
+    assert "apt-get: E: Unable to locate package slurmd; check network and sources" in told
+    assert "install by hand: python3 " in told
+
+
+def test_no_compiler(machine):
+    put, setup = machine
+    put("dpkg-query", "echo install ok installed")
+    assert "no C compiler (gcc); install gcc and the headers of libc" in one_line(setup())
+    assert "no C compiler (nonesuch)" in one_line(setup(CC="nonesuch"))
+
+
+def test_old_python(machine):
+    put, setup = machine
+    put("dpkg-query", "echo install ok installed")
+    put("gcc")
+    put("python3", 'case "$1" in -V) echo "Python 3.9.2";; *) exit 1;; esac')
+    told = one_line(setup())
+    assert "Python 3.11 or newer is needed, found Python 3.9.2" in told
+    assert "make setup PYTHON=/path/to/it" in told
+
+
+def test_python_without_venv(machine):
+    put, setup = machine
+    put("dpkg-query", "echo install ok installed")
+    put("gcc")
+    put("python3", 'case "$1" in -c) exit 0;; *) exit 1;; esac')
+    assert "install its venv module: apt-get install python3-venv" in one_line(setup())
+
+
+def test_the_demo_without_root_says_how():
+    nobody = pwd.getpwnam("nobody")
+    done = subprocess.run(
+        [sys.executable, "-c", DEMO_AS_NOBODY.format(uid=nobody.pw_uid)], capture_output=True, text=True, timeout=60,
+        check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert (
+        done.stderr
+        == "salus: cluster: start: not root; device nodes and several users need it: sudo make demo, or su\n"
+    )
+
+
+# The interpreter may be closed to others, so that nobody but root could start it: only the answer is another's.
+DEMO_AS_NOBODY = (
+    "import os, sys; from cli import main; os.geteuid = lambda: {uid}; sys.argv[1:] = ['demo']; main.main()"
+)
+
+
+def test_a_port_in_use_is_named_with_its_key(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = tmp_path / "salus.conf"
+        config.write_text(
+            f"AdmissionSocket={tmp_path}/a.sock\nAdmissionHost=127.0.0.1\nAdmissionPort={port}\nAdmissionMetricsPort=0\n"
+            f"StorageUrl=sqlite:///{tmp_path}/salus.db\n"
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "slurm_plugin.admission", "-f", str(config)], capture_output=True, text=True,
+            timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert f"port {port}: in use; see who has it with ss -ltnp" in done.stderr.splitlines()[-1]
+    assert "set AdmissionPort" in done.stderr.splitlines()[-1]
+
+
+def test_a_machine_without_free_ports_is_told_so(monkeypatch):
+    monkeypatch.setattr(ports, "TRIES_MAX", 1)
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(ports, "PORT_FIRST", port)
+        monkeypatch.setattr(ports, "PORT_LAST", port + 1)
+        with pytest.raises(OperatingError, match=r"in use, 1 tried .*ss -ltnp"):
+            ports.hold_port()

@@ -1,0 +1,53 @@
+"""The pages build without a warning, as HTML and as manuals, and every program has a manual that man can show."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def build(builder, source, target):
+    argv = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", builder, "-d", str(target / "doctrees")]
+    return subprocess.run(
+        [*argv, str(source), str(target / builder)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    target = tmp_path_factory.mktemp("site")
+    for builder in ("html", "man"):
+        done = build(builder, ROOT / "docs", target)
+        assert done.returncode == 0, done.stderr
+    return target
+
+
+def test_every_page_becomes_html(site):
+    pages = {path.relative_to(ROOT / "docs").with_suffix("") for path in (ROOT / "docs").rglob("*.md")}
+    assert pages, "no pages found"
+    built = {path.relative_to(site / "html").with_suffix("") for path in (site / "html").rglob("*.html")}
+    assert pages <= built
+
+
+def test_every_program_and_the_configuration_have_a_manual_with_one_name_line(site):
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    manuals = {path.stem: path.read_text() for path in (site / "man").iterdir()}
+    assert {*scripts, "salus.conf"} <= set(manuals)
+    for name, text in manuals.items():
+        assert text.count(".SH NAME\n") + text.count(".SH Name\n") == 1, name
+        assert f"\n{name} \\- " in text, name
+        assert ".SH DESCRIPTION" in text.upper(), name
+
+
+def test_a_broken_page_fails_the_build(tmp_path):
+    source = tmp_path / "docs"
+    (source / "man").mkdir(parents=True)
+    (source / "conf.py").write_text((ROOT / "docs/conf.py").read_text())
+    (source / "index.md").write_text("# Pages\n\n[nowhere](no-such-page.md)\n")
+    done = build("html", source, tmp_path)
+    assert done.returncode != 0
+    assert "no-such-page" in done.stderr

@@ -1,0 +1,28 @@
+"""README's picture: the top of the report that `make demo` wrote, as a browser shows it (`make demo-picture`)."""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+#: As wide as README is shown, and down to the end of the lanes.
+WIDTH, HEIGHT = 1100, 1000
+#: The summary and the lanes are what a newcomer can read at a glance.
+SHORT = "<style>section:not(#section-lanes), details, .modebar { display: none !important }</style></head>"
+
+
+def main(report, picture):
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        page.write_text(Path(report).read_text().replace("</head>", SHORT, 1))
+        take(page, picture)
+
+
+def take(report, picture):
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={WIDTH},{HEIGHT}")
+    files = (f"--screenshot={Path(picture).resolve()}", Path(report).resolve().as_uri())
+    subprocess.run(["chromium", *flags, *files], check=True, capture_output=True, timeout=120)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
