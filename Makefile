@@ -116,6 +116,7 @@ integration-cuda: native
 # On a machine with a GPU: the real device instead of the emulator.
 test-gpu: native
 	$(PYTEST) -m gpu tests
+	SALUS_TEST_DEVICE=gpu $(PYTEST) $(NORMAL) tests/integration/test_sharing.py tests/integration/faults
 
 test-soak: native
 	$(PYTEST) -m soak --timeout 3600 tests

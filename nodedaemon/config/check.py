@@ -138,7 +138,7 @@ def _check_device_fields(record: Record, findings: Findings) -> None:
     is_host = fields["Type"] is DeviceType.HOST
     if is_host and "Memory" not in fields:
         findings.contradict(record.place, "Memory", "is missing; a host device is a slice of memory such as Memory=2G")
-    for name, belongs_to_host in (("Memory", True), ("Cores", True), ("Uuid", False)):
+    for name, belongs_to_host in (("Cores", True), ("Uuid", False)):
         if name in fields and belongs_to_host != is_host:
             findings.contradict(
                 record.fields[name].place, name, f"has no meaning for a device of type {fields['Type']}"

@@ -42,7 +42,12 @@ class DeviceFields:
         "Type", Choice(DeviceType), "cuda for a GPU, host for a slice of the node's memory."
     )
     nodes: str = record_key("Nodes", Text(), ALL_NODES, "The nodes that have it.")
-    memory_bytes: int = record_key("Memory", Size(64 * MIB), 0, "Of a host device: bytes taken from the node's memory.")
+    memory_bytes: int = record_key(
+        "Memory",
+        Size(64 * MIB),
+        0,
+        "Of a host device: bytes taken from the node's memory; of a GPU: at most so much is Salus's.",
+    )
     cores: tuple[int, ...] = record_key(
         "Cores", Numbers(), (), "Of a host device: CPUs to which its sessions are pinned."
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid as uuid_module
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +84,15 @@ def discover(nvml: Nvml, visible: str | None = None, timeout_ns: int = 5 * SECON
     return tuple(CudaDevice(uuid, listings[uuid].index, nvml, timeout_ns=timeout_ns) for uuid in chosen)
 
 
+@dataclass(frozen=True, slots=True)
+class Wiped:
+    """A lane that the daemon let go of: the free memory that shows it gone, and what could lower that meanwhile."""
+
+    wanted_free_bytes: int
+    opened_bytes: int
+    others_bytes: dict[int, int]
+
+
 class CudaDevice:
     """Implements `nodedaemon.drivers.device.Device` on one GPU."""
 
@@ -98,7 +107,8 @@ class CudaDevice:
         self._driver: Any = None
         self._thread = DeadlineThread(f"cuda {index}", timeout_ns)
         self._handles: dict[str, Any] = {}
-        self._wiped: dict[str, int] = {}
+        self._wiped: dict[str, Wiped] = {}
+        self._opened_bytes = 0
         self._suspicion = ""
         self._is_told = False
         self.xids_ignored: frozenset[int] = frozenset()
@@ -109,12 +119,19 @@ class CudaDevice:
         granules = (self.total_bytes - self.context_bytes) // self.granularity_bytes
         self.usable_bytes = granules * self.granularity_bytes
 
+    def cap(self, memory_bytes: int) -> None:
+        """Let the daemon give away at most so much of it; the rest is somebody else's."""
+        granules = min(self.usable_bytes, memory_bytes) // self.granularity_bytes
+        self.usable_bytes = granules * self.granularity_bytes
+
     def open_lane(self, size_bytes: int) -> LaneMemory:
         def work() -> LaneMemory:
             handle = self._ok(self._driver.cuMemCreate(size_bytes, self._properties(), 0))
             try:
                 self._zero(handle, size_bytes)
-                return self._keep(handle, size_bytes)
+                made = self._keep(handle, size_bytes)
+                self._opened_bytes += size_bytes
+                return made
             except DriverError:
                 self._driver.cuMemRelease(handle)
                 raise
@@ -148,14 +165,31 @@ class CudaDevice:
             if memory.identity in self._handles:
                 free_bytes = self._free_bytes()
                 self._drop(memory.identity)
-                self._wiped[memory.identity] = free_bytes + memory.size_bytes
-            wanted_free_bytes = self._wiped.get(memory.identity)
-            if wanted_free_bytes is None or self._free_bytes() >= wanted_free_bytes:
+                self._wiped[memory.identity] = Wiped(
+                    free_bytes + memory.size_bytes, self._opened_bytes, self._others_bytes()
+                )
+            wiped = self._wiped.get(memory.identity)
+            if wiped is None or self._free_bytes() >= wiped.wanted_free_bytes - self._taken_since(wiped):
                 self._wiped.pop(memory.identity, None)
                 return 0
             return memory.size_bytes
 
         return self._call(f"release lane: {memory.identity}", work)
+
+    def _taken_since(self, wiped: Wiped) -> int:
+        """What was taken from the free memory after the daemon let go: by processes that grew, and for other lanes."""
+        grown_bytes = sum(
+            max(0, used_bytes - wiped.others_bytes.get(pid, 0)) for pid, used_bytes in self._others_bytes().items()
+        )
+        return grown_bytes + self._opened_bytes - wiped.opened_bytes
+
+    def _others_bytes(self) -> dict[int, int]:
+        """Device memory by process, our own left out."""
+        try:
+            processes = self._nvml.read(self.uuid).processes
+        except OperatingError:
+            return {}
+        return {process.pid: process.used_bytes for process in processes if process.pid != os.getpid()}
 
     def held_bytes(self, memory: LaneMemory) -> int:
         is_held = memory.identity in self._handles or memory.identity in self._wiped

@@ -43,10 +43,11 @@ def _detect(config: Config, node: str) -> list[CudaDevice]:
         if named:
             raise
         return []
-    if is_wanted:
-        return found
-    uuids = {one.uuid for one in named}
-    return [device for device in found if device.uuid in uuids]
+    caps = {one.uuid: one.memory_bytes for one in named}
+    for device in found:
+        if caps.get(device.uuid):
+            device.cap(caps[device.uuid])
+    return found if is_wanted else [device for device in found if device.uuid in caps]
 
 
 def settings_of(config: Config, node: str, device: Device) -> Settings:

@@ -49,8 +49,7 @@ class Salusd:
         #: What the daemon and its workers need to find an emulated GPU; empty on host.
         self.gpu: dict[str, str] = {}
         if device_kind.IS_CUDA and not devices:
-            self.gpu = device_kind.make_gpu(self.directory, memory)
-            config, device = f"AutoDetect=nvml\n{config}", ""
+            self.gpu, device = device_kind.make_gpu(self.directory, memory)
         self.write_config(config, devices or device)
         self.process: subprocess.Popen[bytes] | None = None
         self.digest_every = digest_every
@@ -65,7 +64,7 @@ class Salusd:
             f"StateDir={self.state}",
             *([f"StorageUrl=sqlite:///{self.database}"] if "StorageUrl" not in config else []),
             *(["MetricsPort=0"] if "MetricsPort" not in config else []),
-            *(["AutoDetect=off"] if "AutoDetect" not in config else []),
+            *(["AutoDetect=off"] if "AutoDetect" not in config + devices else []),
             *(["LedgerInterval=200ms"] if "LedgerInterval" not in config else []),
             *(["SampleInterval=200ms"] if "SampleInterval" not in config else []),
             config,

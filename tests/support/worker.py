@@ -133,7 +133,7 @@ def main() -> None:
         os.setresuid(given.uid, given.uid, given.uid)
     if not given.no_run and not join_job(given):
         return
-    library = open_gpu() if "SALUS_EMULATOR_STATE" in os.environ else ctypes.CDLL(str(LIBRARY))
+    library = open_gpu() if "SALUS_TEST_GPU" in os.environ else ctypes.CDLL(str(LIBRARY))
     options = Options(size_bytes=ctypes.sizeof(Options), timeout_ms=60000)
     tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))
     sys.stdin.readline()

@@ -23,7 +23,7 @@ def _findings(text: str) -> list[str]:
         (f"ShardUnit=1G LaneReserve=1280M\n{HOST}", "less than one ShardUnit (1G)"),
         (f"{HOST} Nodes=n1\nNodeName=n1 LaneReserve=4G", "c:2: LaneReserve: on host0 (c:1): 4G leaves nothing"),
         ("DeviceName=h Type=host", "c:1: Memory: is missing; a host device is a slice of memory such as Memory=2G"),
-        ("DeviceName=g Type=cuda Memory=1G", "c:1: Memory: has no meaning for a device of type cuda"),
+        ("DeviceName=g Type=cuda Cores=0", "c:1: Cores: has no meaning for a device of type cuda"),
         (f"{HOST} Uuid=GPU-1", "c:1: Uuid: has no meaning for a device of type host"),
         ("DeviceName=g[0-1] Type=cuda Uuid=GPU-1", "c:1: Uuid: names one device; write a record for each"),
         (f"{HOST}\nDeviceName=h1 Type=host Memory=1G Cores=0-1", "c:2: Cores: core 0 is host0's already"),
