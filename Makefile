@@ -8,7 +8,7 @@ PYTEST := $(PY) -m pytest -q
 NORMAL := -m "not soak and not gpu"
 
 .PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
-.PHONY: test-gpu integration-cuda native native-emulator native-libsalus native-spank
+.PHONY: test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -95,6 +95,9 @@ ON_CUDA := \
 
 integration: native
 	$(PYTEST) $(NORMAL) tests/integration
+	@$(MAKE) --no-print-directory integration-on-cuda
+
+integration-on-cuda: native
 	SALUS_TEST_DEVICE=cuda $(PYTEST) $(ON_CUDA)
 
 test-slurm: $(STAMP)

@@ -98,6 +98,18 @@ class Nvml:
 
         return self._call(f"limit memory: {uuid}: {cgroup}", work)
 
+    def has_memory_limits(self, uuid: DeviceId) -> bool:
+        """Whether the driver can limit a cgroup's memory on this device."""
+
+        def work() -> bool:
+            try:
+                self._nvml.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), self._nvml.c_nvmlGetMemoryLimits_v1_t(b"/"))
+            except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
+                return False
+            return True
+
+        return self._call(f"read memory limits: {uuid}", work)
+
     def close(self) -> None:
         if not self._thread.is_hung:
             self._call("stop NVML", self._nvml.nvmlShutdown)

@@ -125,6 +125,9 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
     return rc;
 }
 
+/* An assumption, so that there is a card without: which real ones lack it does not matter here. */
+#define FIRST_WITH_VMM 6
+
 /*
  * Numbers of the public attribute enumeration, for what is the same on all cards. What is not
  * listed reads 0, "no", as on a card without it.
@@ -135,8 +138,6 @@ static const int fixed_attributes[][2] = {
     {14, 512},   {15, 1},    {19, 1},      {31, 1},  {32, 1},          {39, 2048},
     {40, 2},     {41, 1},    {78, 1},      {79, 1},  {80, 1},          {81, 102400},
     {82, 65536}, {90, 1},    {97, 101376}, {99, 1}, /* host memory can be registered */
-    {102, 1},                                       /* virtual memory management */
-    {103, 1},                                       /* export as a file descriptor */
     {106, 32},   {115, 1},                          /* pools */
     {130, -1},   {131, -1},
 };
@@ -161,6 +162,9 @@ static int attribute_of(int attribute, uint32_t device)
         return profile->major;
     case 76:
         return profile->minor;
+    case 102: /* virtual memory management */
+    case 103: /* and its export as a file descriptor */
+        return profile->major >= FIRST_WITH_VMM;
     case 133:
         return emu->devices[device].mps ? 1 : 0;
     default:

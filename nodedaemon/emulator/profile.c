@@ -17,6 +17,8 @@ const struct emu_profile emu_profiles[] = {
     /* Small enough that a test may fill and copy it whole. */
     {"tiny-1g", "Emulated test device 1 GiB", 1024 * MIB, 16 * MIB, 8, 0, 8, 1000, 1000, 256,
      1048576, 50000, 0x000110de, false},
+    {"old-1g", "Emulated test device without VMM", 1024 * MIB, 16 * MIB, 5, 0, 8, 1000, 1000, 256,
+     1048576, 50000, 0x000210de, false},
 };
 const uint32_t emu_profile_count = sizeof(emu_profiles) / sizeof(emu_profiles[0]);
 

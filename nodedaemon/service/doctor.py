@@ -18,7 +18,7 @@ from pathlib import Path
 from nodedaemon.config import Config, Settings
 from nodedaemon.config.choices import AutoDetect, DeviceType, ShareMode
 from nodedaemon.core.errors import SalusError
-from nodedaemon.drivers.cuda import discover, load_driver, loaded_library
+from nodedaemon.drivers.cuda import CudaDevice, discover, load_driver, loaded_library
 from nodedaemon.drivers.mps import CONTROL as MPS_CONTROL
 from nodedaemon.drivers.nvml import Nvml
 
@@ -96,7 +96,9 @@ def _check_gpus(settings: Settings) -> Iterator[Finding]:
         return
     for device in devices:
         usable, own = device.usable_bytes >> 20, device.context_bytes >> 20
-        yield Finding("lanes", Level.OK, f"{device.name}: {usable} MiB usable, our context {own} MiB, lanes as files")
+        seen = f"{device.name}: VMM and export as file; {usable} MiB usable, our context {own} MiB"
+        yield Finding("lanes", Level.OK, seen)
+        yield _look_at_limits(nvml, device)
         try:
             device.read(())
         except SalusError as error:
@@ -108,6 +110,19 @@ def _check_gpus(settings: Settings) -> Iterator[Finding]:
         yield Finding("mps", Level.OK, f"{shutil.which(MPS_CONTROL)}")
     else:
         yield Finding("mps", Level.NOTE, "ShareMode=timeslice: lanes share memory and take turns in time")
+
+
+def _look_at_limits(nvml: Nvml, device: CudaDevice) -> Finding:
+    """Whether the driver itself keeps a job to what it was promised."""
+    try:
+        has_limits = nvml.has_memory_limits(device.uuid)
+    except SalusError as error:
+        return Finding("memory limits", Level.WARNING, str(error), "jobs are kept to their memory by libsalus alone")
+    if has_limits and Path("/sys/fs/cgroup/cgroup.controllers").exists():
+        return Finding("memory limits", Level.OK, f"{device.name}: the driver limits memory by cgroup")
+    what = "cgroup version 2 is not mounted at /sys/fs/cgroup" if has_limits else "the driver has no limits by cgroup"
+    advice = "none needed: libsalus keeps jobs to their memory; a newer driver with cgroup version 2 also keeps others"
+    return Finding("memory limits", Level.NOTE, f"{device.name}: {what}", advice)
 
 
 def check_device_files(config: Config, settings: Settings, node: str) -> Iterator[Finding]:

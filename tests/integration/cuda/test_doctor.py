@@ -43,7 +43,7 @@ def test_a_sound_node_passes_and_its_selftest_too() -> None:
         assert code == 0, found
         for check in ("driver", "nvml", "lanes", "libsalus", "sockets", "database"):
             assert levels(found, check) == {"ok"}, found[check]
-        assert set(found) >= {"mps", "device files", "cgroup", "slurm"}
+        assert set(found) >= {"mps", "device files", "cgroup", "slurm", "memory limits"}
         code, found = doctor(node.emulator, node.directory / "salus.conf", "--selftest")
         assert levels(found, "selftest") == {"note"}, "salusd holds the device"
         node.stop()
@@ -72,3 +72,38 @@ def test_a_broken_device_is_told_with_advice(tmp_path: Path, fault: tuple[str, .
     assert all(row["advice"] for row in told)
     assert code == 1
     assert levels(found, "database") == {"failure"}
+
+
+def test_a_device_without_virtual_memory_management_is_told(tmp_path: Path) -> None:
+    build_libsalus()
+    config = tmp_path / "salus.conf"
+    config.write_text(f"StorageUrl=sqlite:///{tmp_path}/none.db\nDaemonSocket={tmp_path}/salusd.sock\n")
+    code, found = doctor(emulators.make(tmp_path, "old-1g"), config)
+    (row,) = found["lanes"]
+    assert (code, row["level"]) == (1, "failure")
+    assert "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED" in row["seen"]
+    assert row["advice"]
+
+
+def test_every_finding_of_a_neglected_node_says_what_to_do(tmp_path: Path) -> None:
+    """Everything but the GPU is wrong at once: program, libraries, places, database, Slurm's files."""
+    emulator = emulators.make(tmp_path, "tiny-1g")
+    places = tmp_path / "places"
+    places.mkdir()
+    places.chmod(0o777)
+    for name in ("salusd.sock", "control.sock"):
+        (places / name).write_text("not a socket")
+    (tmp_path / "slurm.conf").write_text("ClusterName=other\nSlurmctldHost=x\nSelectType=select/linear\n")
+    config = tmp_path / "salus.conf"
+    lines = ["ClusterName=test", "ShareMode=mps", f"AdaptorDir={tmp_path}", f"SlurmConf={tmp_path / 'slurm.conf'}"]
+    lines += [f"DaemonSocket={places / 'salusd.sock'}", f"ControlSocket={places / 'control.sock'}"]
+    config.write_text("\n".join([*lines, f"StorageUrl=sqlite:///{tmp_path}/none.db", ""]))
+    code, found = doctor(emulator, config)
+    assert code == 1
+    for check in ("mps", "libsalus", "sockets", "database", "slurm"):
+        assert "failure" in levels(found, check), (check, found[check])
+    assert levels(found, "device files") <= {"warning", "ok"}
+    mute = [
+        row for rows in found.values() for row in rows if row["level"] in ("failure", "warning") and not row["advice"]
+    ]
+    assert mute == []
