@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.config import config_of
-from nodedaemon.config import Config
+from nodedaemon.config import Config, lane_reserve_bytes
 from nodedaemon.core.errors import RequestError, SalusError
 
 Output = Annotated[
@@ -64,10 +64,10 @@ def print_gres(
     files = file or [f"/dev/nvidia{index}" for index in range(len(known))]
     if len(files) != len(known):
         raise RequestError(f"config gres: {node}: {len(known)} devices, but {len(files)} files; give one --file each")
-    devices = []
-    for device, path in zip(known, files, strict=True):
-        reserve = device.settings.lanes.lane_reserve_bytes
-        devices.append((path, device.memory_bytes, device.memory_bytes // 4 if reserve is None else reserve))
+    devices = [
+        (path, device.memory_bytes, lane_reserve_bytes(device.settings, device.memory_bytes))
+        for device, path in zip(known, files, strict=True)
+    ]
     print("\n".join(gres_lines(config, node, devices)))
 
 

@@ -12,7 +12,7 @@ from nodedaemon.config.check import lane_reserve_problem
 from nodedaemon.config.effective import changed_keys
 from nodedaemon.config.finding import Finding, Place
 from nodedaemon.config.keys import Settings
-from nodedaemon.config.limits import RANKS, device_limits, weight_of
+from nodedaemon.config.limits import RANKS, device_limits, lane_reserve_bytes, weight_of
 from nodedaemon.config.loading import Rejected, UnreadableError, load, load_or_raise, locate, parse
 from nodedaemon.config.records import Config, Device, Record
 
@@ -28,6 +28,7 @@ __all__ = [
     "UnreadableError",
     "changed_keys",
     "device_limits",
+    "lane_reserve_bytes",
     "lane_reserve_problem",
     "load",
     "load_or_raise",

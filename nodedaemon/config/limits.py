@@ -2,19 +2,17 @@
 
 from nodedaemon.config.choices import JobClass
 from nodedaemon.config.keys import Settings
+from nodedaemon.core.memory import auto_reserve
 from nodedaemon.core.types import DeviceLimits, Rank
 
 RANKS = {JobClass.HIGH: Rank.HIGH, JobClass.NORMAL: Rank.NORMAL, JobClass.BEST_EFFORT: Rank.BEST_EFFORT}
 
 
-def device_limits(settings: Settings, capacity_bytes: int, lane_reserve_bytes: int) -> DeviceLimits:
-    """What the engine must know of a device.
-
-    `lane_reserve_bytes` is given, because with `LaneReserve=auto` it comes from the profiles and not from the file.
-    """
+def device_limits(settings: Settings, capacity_bytes: int) -> DeviceLimits:
+    """What the engine must know of a device."""
     return DeviceLimits(
         capacity_bytes=capacity_bytes,
-        lane_reserve_bytes=lane_reserve_bytes,
+        lane_reserve_bytes=lane_reserve_bytes(settings, capacity_bytes),
         lanes_max=settings.lanes.lanes_max,
         policy=settings.order.policy,
         overtakes_max=settings.order.overtakes_max,
@@ -26,6 +24,16 @@ def device_limits(settings: Settings, capacity_bytes: int, lane_reserve_bytes: i
         on_hang=settings.gate.on_hang,
         on_overrun=settings.lanes.on_overrun,
     )
+
+
+def lane_reserve_bytes(settings: Settings, capacity_bytes: int) -> int:
+    """R of a device: as configured, or with `auto` what `auto_reserve` gives a device without profiles.
+
+    The one place that turns `auto` into bytes, because gres.conf is printed with it and the engine guards it: shards
+    that Slurm counts and bytes that salusd keeps must come from one number. `salus simulate` says which R is best.
+    """
+    fixed_bytes = settings.lanes.lane_reserve_bytes
+    return auto_reserve((), capacity_bytes) if fixed_bytes is None else fixed_bytes
 
 
 def weight_of(settings: Settings, rank: Rank) -> int:

@@ -7,7 +7,7 @@ the simulator, by a replay of a journal, by a test. What-if is `fork()` and the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from nodedaemon.core import events as ev
@@ -94,6 +94,20 @@ class Engine:
     def devices(self) -> tuple[Device, ...]:
         """The live state, to read and never to change: for invariants and explanations."""
         return tuple(self._devices.values())
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Lanes and arrivals so far: ids and the order of arrival go on from there."""
+        return self._lane_count, self._arrival_count
+
+    def restore(self, devices: Iterable[Device], lane_count: int, arrival_count: int) -> None:
+        """Take over the state that another engine had; for `core.frozen`, on an engine that was never used."""
+        assert not self._devices
+        for device in devices:
+            self._devices[device.id] = device
+            self._device_of.update(dict.fromkeys(device.sessions, device))
+            self._lane_device.update(dict.fromkeys(device.lanes, device))
+        self._lane_count, self._arrival_count = lane_count, arrival_count
 
     # Finding
 

@@ -8,6 +8,7 @@ the order and costs nothing a session. Fixed point, no floats: equal inputs give
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping
 
 from nodedaemon.core.types import SessionId
 
@@ -77,6 +78,18 @@ class ServiceBook:
         self._active: dict[SessionId, int] = {}
         self._heap: list[tuple[int, SessionId]] = []
         self._floor = 0
+
+    @classmethod
+    def of(cls, active: Mapping[SessionId, int], floor: int) -> ServiceBook:
+        """The book that had this `state()`."""
+        book = cls()
+        book._active, book._floor = dict(active), floor
+        book._rebuild()
+        return book
+
+    def state(self) -> tuple[dict[SessionId, int], int]:
+        """What the active have attained, and the floor as it was last asked for."""
+        return dict(self._active), self._floor
 
     def join(self, session: SessionId, virtual: int) -> int:
         """Make a session active and return its virtual service, lifted to the floor."""

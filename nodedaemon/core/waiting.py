@@ -7,6 +7,8 @@ kept as differences along the list of waiters, and each step touches one neighbo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nodedaemon.core.types import SessionId
 
 
@@ -22,6 +24,24 @@ class WaitList:
         self._oldest: SessionId | None = None
         self._youngest: SessionId | None = None
         self._total = 0
+
+    @classmethod
+    def of(cls, entries: Iterable[tuple[SessionId, int]]) -> WaitList:
+        """The list that had these `entries()`."""
+        waits = cls()
+        for session, own in entries:
+            waits.append(session)
+            waits.overtake_all(own)
+        return waits
+
+    def entries(self) -> tuple[tuple[SessionId, int], ...]:
+        """Waiters from the oldest on, each with its difference to the next younger one."""
+        found = []
+        session = self._oldest
+        while session is not None:
+            found.append((session, self._own[session]))
+            session = self._next[session]
+        return tuple(found)
 
     def __len__(self) -> int:
         return len(self._own)

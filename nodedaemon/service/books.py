@@ -64,6 +64,8 @@ class Books:
         self._spans = LaneSpans(node, incarnation, record, utc_ns)
         self._introduced: set[str] = set()
         self._joined: dict[SessionId, DeviceId] = {}
+        #: P, E and their live parts of each session, as last measured.
+        self._sizes: dict[SessionId, tuple[int, int, int, int]] = {}
         self._sequence = 0
         self._started = (utc_ns(), clock())
         self.event_counts: dict[str, int] = {}
@@ -174,13 +176,23 @@ class Books:
         )
 
     def measured(self, live: LiveSession, facts: SessionFacts, profile: Profile, *, is_alone: bool) -> None:
-        """Record a session's running maxima for its signature; never below what the daemon reads itself."""
+        """Record running maxima for the signature; never below what the daemon reads itself.
+
+        A profile belongs to a job: where several sessions of it live on the device, their sums are recorded.
+        """
         job = self._state.jobs.get(facts.job)
         if job is None or not job.signature:
             return
         ephemeral_bytes = min(profile.ephemeral_bytes, BYTES_MAX)
         # What an ungated process holds includes what would be in a lane.
         own_bytes = live.own_bytes_max - (0 if facts.is_gated else ephemeral_bytes)
+        self._sizes[facts.session] = (
+            max(0, own_bytes, min(profile.persistent_bytes, BYTES_MAX)),
+            ephemeral_bytes,
+            min(profile.live_persistent_bytes, BYTES_MAX),
+            min(profile.live_ephemeral_bytes, BYTES_MAX),
+        )
+        sums = self._job_sizes(facts)
         model_hash, input_hash = _hash_text(profile.model_hash), _hash_text(profile.input_hash)
         self._record(
             MeasurementRecord(
@@ -189,10 +201,10 @@ class Books:
                 signature=job.signature,
                 device_model=self._devices[facts.device].model,
                 measured_utc_ns=self._utc_ns(),
-                persistent_bytes=max(0, own_bytes, min(profile.persistent_bytes, BYTES_MAX)),
-                ephemeral_bytes=ephemeral_bytes,
-                live_persistent_bytes=min(profile.live_persistent_bytes, BYTES_MAX),
-                live_ephemeral_bytes=min(profile.live_ephemeral_bytes, BYTES_MAX),
+                persistent_bytes=sums[0],
+                ephemeral_bytes=sums[1],
+                live_persistent_bytes=sums[2],
+                live_ephemeral_bytes=sums[3],
                 solo_iteration_ns=min(profile.iteration_ns, BYTES_MAX) if is_alone and profile.iteration_ns else None,
                 iteration_count=min(profile.iteration_count, BYTES_MAX),
                 boundary_rule=profile.rule,
@@ -201,6 +213,12 @@ class Books:
                 stale_reason=_stale_reason(job, model_hash, input_hash),
             )
         )
+
+    def _job_sizes(self, facts: SessionFacts) -> list[int]:
+        """What the sessions of the job that live on this device hold together; turns do not apply between them."""
+        mates = [one.session for one in self._state.live_sessions(facts.job) if one.device == facts.device]
+        known = [self._sizes[one] for one in {*mates, facts.session} if one in self._sizes]
+        return [min(sum(column), BYTES_MAX) for column in zip(*known, strict=True)]
 
     def report(self, kind: str, facts: SessionFacts | None, detail: str, device: DeviceId | None = None) -> None:
         """Something happened to a session or a device."""
@@ -239,6 +257,7 @@ class Books:
             case events.LaneReleased() | events.LaneFailed():
                 self._set_lane(event.lane, 0, now_ns)
             case events.SessionLeft():
+                self._sizes.pop(event.session, None)
                 self._leave(event.session, now_ns)
             case events.DeviceLost():
                 self.report("device_lost", None, event.reason, event.device)

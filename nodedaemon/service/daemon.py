@@ -212,7 +212,9 @@ class Daemon:
             find_job=self._jobs.find_job,
             find_device=self._jobs.device_of,
             resume=self._recovery.resume,
+            measure=self._measure_process,
             is_gathering=lambda: self._recovery.is_gathering,
+            wait_gathered=self._wait_gathered,
             user_sessions_max=lambda: self._rules.settings.daemon.user_sessions_max,
             contact_timeout_ns=lambda: self._rules.settings.lanes.unmap_timeout_ns,
             on_profile=self._on_profile,
@@ -300,10 +302,14 @@ class Daemon:
     def _recall(self) -> tuple[Engine, ShellState]:
         """State from the journal, or a fresh one: a journal that cannot be replayed must not keep the daemon down."""
         segment = self._journal.recover()
+        if self._journal.refusal:
+            self._log.error("journal not taken over, sessions are taken back one by one", why=self._journal.refusal)
         if segment is None:
             return Engine(), ShellState()
         try:
             found: Replay = replay(segment)
+            if found.mismatch_count and segment.head.release != self._version:
+                raise OperatingError(f"replay journal: release {segment.head.release} decided otherwise")
         except (SalusError, AssertionError, KeyError, ValueError) as error:
             self._log.error("journal not replayed, starting afresh", file=segment.path.name, why=str(error))
             segment.path.rename(segment.path.with_name(segment.path.name + ".damaged"))
@@ -395,7 +401,10 @@ class Daemon:
         if self._fatal is None:
             self._books.stop()
         await self._ledger.close()
-        self._journal.close()
+        if self._fatal is None:
+            self._journal.end()
+        else:
+            self._journal.close()
         self._roster.close()
         for path in (self._rules.settings.daemon.socket, self._rules.settings.daemon.control_socket):
             Path(path).unlink(missing_ok=True)
@@ -481,6 +490,9 @@ class Daemon:
 
     def _reconcile_interval_s(self) -> float:
         return self._rules.settings.slurm.reconcile_interval_ns / 1e9
+
+    async def _measure_process(self, device: DeviceId, pid: int) -> int:
+        return await self._sampler.measure(device, pid)
 
     async def _wait_gathered(self) -> None:
         await self._gathered.wait()

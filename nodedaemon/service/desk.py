@@ -20,7 +20,7 @@ from nodedaemon.drivers.process import Process
 from nodedaemon.service.dispatcher import Dispatcher
 from nodedaemon.service.live import LiveSession, Roster, Sender
 from nodedaemon.service.pages import GatePage
-from nodedaemon.service.state import CounterNote, JobFacts, ProcessFacts, SessionFacts, SessionNote
+from nodedaemon.service.state import CounterNote, JobFacts, JobNote, ProcessFacts, SessionFacts, SessionNote
 from nodedaemon.wire.messages import Notice, Welcome, WelcomeFlag
 
 UNGATED_TEXT = "several sessions of this job use the device: it runs by its peak, without lanes"
@@ -49,6 +49,36 @@ class SessionDesk:
         self._on_death = on_death
         self._report = report
         self._log = log
+
+    def hold(self, job: JobFacts, device: DeviceId, process: Process, peak_bytes: int) -> SessionFacts:
+        """Count a process that runs without us: no page, no connection; its end gives its bytes back."""
+        usable_bytes = self._devices[device].usable_bytes
+        mates = [one for one in self._dispatcher.state.live_sessions(job.job) if one.device == device]
+        facts = next((one for one in mates if one.process.pid == 0), None)
+        if facts is None:
+            job.kind, job.persistent_bytes, job.ephemeral_bytes = "shared", min(peak_bytes, usable_bytes), 0
+            self._dispatcher.note(JobNote(job))
+            facts = self.open(job, device)
+        live = self._roster.add(facts.session)
+        live.process = process
+        self._dispatcher.note(
+            SessionNote(
+                session=facts.session,
+                job=facts.job,
+                device=facts.device,
+                domain=facts.domain,
+                uid=facts.uid,
+                process=ProcessFacts(process.pid, process.start_ticks),
+                is_gated=False,
+                page="",
+                turn="",
+                slot=0,
+                start_utc_ns=facts.start_utc_ns,
+                start_mono_ns=facts.start_mono_ns,
+            )
+        )
+        self.watch(live)
+        return facts
 
     def open(self, job: JobFacts, device: DeviceId, *, is_extra: bool = False) -> SessionFacts:
         """Have a session arrive. `is_extra`: beside a live one of the same job, inside what that job holds."""

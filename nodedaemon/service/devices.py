@@ -58,5 +58,4 @@ def settings_of(config: Config, node: str, device: Device) -> Settings:
 
 
 def limits_of(settings: Settings, device: Device) -> DeviceLimits:
-    """With `LaneReserve=auto` admission chooses the reserve by the profiles; the engine only guards a fixed one."""
-    return device_limits(settings, device.usable_bytes, settings.lanes.lane_reserve_bytes or 0)
+    return device_limits(settings, device.usable_bytes)

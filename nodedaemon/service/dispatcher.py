@@ -7,15 +7,18 @@ steps with nothing carried out, so a restarted daemon and `salus simulate --repl
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from nodedaemon.core.commands import Command
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
 from nodedaemon.core.events import Event
+from nodedaemon.core.frozen import FORMAT, FrozenEngine, freeze, thaw
+from nodedaemon.core.invariants import check
 from nodedaemon.service.journal import EventRecord, Journal, NoteRecord, Segment, decode_event
 from nodedaemon.service.state import DigestNote, Note, ShellState, decode_note, encode_note
 
@@ -27,19 +30,26 @@ def engine_digest(engine: Engine) -> str:
     return hashlib.sha256(repr(engine.snapshot()).encode()).hexdigest()[:32]
 
 
+class _Format(msgspec.Struct):
+    format: int
+
+
 def freeze_engine(engine: Engine) -> bytes:
-    return pickle.dumps(engine, protocol=5)
+    """JSON, because service numbers outgrow 64 bits; and an admin can read it."""
+    return msgspec.json.encode(freeze(engine))
 
 
 def thaw_engine(payload: bytes) -> Engine:
-    """Read a snapshot of this release. The journal's directory is the daemon's alone and each record is checksummed."""
+    """Read a snapshot. Raises `OperatingError` for one of another format, damaged, or of a state that cannot be."""
     try:
-        thawed = pickle.loads(payload)  # noqa: S301  written by this program, in a directory that nobody else may write
-    except Exception as error:
-        raise OperatingError(f"read journal: snapshot: {error}; the daemon starts without it") from error
-    if not isinstance(thawed, Engine):
-        raise OperatingError("read journal: snapshot: not an engine; the daemon starts without it")
-    return thawed
+        found = msgspec.json.decode(payload, type=_Format).format
+        if found != FORMAT:
+            raise OperatingError(f"read journal: snapshot: format {found}, this release reads {FORMAT}")
+        engine = thaw(msgspec.json.decode(payload, type=FrozenEngine))
+        check(engine, {})
+    except (msgspec.DecodeError, AssertionError) as error:
+        raise OperatingError(f"read journal: snapshot: {error}") from error
+    return engine
 
 
 @dataclass(slots=True)
@@ -74,7 +84,15 @@ def replay(segment: Segment, on_commands: Callable[[Event, int, list[Command]], 
         if isinstance(note, DigestNote):
             result.digest_count += 1
             result.mismatch_count += note.digest != engine_digest(engine)
+    _drop_halves(engine, state)
     return result
+
+
+def _drop_halves(engine: Engine, state: ShellState) -> None:
+    """A journal may end between a note and its event: what the engine never heard of does not exist."""
+    known = {session.session for device in engine.snapshot().devices for session in device.sessions}
+    for session in set(state.sessions) - known:
+        del state.sessions[session]
 
 
 def step(engine: Engine, state: ShellState, event: Event, now_ns: int) -> list[Command]:

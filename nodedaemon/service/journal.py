@@ -23,7 +23,8 @@ from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import Event
 from nodedaemon.service.records import Damage, RecordWriter, good_prefix_bytes, read_records
 
-FORMAT = 1
+#: 1 had snapshots that could be run; they are not read any more.
+FORMAT = 2
 SEGMENT_BYTES_MAX = 32 * 1024 * 1024
 SEGMENTS_MAX = 4
 #: A full disk is asked again after this many events, so that a daemon under load does not spend its time on failures.
@@ -37,7 +38,8 @@ _EVENT_TYPES: dict[str, type[Any]] = {
 
 
 class Head(msgspec.Struct, tag="head", frozen=True, array_like=True):
-    """First record of a segment: who wrote it. State of another boot or release is not taken over."""
+    """First record of a segment: who wrote it. State of another boot or format is not taken over; this stays as it is
+    in every format, so that a release knows what it cannot read."""
 
     format: int
     release: str
@@ -105,8 +107,21 @@ def segment_paths(directory: Path) -> list[Path]:
     return sorted(path for path in directory.glob("journal.*") if path.suffix[1:].isdigit())
 
 
+def read_head(path: Path) -> Head | None:
+    """Who wrote the segment; None where that cannot be told."""
+    for payload in read_records(path, Damage()):
+        try:
+            return msgspec.msgpack.decode(payload, type=Head)
+        except msgspec.DecodeError:
+            return None
+    return None
+
+
 def read_segment(path: Path) -> Segment | None:
     """None where the file does not begin with a head and a snapshot. A damaged record ends it: the rest is unsafe."""
+    head = read_head(path)
+    if head is None or head.format != FORMAT:
+        return None
     damage = Damage()
     records: list[Record] = []
     for payload in read_records(path, damage):
@@ -118,8 +133,6 @@ def read_segment(path: Path) -> Segment | None:
             damage.note(path, 0, len(payload))
             break
     if len(records) < 2 or not isinstance(records[0], Head) or not isinstance(records[1], Snapshot):
-        return None
-    if records[0].format != FORMAT:
         return None
     tail = [record for record in records[2:] if isinstance(record, EventRecord | NoteRecord)]
     return Segment(path, records[0], records[1], tail, damage)
@@ -154,29 +167,41 @@ class Journal:
     segments_max: int = SEGMENTS_MAX
     counters: JournalCounters = field(default_factory=JournalCounters)
     fault: str = ""
+    #: Why `recover` took nothing over although there was something.
+    refusal: str = ""
     _writer: RecordWriter | None = None
     _number: int = 0
     _skipped: int = 0
 
     def recover(self) -> Segment | None:
-        """The newest state worth taking over, or None: none, of another boot, of another release, or unreadable.
+        """The newest state worth taking over, or None: none, of another boot, of another format, or unreadable.
 
-        A torn last record is cut off; a segment with damage before its end is kept aside for the admin.
+        A torn last record is cut off; a segment with damage before its end is kept aside for the admin. Another release
+        of the same format is taken over: its events are replayed, and its digests say whether they mean the same here.
         """
         paths = segment_paths(self.directory)
         self._number = int(paths[-1].suffix[1:]) if paths else 0
         if not paths:
             return None
         newest = paths[-1]
-        segment = read_segment(newest)
-        if segment is None:
-            _set_aside(newest, "damaged")
+        head, segment = read_head(newest), read_segment(newest)
+        if head is not None and head.boot != self.boot:
             return None
-        if segment.head.boot != self.boot or segment.head.release != self.release:
+        if segment is None:
+            is_foreign = head is not None and head.format != FORMAT
+            told = f"format {head.format} of release {head.release}" if head is not None and is_foreign else "damaged"
+            self.refusal = f"{newest.name}: {told}; this release reads format {FORMAT}"
+            _set_aside(newest, "format" if is_foreign else "damaged")
             return None
         if segment.damage.record_count and segment.damage.places[0][1] < good_prefix_bytes(newest):
             _set_aside(newest, "damaged")
         return segment
+
+    def end(self) -> None:
+        """Leave nothing but a snapshot behind, so that the next release has no events to understand; then close."""
+        if self._writer is not None:
+            self._begin_again()
+        self.close()
 
     def begin(self) -> None:
         """Start a new segment with the present state; raises `OperatingError` if the disk does not take it."""

@@ -73,7 +73,8 @@ class Recovery:
             except PeerError:
                 continue
             self._desk.watch(live)
-            if not facts.is_leaving:
+            # One without a page runs on by itself and is only counted: it will not come.
+            if not facts.is_leaving and facts.page:
                 self._missing.add(facts.session)
         self._timer = self._loop.call_later(timeout_s, self._finish)
         self._finish_if_complete()
@@ -98,13 +99,16 @@ class Recovery:
         self._finish_if_complete()
         return True
 
-    def resume(self, connection: Connection, hello: Hello, descriptors: list[int]) -> None:
-        """A session of before comes back with its descriptors: gate page, turn page, and its lane if it maps one."""
+    def resume(self, connection: Connection, hello: Hello, descriptors: list[int]) -> bool:
+        """A session of before comes back with its descriptors: gate page, turn page, and its lane if it maps one.
+
+        False where nothing is known of it: it was told to run on by itself.
+        """
         session = SessionId(hello.session)
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or live.process is None or facts.is_leaving or len(descriptors) < 2:
             connection.send(Refuse("session unknown: the daemon has no record of it; run on without Salus"))
-            return
+            return facts is not None and facts.process.pid != 0
         if not self._is_same(connection, facts):
             raise PeerError(f"resume refused: session {session}: another process has it")
         if live.page is None:
@@ -126,6 +130,7 @@ class Recovery:
             self._settle_holder(facts, live)
             self._catch_up(facts, live)
             self._lanes.resume(session)
+        return True
 
     def _is_same(self, connection: Connection, facts: SessionFacts) -> bool:
         process = Process.of_peer(connection.socket)

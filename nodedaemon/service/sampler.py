@@ -15,13 +15,14 @@ from typing import Any
 
 from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.core.types import DeviceId
+from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.drivers.device import Device, Reading
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.dispatcher import Dispatcher
 from nodedaemon.service.executor import Executor
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.live import Roster
+from nodedaemon.service.state import SessionFacts
 
 #: Between two looks at holders while somebody waits: an idle or stopped one keeps others waiting.
 WATCH_INTERVAL_S = 0.02
@@ -54,6 +55,7 @@ class Sampler:
         self._report_device = report_device
         self._report_strangers = report_strangers
         self._foreign_bytes: dict[DeviceId, int] = {}
+        self._further_bytes: dict[SessionId, int] = {}
         self._log = log
         self._threads: dict[DeviceId, ThreadPoolExecutor] = {}
         self._hung: set[DeviceId] = set()
@@ -99,6 +101,29 @@ class Sampler:
             live = self._roster.get(facts.session)
             if live is not None and facts.device == device.uuid:
                 live.own_bytes_max = max(live.own_bytes_max, own.get(facts.process.pid, 0))
+        self._charge_further(device.uuid)
+
+    def _charge_further(self, device: DeviceId) -> None:
+        """A job's further sessions came in on what the job was charged: what they hold beyond it is charged now."""
+        jobs: dict[JobId, list[SessionFacts]] = {}
+        for facts in self._dispatcher.state.sessions.values():
+            if facts.device == device and facts.process.pid and facts.is_admitted and not facts.is_leaving:
+                jobs.setdefault(facts.job, []).append(facts)
+        gone = set(self._further_bytes) - set(self._dispatcher.state.sessions)
+        for session in gone:
+            del self._further_bytes[session]
+        for mates in jobs.values():
+            if len(mates) < 2:
+                continue
+            lives = [live for facts in mates if (live := self._roster.get(facts.session)) is not None]
+            lack_bytes = sum(live.own_bytes_max for live in lives) - sum(facts.persistent_bytes for facts in mates)
+            last = mates[-1]
+            # Told once for every quarter more: a device without room would else refuse it at every reading.
+            told_bytes = self._further_bytes.get(last.session, 0)
+            if lack_bytes > told_bytes // 4 and lack_bytes > 0:
+                wanted_bytes = last.persistent_bytes + lack_bytes
+                self._further_bytes[last.session] = wanted_bytes
+                self._dispatcher.submit(events.SessionOverran(last.session, wanted_bytes, 0))
 
     def _look_for_strangers(self, device: Device, reading: Reading, pids: list[int]) -> None:
         """Processes outside Salus on a device: told when they come and when they grow by a quarter."""
@@ -130,6 +155,14 @@ class Sampler:
                 raise
         self._hung.discard(device.uuid)
         return reading
+
+    async def measure(self, device: DeviceId, pid: int) -> int:
+        """What a process holds of a device now; 0 where the device does not say."""
+        try:
+            reading = await self._call(self._devices[device], [pid])
+        except (OperatingError, TimeoutError):
+            return 0
+        return sum(process.used_bytes for process in reading.processes if process.pid == pid)
 
     def _mark_lost(self, device: DeviceId, reason: str) -> None:
         if device in self._lost:

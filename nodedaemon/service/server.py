@@ -7,7 +7,8 @@ A lie about oneself costs oneself; nothing that a session says is believed about
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from nodedaemon.core import events
@@ -26,6 +27,9 @@ from nodedaemon.wire.messages import HelloFlag, Message
 
 #: A session that lost its connection and maps no lane is over at once; one that maps a lane may come back till then.
 CONTACT_POLL_S = 0.25
+#: libsalus waits three times as long after each of these; its first answer it expects within 2 s.
+PATIENCE_INTERVAL_S = 20.0
+PATIENCE_TEXT = "salusd is not ready for this session yet: it gathers old sessions or waits for memory"
 
 FindJob = Callable[[Process, int], Awaitable[JobFacts]]
 
@@ -42,8 +46,10 @@ class Server:
         loop: asyncio.AbstractEventLoop,
         find_job: FindJob,
         find_device: Callable[[JobFacts, str], DeviceId],
-        resume: Callable[[Connection, messages.Hello, list[int]], None],
+        resume: Callable[[Connection, messages.Hello, list[int]], bool],
+        measure: Callable[[DeviceId, int], Awaitable[int]],
         is_gathering: Callable[[], bool],
+        wait_gathered: Callable[[], Awaitable[None]],
         user_sessions_max: Callable[[], int],
         contact_timeout_ns: Callable[[], int],
         on_profile: Callable[[LiveSession, SessionFacts, messages.Profile], None],
@@ -59,7 +65,9 @@ class Server:
         self._find_job = find_job
         self._find_device = find_device
         self._resume = resume
+        self._measure = measure
         self._is_gathering = is_gathering
+        self._wait_gathered = wait_gathered
         self._user_sessions_max = user_sessions_max
         self._contact_timeout_ns = contact_timeout_ns
         self._on_profile = on_profile
@@ -118,13 +126,27 @@ class Server:
             raise PeerError("hello refused: this connection has said it already")
         connection.stop_timer()
         if hello.flags & HelloFlag.RESUME:
-            self._resume(connection, hello, descriptors)
+            lane_bytes = os.fstat(descriptors[2]).st_size if len(descriptors) > 2 else 0
+            if not self._resume(connection, hello, descriptors):
+                self._start(
+                    self._hold_stray(Process.of_peer(connection.socket), connection.credentials.uid, lane_bytes)
+                )
             return
         self._greeting.add(connection)
         if self._is_gathering():
             self._early.append((connection, hello))
+            self._ask_patience(connection)
             return
         self._start_greeting(connection, hello)
+
+    def _ask_patience(self, connection: Connection) -> None:
+        """Have a session wait for its WELCOME: it gives up early only on a daemon that says nothing at all."""
+        live = self._roster.get(connection.session)
+        is_pending = not live.is_welcomed if live is not None else connection in self._greeting
+        if connection.is_closed or not is_pending:
+            return
+        connection.send(messages.Notice(PATIENCE_TEXT))
+        self._loop.call_later(PATIENCE_INTERVAL_S, self._ask_patience, connection)
 
     def greet_early(self) -> None:
         """Serve those who said hello while the daemon was still gathering its old sessions."""
@@ -134,7 +156,10 @@ class Server:
                 self._start_greeting(connection, hello)
 
     def _start_greeting(self, connection: Connection, hello: messages.Hello) -> None:
-        task = self._loop.create_task(self._greet(connection, hello))
+        self._start(self._greet(connection, hello))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work)
         self._greetings.add(task)
         task.add_done_callback(self._greetings.discard)
 
@@ -156,6 +181,7 @@ class Server:
                 self._dispatcher.submit(events.SessionUngated(facts.session))
             connection.session = facts.session
             self._desk.attach(facts, process, connection)
+            self._ask_patience(connection)
         except SalusError as error:
             if process is not None:
                 process.close()
@@ -165,6 +191,27 @@ class Server:
             connection.send(messages.Refuse(str(error)))
         finally:
             self._greeting.discard(connection)
+
+    async def _hold_stray(self, process: Process, uid: int, lane_bytes: int) -> None:
+        """Count a session whose record is lost by what its process holds, until that ends; it runs on by itself.
+
+        It takes what it had in its lane into its own memory, so both are counted.
+        """
+        try:
+            await self._wait_gathered()
+            job = await self._find_job(process, uid)
+            own_bytes = await self._measure(job.device, process.pid)
+            facts = self._desk.hold(job, job.device, process, own_bytes + lane_bytes)
+        except SalusError as error:
+            self._log.warning("session of a lost journal not counted", pid=process.pid, uid=uid, why=str(error))
+            process.close()
+            return
+        self._log.warning(
+            "session of a lost journal runs on by itself",
+            job=facts.job,
+            session=facts.session,
+            bytes=facts.persistent_bytes,
+        )
 
     async def close(self) -> None:
         for task in list(self._greetings):

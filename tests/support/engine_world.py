@@ -6,12 +6,17 @@ another order, and what is really held, so that a test may check the engine's su
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import msgspec
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
 from nodedaemon.core.engine import Engine, make_policy
+from nodedaemon.core.frozen import FrozenEngine, freeze, thaw
 from nodedaemon.core.invariants import check
+from nodedaemon.core.ordering import Policy
 from nodedaemon.core.types import (
     MIB,
     DeviceId,
@@ -58,6 +63,8 @@ class World:
     wake_ns: int | None = None
     epochs: dict[str, Epoch] = field(default_factory=dict)
     is_checked: bool = True
+    #: An engine that must answer as `engine` does; see `restart`.
+    twin: Engine | None = None
 
     def __post_init__(self) -> None:
         self.engine = Engine(self.policy)  # type: ignore[arg-type]
@@ -66,6 +73,9 @@ class World:
     def send(self, event: ev.Event) -> list[cmd.Command]:
         self.journal.append((event, self.now_ns))
         commands = self.engine.handle(event, self.now_ns)
+        if self.twin is not None:
+            assert self.twin.handle(event, self.now_ns) == commands, "a thawed engine decides otherwise"
+            assert freeze(self.twin) == freeze(self.engine)
         self.told.extend(commands)
         for command in commands:
             self._carry_out(command)
@@ -103,6 +113,13 @@ class World:
                 self.wake_ns = at_ns
             case cmd.AllowOverrun(session, persistent_bytes, _):
                 self.persistent_bytes[session] = persistent_bytes
+
+    def restart(self, policy: Callable[[DeviceLimits], Policy]) -> None:
+        """Go on with an engine made from the written state of this one, which stays as its judge."""
+        payload = msgspec.json.encode(freeze(self.engine))
+        self.twin, self.engine = self.engine, thaw(msgspec.json.decode(payload, type=FrozenEngine), policy)
+        assert freeze(self.engine) == freeze(self.twin)
+        assert self.engine.snapshot() == self.twin.snapshot()
 
     def confirm(self, index: int = 0) -> list[cmd.Command]:
         """Give one of the answers that are due."""

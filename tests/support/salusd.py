@@ -34,6 +34,7 @@ class Salusd:
         devices: str = "",
         node: str = "n1",
         digest_every: int = 50,
+        environment: dict[str, str] | None = None,
     ) -> None:
         # Socket paths are short: 108 bytes with the terminating zero.
         self.directory = Path(tempfile.mkdtemp(prefix="salus-test-"))
@@ -48,6 +49,7 @@ class Salusd:
         device = f"DeviceName=host0 Type=host Memory={memory}" + (f" Cores={cores}" if cores else "")
         #: What the daemon and its workers need to find an emulated GPU; empty on host.
         self.gpu: dict[str, str] = {}
+        self.environment = {"PYTHONPATH": str(ROOT), **(environment or {})}
         if device_kind.IS_CUDA and not devices:
             self.gpu, device = device_kind.make_gpu(self.directory, memory)
         self.write_config(config, devices or device)
@@ -90,7 +92,7 @@ class Salusd:
                 stdout=log,
                 stderr=log,
                 cwd=ROOT,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **self.gpu},
+                env={**os.environ, **self.environment, **self.gpu},
             )
         wait_until(lambda: self.is_up() or self.process.poll() is not None, "salusd comes up", self.story)
         if self.process.poll() is not None:

@@ -19,6 +19,7 @@
 #include "session.h"
 
 #define TIMEOUT_MS_DEFAULT 2000
+#define NOTICED_MS         60000 /* salusd repeats its NOTICE three times as often */
 #define SEND_TIMEOUT_S     1
 #define BACKOFF_MS_MIN     50
 #define BACKOFF_MS_MAX     5000
@@ -183,20 +184,29 @@ static int send_hello(int fd, struct salus_hello *hello, const int *fds, uint32_
     return sendmsg(fd, &message, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* Reads WELCOME or REFUSE. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame. */
+/*
+ * Reads WELCOME or REFUSE. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame.
+ * A NOTICE before them says that salusd has heard us and is not ready yet: it is given longer.
+ */
 static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
 {
     struct pollfd ready = {.fd = fd, .events = POLLIN};
     int count;
 
-    do {
-        count = poll(&ready, 1, (int)timeout_ms);
-    } while (count < 0 && errno == EINTR);
-    if (count <= 0)
-        return count ? -errno : -ETIMEDOUT;
-    count = packet_read(fd, packet);
-    if (count <= 0)
-        return count ? count : -ECONNRESET;
+    for (;;) {
+        do {
+            count = poll(&ready, 1, (int)timeout_ms);
+        } while (count < 0 && errno == EINTR);
+        if (count <= 0)
+            return count ? -errno : -ETIMEDOUT;
+        count = packet_read(fd, packet);
+        if (count <= 0)
+            return count ? count : -ECONNRESET;
+        if (packet->frame.header.kind != SALUS_NOTICE)
+            break;
+        packet_close(packet);
+        timeout_ms = timeout_ms > NOTICED_MS ? timeout_ms : NOTICED_MS;
+    }
     if (packet->frame.header.kind == SALUS_REFUSE) {
         session_reason(packet->frame.refuse.text);
         packet_close(packet);

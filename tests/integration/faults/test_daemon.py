@@ -138,3 +138,25 @@ def test_01_a_session_that_dies_while_the_others_are_gathered_is_released(salusd
     left.stop()
     left.finish()
     daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")
+
+
+def test_01_a_new_session_waits_for_the_gathering_and_for_memory(salusd, crew):
+    daemon = salusd(config="MaxLanes=1")
+    group = crew(daemon)
+    old = group.start(iteration_us=500)
+    group.ready()
+    old.go()
+    old.wait_iterations(5)
+    daemon.kill()
+    old.signal(signal.SIGSTOP)
+    daemon.start("--gather", "60")
+    # Unmeasured, so it needs the whole device; salusd that says nothing is given up on after a tenth of a second.
+    new = group.start(no_run=True, hello_timeout_ms=100, iterations=3)
+    new.wait_told("says hello")
+    old.signal(signal.SIGCONT)
+    daemon.wait_for(lambda status: "arriving" in {s["state"] for s in status["sessions"]}, "it waits for memory")
+    old.stop()
+    old.finish()
+    group.ready(new)
+    new.go()
+    new.finish()

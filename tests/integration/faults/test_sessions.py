@@ -154,6 +154,7 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
         daemon.hook("task_start", job=first.job, uid=os.getuid(), pid=second.pid, step="0", task="1")
         second.stdin.write("\ngo\n")
         second.stdin.flush()
+        assert "says hello" in second.stdout.readline()
         assert '"code": 0' in second.stdout.readline()
         for _ in range(20):
             assert "iteration" in second.stdout.readline()
@@ -164,6 +165,14 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
         sessions = daemon.status()["sessions"]
         assert [session["is_gated"] for session in sessions] == [False, False]
         assert "several sessions" in daemon.story()
+        # Each process holds more than the 4 MiB that the job declared: both are charged by what they are seen to hold.
+        daemon.wait_for(
+            lambda status: (
+                sum(one["persistent_bytes"] for one in status["sessions"])
+                >= sum(one["own_bytes"] or 1 << 40 for one in status["sessions"])
+            ),
+            "the second is charged too",
+        )
     finally:
         second.kill()
         second.communicate()

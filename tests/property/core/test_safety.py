@@ -185,6 +185,8 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(policy=st.sampled_from(POLICY_NAMES))
     def change_policy(self, policy) -> None:
+        if policy.startswith("hostile"):
+            self.world.twin = None  # it answers by chance, so no two engines need agree any more
         self.limits = DeviceLimits(
             **{
                 **{name: getattr(self.limits, name) for name in DeviceLimits.__dataclass_fields__},
@@ -192,6 +194,11 @@ class EngineMachine(RuleBasedStateMachine):
             }
         )
         self.world.send(ev.LimitsChanged(DEVICE, self.limits))
+
+    @precondition(lambda self: not _is_hostile(self.world))
+    @rule()
+    def restart(self) -> None:
+        self.world.restart(policy_of)  # type: ignore[arg-type]
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -201,10 +208,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.world.confirm_all()
         (device,) = self.world.engine.snapshot().devices
         assert (device.persistent_bytes, device.held_bytes, device.sessions, device.lanes) == (0, 0, (), ())
-        if not any(name.startswith("hostile") for name in _policies_of(self.world)):
+        if not _is_hostile(self.world):
             replayed = Engine(policy_of)  # type: ignore[arg-type]
             commands = [command for event, now_ns in self.world.journal for command in replayed.handle(event, now_ns)]
             assert commands == self.world.told, "a replay of the journal gives other commands"
+
+
+def _is_hostile(world: World) -> bool:
+    return any(name.startswith("hostile") for name in _policies_of(world))
 
 
 def _policies_of(world: World) -> list[str]:

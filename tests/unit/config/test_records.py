@@ -7,7 +7,7 @@ import pytest
 from nodedaemon.config import Config, device_limits, load, load_or_raise, locate, parse, weight_of
 from nodedaemon.config.choices import DeviceType, PolicyName, UnknownJob
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.types import DeviceLimits, Rank
+from nodedaemon.core.types import MIB, DeviceLimits, Rank
 
 TEXT = """
 ClusterName=lab
@@ -69,7 +69,7 @@ def test_nodes_named_anywhere_are_known(config):
 def test_defaults_are_those_of_the_engine():
     default = load(None)
     assert isinstance(default, Config)
-    assert device_limits(default.settings, 5, 3) == DeviceLimits(capacity_bytes=5, lane_reserve_bytes=3)
+    assert device_limits(default.settings, 64 * MIB) == DeviceLimits(64 * MIB, lane_reserve_bytes=16 * MIB)
 
 
 def test_classes_have_weights():

@@ -1,12 +1,26 @@
 """The journal gives back what was written, up to the first damage, and never a state that was not."""
 
+import pickle
+
+import msgspec
 import pytest
 
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, SessionArrived
+from nodedaemon.core.frozen import freeze
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, OnHang, Rank, SessionId
-from nodedaemon.service.journal import EventRecord, Journal, NoteRecord, decode_event, read_journal, segment_paths
+from nodedaemon.service.dispatcher import freeze_engine, thaw_engine
+from nodedaemon.service.journal import (
+    EventRecord,
+    Head,
+    Journal,
+    NoteRecord,
+    decode_event,
+    read_journal,
+    segment_paths,
+)
 from nodedaemon.service.records import RecordWriter
+from tests.support.engine_world import World
 
 EVENTS = [
     DeviceAdded(DeviceId("HOST-1"), DeviceLimits(1 << 30, policy="priority", on_hang=OnHang.KILL)),
@@ -40,13 +54,86 @@ def test_events_come_back_equal_with_their_times_and_notes_between(tmp_path):
     assert [r.payload for r in segment.records if isinstance(r, NoteRecord)] == [b"note %d" % n for n in range(4)]
 
 
-@pytest.mark.parametrize("other", [{"release": "0.2.0"}, {"boot": "boot-2"}])
-def test_state_of_another_boot_or_release_is_not_taken_over(tmp_path, other):
+@pytest.mark.parametrize(("release", "boot", "is_taken"), [("0.2.0", "boot-1", True), ("0.1.0", "boot-2", False)])
+def test_state_of_another_release_is_taken_over_and_of_another_boot_not(tmp_path, release, boot, is_taken):
     journal, _ = make(tmp_path)
     write_events(journal)
     journal.close()
-    fields = {"release": "0.1.0", "boot": "boot-1"} | other
-    assert Journal(tmp_path, fields["release"], fields["boot"], lambda: (b"", b"")).recover() is None
+    other = Journal(tmp_path, release, boot, lambda: (b"", b""))
+    assert (other.recover() is not None) is is_taken
+    assert other.refusal == ""
+
+
+def test_a_segment_of_another_format_is_set_aside_with_a_clear_line_and_never_decoded(tmp_path):
+    writer = RecordWriter(tmp_path / "journal.000003")
+    writer.append(msgspec.msgpack.encode(Head(1, "0.0.9", "boot-1", 3)))
+    writer.append(pickle.dumps(Trap(str(tmp_path / "run"))))
+    writer.close()
+    journal, segment = make(tmp_path)
+    assert segment is None
+    assert journal.refusal == "journal.000003: format 1 of release 0.0.9; this release reads format 2"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.000003.format", "journal.000004"]
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (self.path, "w"))
+
+
+def test_an_ended_journal_holds_a_snapshot_and_no_events(tmp_path):
+    journal, _ = make(tmp_path)
+    write_events(journal)
+    journal.end()
+    _, segment = make(tmp_path)
+    assert segment.records == []
+    assert segment.snapshot.engine == b"engine"
+
+
+def make_engine():
+    world = World(DeviceLimits(1 << 30, service_half_life_ns=3_000))
+    for session in (1, 2, 3):
+        world.arrive(session, 50, 200)
+        world.confirm_all()
+        world.want(session)
+        world.wait(10_000_000)
+    return world.engine
+
+
+def test_a_thawed_engine_equals_the_frozen_one():
+    engine = make_engine()
+    thawed = thaw_engine(freeze_engine(engine))
+    assert freeze(thawed) == freeze(engine)
+    assert thawed.snapshot() == engine.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"format":1', b'"format":2'),
+        (b'"holder":1', b'"holder":9'),
+        (b'"arrivals":[]', b'"arrivals":[77]'),
+        (b'"rank":1', b'"rank":"x"'),
+        (b'"state":"', b'"state":"un'),
+        (b"{", b"["),
+        (b'"persistent_bytes":', b'"persistent_bytes":1'),
+    ],
+)
+def test_a_snapshot_that_was_tampered_with_is_refused(old, new):
+    payload = freeze_engine(make_engine())
+    assert old in payload
+    with pytest.raises(OperatingError, match=r"snapshot|thaw"):
+        thaw_engine(payload.replace(old, new, 1))
+
+
+def test_a_pickle_is_no_snapshot(tmp_path):
+    with pytest.raises(OperatingError, match="snapshot"):
+        thaw_engine(pickle.dumps(Trap(str(tmp_path / "run"))))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_torn_tail_costs_only_the_record_being_written(tmp_path):

@@ -1,0 +1,66 @@
+"""Records of a job with several sessions: its profile is what they hold together."""
+
+from types import SimpleNamespace
+
+from accounting.records import MeasurementRecord
+from nodedaemon.core.events import SessionLeft
+from nodedaemon.core.types import DeviceId, Domain, JobId, SessionId
+from nodedaemon.service.books import Books
+from nodedaemon.service.live import LiveSession
+from nodedaemon.service.state import JobFacts, ProcessFacts, SessionFacts, ShellState
+from nodedaemon.wire.messages import Profile
+
+DEVICE = DeviceId("HOST-1")
+
+
+def make_books(records):
+    state = ShellState()
+    state.jobs[JobId("7")] = JobFacts(JobId("7"), 7, 1000, signature="sig", device=DEVICE)
+    for number in (1, 2):
+        session = SessionId(number)
+        state.sessions[session] = SessionFacts(
+            session, JobId("7"), DEVICE, Domain("user:ada"), 1000, ProcessFacts(number, number), is_gated=False
+        )
+    device = SimpleNamespace(uuid=DEVICE, model="m", index=0, usable_bytes=1 << 30)
+    books = Books(
+        state,
+        {DEVICE: device},
+        cluster="c",
+        node="n",
+        incarnation="i",
+        boot="b",
+        version="0",
+        record=records.append,
+        clock=lambda: 1,
+        utc_ns=lambda: 2,
+    )
+    books.start()
+    return state, books
+
+
+def measured(books, state, number, profile):
+    books.measured(LiveSession(SessionId(number)), state.sessions[SessionId(number)], profile, is_alone=False)
+
+
+def sizes(records):
+    found = [one for one in records if isinstance(one, MeasurementRecord)][-1]
+    return found.persistent_bytes, found.ephemeral_bytes, found.live_persistent_bytes, found.live_ephemeral_bytes
+
+
+def test_the_profile_of_a_job_is_the_sum_over_its_live_sessions():
+    records = []
+    state, books = make_books(records)
+    measured(books, state, 1, Profile(100, 30, 90, 20))
+    assert sizes(records) == (100, 30, 90, 20)
+    measured(books, state, 2, Profile(50, 7, 40, 5))
+    assert sizes(records) == (150, 37, 130, 25)
+
+
+def test_a_session_that_left_is_not_counted_any_more():
+    records = []
+    state, books = make_books(records)
+    measured(books, state, 1, Profile(100, 30, 90, 20))
+    state.sessions[SessionId(1)].is_leaving = True
+    books.watch(SessionLeft(SessionId(1)), [], 3)
+    measured(books, state, 2, Profile(50, 7, 40, 5))
+    assert sizes(records) == (50, 7, 40, 5)
