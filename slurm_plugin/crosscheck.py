@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nodedaemon.config import Config, lane_reserve_bytes
+from nodedaemon.config import Config
 from nodedaemon.core.memory import device_units
 from slurm_plugin.service import GPU_APART_RELEASE
 from slurm_plugin.slurmconf import SlurmFiles
@@ -113,7 +113,10 @@ def _counts(config: Config, node: str, counts: list[int], unit: int) -> Iterator
     if len(known) != len(counts):
         return
     for device, count in zip(known, counts, strict=True):
-        right = device_units(device.memory_bytes, lane_reserve_bytes(device.settings, device.memory_bytes), unit)
+        reserve = device.settings.lanes.lane_reserve_bytes
+        if reserve is None:
+            continue
+        right = device_units(device.memory_bytes, reserve, unit)
         if count > right:
             yield error(f"gres.conf {node} {device.name}",
                         f"has {count} shards, but memory less LaneReserve is {right} of ShardUnit",

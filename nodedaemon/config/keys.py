@@ -40,9 +40,7 @@ from nodedaemon.config.spec import Scope, key
 from nodedaemon.core.types import (
     GIB,
     GRANULARITY_BYTES,
-    KIB,
     MIB,
-    MICROSECOND_NS,
     MILLISECOND_NS,
     SECOND_NS,
     LaneSharing,
@@ -146,12 +144,6 @@ class Order:
     high_qos: tuple[str, ...] = key("HighQOS", Names(), (), "QOS whose jobs may ask for class high.")
     high_accounts: tuple[str, ...] = key("HighAccounts", Names(), (), "Accounts whose jobs may ask for class high.")
     high_partitions: tuple[str, ...] = key("HighPartitions", Names(), (), "Partitions that allow class high.")
-    extend_time: bool = key(
-        "ExtendTime", YesNo(), False, "Add the time spent waiting for a lane to the job's time limit.", PARTITION
-    )
-    extend_time_max_ns: int = key(
-        "ExtendTimeMax", Time(), DAY_NS, "At most so much is added to one job's time limit.", PARTITION
-    )
 
 
 @dataclass(frozen=True)
@@ -170,16 +162,6 @@ class Gate:
     )
     hang_timeout_ns: int = key(
         "HangTimeout", Time(SECOND_NS), MINUTE_NS, "No boundary for so long: hung. Longer than any iteration.", NODE
-    )
-    spin_ns: int = key(
-        "GateSpin", Time(0, MILLISECOND_NS), 20 * MICROSECOND_NS, "How long a waiter spins before it sleeps.", NODE
-    )
-    reconnect_interval_ns: int = key(
-        "ReconnectInterval",
-        Time(10 * MILLISECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "Longest pause between a job's attempts to reach a restarted salusd.",
-        NODE,
     )
     on_daemon_loss: DaemonLoss = key(
         "OnDaemonLoss",
@@ -345,9 +327,6 @@ class Daemon:
         NODE,
         DEVICE,
     )
-    frame_bytes_max: int = key(
-        "MaxFrame", Size(4 * KIB, 16 * MIB), 64 * KIB, "A longer frame ends its connection.", NODE
-    )
     user_sessions_max: int = key("UserSessions", Count(1, 100_000), 256, "Sessions that one user may have.", NODE)
     user_requests_per_s: int = key("UserRequests", Count(1), 1000, "Requests a second that one user may send.", NODE)
     hello_timeout_ns: int = key(
@@ -433,7 +412,6 @@ class Storage:
     spool_bytes_max: int = key(
         "SpoolSize", Size(MIB, 1024 * GIB), 256 * MIB, "Records kept on disk while the database is away.", NODE
     )
-    batch_records_max: int = key("LedgerBatch", Count(1, 100_000), 1000, "Records written in one transaction.", NODE)
     batch_interval_ns: int = key(
         "LedgerInterval",
         Time(100 * MILLISECOND_NS, HOUR_NS),

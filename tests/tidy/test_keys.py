@@ -12,8 +12,8 @@ from nodedaemon.config.spec import keys_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("nodedaemon", "slurm_plugin", "accounting", "cli")
-#: The bridge from settings to the values of core; the rest of the package only parses, checks and prints.
-BRIDGE = ROOT / "nodedaemon" / "config" / "limits.py"
+#: What turns settings into the values of core, and the rules between keys; the rest only parses and prints.
+BRIDGES = [ROOT / "nodedaemon" / "config" / name for name in ("limits.py", "check.py")]
 GROUPS = [(one.name, one.default_factory) for one in fields(Settings)]
 KEYS = [(group, key) for group, make in GROUPS for key in keys_of(make)]
 
@@ -22,10 +22,12 @@ KEYS = [(group, key) for group, make in GROUPS for key in keys_of(make)]
 def sources() -> str:
     config = ROOT / "nodedaemon" / "config"
     paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if config not in path.parents]
-    return "\n".join(path.read_text() for path in [*paths, BRIDGE])
+    return "\n".join(path.read_text() for path in [*paths, *BRIDGES])
 
 
 @pytest.mark.parametrize(("group", "key"), KEYS, ids=[key.name for _, key in KEYS])
 def test_a_key_is_read_by_some_code(group, key):
     # Groups keep their name where they are held in a variable: `storage = settings.storage`, then `storage.url`.
-    assert re.search(rf"\b{group}\.{key.attribute}\b", sources()), f"{key.name}: nothing reads {group}.{key.attribute}"
+    assert re.search(rf"\b(?:{group}|settings)\.{key.attribute}\b", sources()), (
+        f"{key.name}: nothing reads {group}.{key.attribute}"
+    )
