@@ -23,6 +23,7 @@ _FALLOC_KEEP_SIZE = 1
 _FALLOC_PUNCH_HOLE = 2
 _NAMESPACE = uuid_module.UUID("6f0c8a1e-5d57-4f0b-9f6e-2f9d0a5a7c11")
 
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
@@ -128,15 +129,17 @@ class HostDevice:
 
 
 def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
-    """Private memory of a process, without its lanes and shared files; None when it is gone."""
+    """Private memory of a process, without its lanes and shared files; None when it is gone.
+
+    From statm: `status` says the same and takes four times as long, which an idle node with many sessions would notice.
+    """
     try:
-        status = (proc / str(pid) / "status").read_text()
+        with open(proc / str(pid) / "statm", "rb") as statm:  # noqa: PTH123  half the time of Path.read_text
+            fields = statm.read().split()
     except OSError:
         return None
-    for line in status.splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    resident, shared = int(fields[1]), int(fields[2])
+    return max(0, resident - shared) * PAGE_BYTES
 
 
 def default_memory_bytes() -> int:

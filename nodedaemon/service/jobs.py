@@ -384,13 +384,13 @@ class JobBook:
 
     def sweep(self) -> None:
         """End local jobs whose first process is gone and that have no live session."""
-        for job in list(self._dispatcher.state.jobs.values()):
-            if not job.is_local or job.is_ended or any(_is_there(root) for root in job.roots):
+        # One pass over the sessions first: a job with a live one needs no look at /proc.
+        state = self._dispatcher.state
+        attached = {one.job for one in state.sessions.values() if one.process.pid and not one.is_leaving}
+        for job in list(state.jobs.values()):
+            if not job.is_local or job.is_ended or job.job in attached or any(_is_there(root) for root in job.roots):
                 continue
-            sessions = self._dispatcher.state.live_sessions(job.job)
-            if any(session.process.pid for session in sessions):
-                continue
-            for session in sessions:
+            for session in state.live_sessions(job.job):
                 self._executor.leave(session.session, "finished")
             job.is_ended = True
             self._on_job(job)

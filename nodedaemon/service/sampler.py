@@ -209,7 +209,9 @@ class Sampler:
     def look_at_processes(self) -> None:
         """See who was stopped or continued since the last look."""
         for facts in list(self._dispatcher.state.sessions.values()):
-            self._look_at(facts.session)
+            # Whether one that neither holds nor wants anything is stopped matters to nobody.
+            if facts.grant_epoch is not None or facts.is_waiting or facts.is_stopped:
+                self._look_at(facts.session)
 
     def _look_at(self, session: Any) -> None:
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)

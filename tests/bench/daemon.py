@@ -6,6 +6,7 @@ futex ping-pong is between two processes on the same cores.
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import json
 import mmap
@@ -16,16 +17,20 @@ import struct
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import itertools
 
+from tests.support.idle_sessions import IdleSessions
 from tests.support.salusd import Salusd, wait_until
 from tests.support.workers import Crew, Worker
 
-ROUNDS = 2000
+#: Iterations of each side. Long enough for salusd to name the successor meanwhile, as any real iteration is.
+ROUNDS = 1000
+WORK_US = 2000
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,48 +39,77 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def futex_rounds(count: int) -> list[int]:
-    """One-way times of a ping-pong by futex between two processes, in nanoseconds."""
+def spin(us: int) -> None:
+    end_ns = time.monotonic_ns() + us * 1000
+    while time.monotonic_ns() < end_ns:
+        pass
+
+
+def futex_rounds(count: int, work_us: int) -> list[int]:
+    """From ringing to running of a bare futex, between two processes that take turns and work as long as a job does.
+
+    Without work both would be found awake: a waiter that slept for a turn takes longer to wake, in either stack.
+    """
     page = mmap.mmap(-1, 4096)
     anchor = (ctypes.c_char * 4096).from_buffer(page)
     base = ctypes.addressof(anchor)
+    reader, writer = os.pipe()
 
-    def wait(offset: int, seen: int) -> None:
+    def wait(offset: int, seen: int) -> int:
         while struct.unpack_from("I", page, offset)[0] == seen:
             _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(base + offset), 0, seen, None, None, 0)
+        # The other side noted the moment before it rang.
+        return time.monotonic_ns() - struct.unpack_from("Q", page, offset + 8)[0]
 
     def ring(offset: int, value: int) -> None:
+        struct.pack_into("Q", page, offset + 8, time.monotonic_ns())
         struct.pack_into("I", page, offset, value)
         _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(base + offset), 1, 1, None, None, 0)
 
     child = os.fork()
     if child == 0:
+        taken = []
         for number in range(count):
-            wait(0, number)
+            taken.append(wait(0, number))
+            spin(work_us)
             ring(64, number + 1)
+        os.write(writer, json.dumps(taken).encode())
         os._exit(0)
     taken = []
     for number in range(count):
-        start_ns = time.monotonic_ns()
+        spin(work_us)
         ring(0, number + 1)
-        wait(64, number)
-        taken.append((time.monotonic_ns() - start_ns) // 2)
+        taken.append(wait(64, number))
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answers:
+        taken += json.loads(answers.read())
     os.waitpid(child, 0)
     return taken
 
 
 def handover_gaps(workers: list[Worker]) -> list[int]:
-    """From the end of one worker's iteration to the start of the next one's."""
-    spans = sorted((one["start_ns"], one["end_ns"], index) for index, w in enumerate(workers) for one in w.iterations())
-    pairs = itertools.pairwise(spans)
-    return [later[0] - earlier[1] for earlier, later in pairs if earlier[2] != later[2] and later[0] > earlier[1]]
+    """From one worker's boundary to the start of the other's iteration, where the turn changed."""
+    spans = sorted(
+        (one["start_ns"], one["asked_ns"], index) for index, w in enumerate(workers) for one in w.iterations()
+    )
+    boundaries = [sorted(one["asked_ns"] for one in w.iterations()) for w in workers]
+    gaps = []
+    for earlier, later in itertools.pairwise(spans):
+        if earlier[2] == later[2]:
+            continue
+        # The holder's next boundary after its last start is where it gave the lane away; the other waited since before.
+        asked = boundaries[earlier[2]]
+        place = bisect.bisect_right(asked, earlier[0])
+        if place < len(asked) and later[1] < asked[place] < later[0]:
+            gaps.append(later[0] - asked[place])
+    return gaps
 
 
 def measure_handover() -> dict[str, float]:
     with Salusd(config="MaxLanes=1\nPolicy=fair\nSampleInterval=5\nLedgerInterval=5") as daemon:
         crew = Crew(daemon)
         try:
-            workers = [crew.start(iteration_us=300, iterations=ROUNDS) for _ in range(2)]
+            workers = [crew.start(iteration_us=WORK_US, iterations=ROUNDS, collect=True) for _ in range(2)]
             crew.ready()
             for worker in workers:
                 worker.go()
@@ -84,7 +118,7 @@ def measure_handover() -> dict[str, float]:
             gaps = handover_gaps(workers)
         finally:
             crew.close()
-    return {"n": len(gaps), "median_us": statistics.median(gaps) / 1000}
+    return {"n": len(gaps), "iterations": 2 * ROUNDS, "median_us": statistics.median(gaps) / 1000}
 
 
 def ping_ms(daemon: Salusd, count: int) -> list[float]:
@@ -129,12 +163,11 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
     with Salusd(
         memory="4G", config="UserSessions=1000\nUserRequests=100000\nSampleInterval=5\nLedgerInterval=5"
     ) as daemon:
-        crew = Crew(daemon)
-        try:
+        held, total = ExitStack(), 0
+        with held:
             for count in counts:
-                while len(crew.workers) < count:
-                    batch = [crew.start(persistent=2, ephemeral=2) for _ in range(min(10, count - len(crew.workers)))]
-                    crew.ready(*batch)
+                held.enter_context(IdleSessions(daemon, count - total))
+                total = count
                 wait_until(lambda count=count: len(daemon.status()["sessions"]) == count, "all are there", daemon.story)
                 # The first batch also opens the database; an idle daemon has done that.
                 wait_until(lambda: daemon.status()["daemon"]["spool_records"] == 0, "records are written", daemon.story)
@@ -154,14 +187,12 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
                     }
                 )
                 say(f"sessions: {results[-1]}")
-        finally:
-            crew.close()
     return results
 
 
 def main() -> None:
     counts = tuple(int(one) for one in sys.argv[1].split(",")) if len(sys.argv) > 1 else (0, 10, 200)
-    futex = futex_rounds(ROUNDS)
+    futex = futex_rounds(ROUNDS, WORK_US)
     say(f"futex: median {statistics.median(futex) / 1000:.1f} us one way, n={len(futex)}")
     handover = measure_handover()
     say(f"hand-over: {handover}")

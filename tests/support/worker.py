@@ -70,6 +70,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--inside", action="store_true", help="never looks idle")
     parser.add_argument("--hello-timeout-ms", type=int, default=60_000)
     parser.add_argument("--quiet", action="store_true", help="do not tell every iteration")
+    parser.add_argument("--collect", action="store_true", help="tell all iterations at the end")
     parser.add_argument("--uid", type=int, default=0)
     return parser.parse_args()
 
@@ -95,6 +96,7 @@ def join_job(given: argparse.Namespace) -> bool:
 def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
     waited_ns = ran_ns = count = 0
     is_off = False
+    collected: list[dict[str, object]] = []
     while count < given.iterations and not (has_line() and not sys.stdin.readline()):
         before_ns = time.monotonic_ns()
         code = library.salus_boundary()
@@ -111,11 +113,15 @@ def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
         waited_ns += start_ns - before_ns
         ran_ns += end_ns - start_ns
         count += 1
-        if not given.quiet:
+        if given.collect:
+            collected.append({"what": "iteration", "asked_ns": before_ns, "start_ns": start_ns, "end_ns": end_ns})
+        elif not given.quiet:
             print(f'{{"what": "iteration", "number": {count}, "start_ns": {start_ns}, "end_ns": {end_ns}}}', flush=True)
         if given.pause_us:
             library.salus_leave()
             spin_until(time.monotonic_ns() + given.pause_us * 1000)
+    for one in collected:
+        print(json.dumps(one))
     tell("done", count=count, waited_ns=waited_ns, ran_ns=ran_ns)
 
 

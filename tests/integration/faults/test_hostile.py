@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from nodedaemon.wire import framing
 from nodedaemon.wire.messages import HEADER, MAGIC, VERSION, Bye, Hello, Profile, Return, Unmapped, Want
 from tests.support.device_kind import IS_CUDA
+from tests.support.idle_sessions import IdleSessions
 from tests.support.salusd import Salusd, wait_until
 from tests.support.workers import overlaps
 
@@ -69,7 +70,7 @@ def malformed_frames(seed):
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 def test_19_malformed_frames_cost_only_their_own_connection(count, salusd, crew, request):
-    daemon = salusd(config="UserRequests=1000000\nUserSessions=2000")
+    daemon = salusd(memory="1G", config="UserRequests=1000000\nUserSessions=2000")
     group = crew(daemon)
     good = group.start(iteration_us=500)
     group.ready()
@@ -77,9 +78,9 @@ def test_19_malformed_frames_cost_only_their_own_connection(count, salusd, crew,
     good.wait_iterations(5)
     frames = malformed_frames(seed=7)
     idle = ExitStack()
-    for _ in range(200):
-        idle.enter_context(connect(daemon))
     request.addfinalizer(idle.close)
+    idle.enter_context(IdleSessions(daemon, 200))
+    assert len(daemon.status()["sessions"]) == 201
     for _ in range(50):
         with connect(daemon) as peer:
             peer.send(next(frames))
@@ -91,9 +92,9 @@ def test_19_malformed_frames_cost_only_their_own_connection(count, salusd, crew,
                 peer.send(next(frames))
                 assert is_closed_by(peer)
         resident.append(resident_bytes(daemon.process.pid))
-    served = len(good.iterations())
-    good.wait_iterations(served + 20)
-    idle.close()
+        served = len(good.iterations())
+        good.wait_iterations(served + 20)
+    assert len(daemon.status()["sessions"]) == 201, "no idle session was lost"
     wait_until(lambda: descriptor_count(daemon.process.pid) <= descriptors, "no descriptor is leaked", daemon.story)
     # Once, whenever that is, the database's thread warms up; a leak grows in every part: 4 KiB a frame would show.
     growth = [after - before for before, after in pairwise(resident)]
