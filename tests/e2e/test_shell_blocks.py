@@ -1,0 +1,63 @@
+"""What README and the guides tell their readers to type runs, in order, under an ordinary account of a cluster."""
+
+import json
+import pwd
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import SLURM_ROOT
+from tests.support.lab import wait_for
+from tests.support.shell_blocks import TOLD, Block, blocks_of, script_of
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/user-guide.md", "docs/admin-guide.md")
+
+pytestmark = pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has no PyTorch")
+
+
+def run_as_user(cluster, script):
+    """Run a script as `salus cluster exec --user games -- bash` would; what it said, with errors between."""
+    entry = pwd.getpwnam("games")
+    plan = cluster.plan
+    environment = {
+        "PATH": plan.search_path(), "HOME": str(plan.path("work")), "USER": entry.pw_name, "LANG": "C.UTF-8",
+        "PYTHON": cluster.python, "SLURMD_NODENAME": plan.nodes[0], **plan.environment(),
+    }  # fmt: skip
+    return subprocess.run(
+        cluster.seen_as_jobs_do(["bash", "-c", script], entry), env=environment, cwd=plan.path("work"), text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240, check=False,
+        **cluster.identity(entry),
+    )  # fmt: skip
+
+
+def test_every_block_says_what_it_is():
+    for page in PAGES:
+        assert {block.kind for block in blocks_of(ROOT / page)} <= TOLD, page
+
+
+def test_every_shell_block_runs(lab):
+    folder = lab.work / "examples"
+    if not folder.exists():
+        shutil.copytree(ROOT / "examples", folder)
+    blocks = [block for page in PAGES for block in blocks_of(ROOT / page) if block.kind == "sh"]
+    assert len(blocks) >= 10, "the pages lost their blocks"
+    done = run_as_user(lab.cluster, script_of(blocks))
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("== end\n")
+    wait_for(lambda: not lab.ask("squeue", "-h", "-u", "games").strip(), lambda: lab.ask("squeue"), 180)
+    # What was submitted, too, came to a good end: the user would look next.
+    numbers = {line.split()[-1] for line in done.stdout.splitlines() if line.startswith("Submitted batch job")}
+    told = json.loads(lab.ask("sacct", "-X", "--json", "-j", ",".join(sorted(numbers))))
+    states = {job["job_id"]: job["state"]["current"] for job in told["jobs"]}
+    assert set(states.values()) == {"COMPLETED"}, (states, done.stdout)
+
+
+def test_a_block_that_fails_is_named(lab):
+    blocks = [Block("page.md", 3, "sh", "true\n"), Block("page.md", 7, "sh", "make test\nsalus no-such-command\n")]
+    done = run_as_user(lab.cluster, script_of(blocks))
+    assert done.returncode == 2
+    assert "== page.md:7" in done.stdout
+    assert "== end" not in done.stdout
