@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -10,7 +11,7 @@ from subprocess import Popen
 
 import pytest
 
-from tests.support.cuda_node import CudaNode, wait_started, wait_until
+from tests.support.cuda_node import LIBSALUS, CudaNode, wait_started, wait_until
 from tests.support.emulator import CONTEXT_BYTES, MIB
 
 CONTEXT = CONTEXT_BYTES["tiny-1g"]
@@ -108,15 +109,15 @@ def iteration_counts(node: CudaNode) -> list[int]:
 
 
 ENDLESS = ("--iterations", "1000000", "--kernel-us", "50")
-# The last, 16, is an idle holder that resumes before salusd takes its lane: with others waiting it never does so. The
-# host suite, whose daemon can be told to wait, kills there, too.
-POINTS = range(1, 16)
-IDLE = dict.fromkeys((15,), ("--pause-us", "100000"))
-
-
-def kill_all(victims: list[Popen[str]]) -> None:
-    for victim in victims:
-        assert victim.wait(60) == -signal.SIGKILL
+NAMES = re.findall(r"^    (POINT_\w+),", (LIBSALUS / "point.h").read_text(), re.MULTILINE)
+# An idle holder that resumes before salusd takes its lane: with others waiting it never does so. The host suite, whose
+# daemon can be told to wait, kills there, too.
+UNREACHED = {"POINT_NONE", "POINT_IDLE_ENDED", "POINT_LAST"}
+POINTS = [number for number, name in enumerate(NAMES) if name not in UNREACHED]
+# Many more than any point needs to be passed, and an end for a loop that passes it never.
+LONG = ("--iterations", "3000", "--kernel-us", "50")
+# The points of an idle holder are passed by one that does nothing for a while in its iteration.
+IDLE = {NAMES.index("POINT_IDLE"): ("--pause-us", "100000")}
 
 
 def steady_loops(node: CudaNode) -> list[Popen[str]]:
@@ -139,11 +140,11 @@ def test_deaths_at_every_point_of_the_gate_give_memory_back_and_harm_nobody(
     here = node(config="MaxLanes=1\nPolicy=fair\nIdleRelease=10ms")
     steady = steady_loops(here)
     for nth in nths:
-        for first in POINTS[::4]:
-            # The points of an idle holder are passed by one that does nothing for a while in its iteration.
-            kill_all(
-                [here.job(*ENDLESS, *IDLE.get(point, ()), point=(point, nth)) for point in POINTS[first - 1 :][:4]]
-            )
+        for first in range(0, len(POINTS), 4):
+            batch = POINTS[first : first + 4]
+            victims = [here.job(*LONG, *IDLE.get(point, ()), point=(point, nth)) for point in batch]
+            ends = {NAMES[point]: victim.wait(60) for point, victim in zip(batch, victims, strict=True)}
+            assert set(ends.values()) == {-signal.SIGKILL}, ends
     finish_steady(here, steady)
 
 
