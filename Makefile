@@ -87,7 +87,6 @@ FAULTS := tests/integration/faults
 ON_CUDA := \
     "tests/integration/test_sharing.py::test_three_jobs_take_turns_in_one_lane_under[priority]" \
     "$(FAULTS)/test_sessions.py::test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs[5]" \
-    $(FAULTS)/test_sessions.py::test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another \
     "$(FAULTS)/test_sessions.py::test_03_a_hung_holder_is_warned_or_ended_as_configured[kill]" \
     $(FAULTS)/test_daemon.py::test_01_a_session_that_died_meanwhile_is_released \
     "$(FAULTS)/test_hostile.py::test_another_users_lane_comes_back_from_one_who_never_unmaps[disconnect]" \

@@ -60,7 +60,7 @@ def check_arithmetic(node: CudaNode, allowances_mib: dict[int, int]) -> None:
     assert lanes in (0, LANE_MIB * MIB, 2 * LANE_MIB * MIB), lanes
 
 
-@pytest.mark.parametrize("iterations", [300, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("iterations", [150, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_three_jobs_take_turns_in_two_lanes_of_an_a100_and_a_fourth_is_refused(
     node: Callable[..., CudaNode], iterations: int
 ) -> None:
@@ -193,7 +193,7 @@ def test_kernels_of_best_effort_wait_while_the_high_class_works(
     endless = ("--iterations", "1000000", "--kernels", "60", "--kernel-us", "200", "--count-file", str(counted))
     other = here.job(*endless, job_class=job_class)
     wait_until(lambda: counted.exists() and count_in(counted) > 20, "it runs")
-    high = here.job("--iterations", "1", "--kernels", "1", "--kernel-us", "1500000", job_class="high")
+    high = here.job("--iterations", "1", "--kernels", "1", "--kernel-us", "500000", job_class="high")
     wait_until(lambda: is_granted(here, "high"), "the high job works")
     before = made = count_in(counted)
     # Counted first and believed only if the high job still works after that: it ends some time before its process.
@@ -201,7 +201,7 @@ def test_kernels_of_best_effort_wait_while_the_high_class_works(
         made = count
     here.report(high)
     made -= before
-    # Its two kernels and their time slices take three seconds and more.
+    # Its two kernels take a second, two with the other's time slices between: time for ten launches or for hundreds.
     assert made <= 2 if is_held else made > 2, made
     finish(here, [other])
 
