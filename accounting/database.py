@@ -133,7 +133,7 @@ def parse_address(address: str) -> URL:
     if url.password is not None:
         raise RequestError(
             "database not opened: StorageUrl: it holds a password, and everybody may read it; "
-            "put the password into the file named by StoragePasswordFile (mode 0600)"
+            "put the password into the file named by StoragePassFile (mode 0600)"
         )
     url = url.set(drivername=DRIVERS[url.drivername])
     if url.get_backend_name() == "mariadb":
@@ -146,7 +146,7 @@ def read_password(path: Path) -> str:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
-        raise RequestError(f"password not read: {path}: {error.strerror}; see StoragePasswordFile") from error
+        raise RequestError(f"password not read: {path}: {error.strerror}; see StoragePassFile") from error
     with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_mode & 0o077 or state.st_uid not in (0, os.geteuid()):

@@ -10,12 +10,13 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from accounting import jobs, usage
+from accounting import hierarchy, jobs, usage
 from accounting.database import Database
 from accounting.models import WatermarkRow
 from accounting.places import Places, table_of
 from accounting.profiles import learn
 from accounting.records import (
+    AccountRecord,
     AdmissionRecord,
     DeviceRecord,
     DeviceUsageRecord,
@@ -49,6 +50,7 @@ class _Batch:
 
     incarnations: list[IncarnationRecord] = field(default_factory=list)
     devices: list[DeviceRecord] = field(default_factory=list)
+    accounts: list[AccountRecord] = field(default_factory=list)
     jobs: list[JobRecord] = field(default_factory=list)
     suspensions: list[SuspensionRecord] = field(default_factory=list)
     admissions: list[AdmissionRecord] = field(default_factory=list)
@@ -89,6 +91,7 @@ def _write_batch(connection: Connection, places: Places, numbers: dict[JobKey, i
     _find_places(connection, places, batch)
     places.record_incarnations(connection, batch.incarnations)
     places.record_devices(connection, batch.devices)
+    hierarchy.record_accounts(connection, places, batch.accounts)
     store = jobs.JobStore(connection, places, numbers)
     store.record(batch.jobs, _mentioned(batch))
     store.record_suspensions(batch.suspensions)
@@ -124,6 +127,7 @@ def _sort(records: Sequence[Record]) -> _Batch:
     lists: dict[type, list[Any]] = {
         IncarnationRecord: batch.incarnations,
         DeviceRecord: batch.devices,
+        AccountRecord: batch.accounts,
         JobRecord: batch.jobs,
         SuspensionRecord: batch.suspensions,
         AdmissionRecord: batch.admissions,

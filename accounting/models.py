@@ -80,6 +80,18 @@ class DeviceRow(Base):
     seen_utc_ns: Mapped[int] = mapped_column(default=0)
 
 
+class AccountRow(Base):
+    """An account and the one above it, as Slurm's associations had them when they were last read."""
+
+    __tablename__ = "accounts"
+    __table_args__ = (UniqueConstraint("cluster_id", "name"),)
+    id: Mapped[int] = mapped_column(Id, primary_key=True)
+    cluster_id: Mapped[int] = mapped_column(ForeignKey("clusters.id"))
+    name: Mapped[str]
+    parent: Mapped[str] = mapped_column(default="")
+    seen_utc_ns: Mapped[int] = mapped_column(default=0)
+
+
 class JobRow(Base):
     """One run of a job. `elapsed_ns` is without suspended time; `until_utc_ns` = start + elapsed + suspended."""
 

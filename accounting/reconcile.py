@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, Connection, func, select
 
 from accounting.database import Database
 from accounting.jobs import JOBS
 from accounting.ledger import LedgerWriter
 from accounting.places import CLUSTERS, Row
 from accounting.records import JobKey, JobRecord, Record, Source, clean_text
+from accounting.usage import SESSIONS, USAGE
 from nodedaemon.core.errors import RequestError
 
 # What is asked of sacct; SLURM_TIME_FORMAT=%s makes its times seconds since the epoch.
@@ -28,6 +29,7 @@ SACCT_OPTIONS = ("-a", "-D", "-X", "-P", "--delimiter=\x1f", "-o", SACCT_FIELDS)
 
 SECOND_NS = 1_000_000_000
 BATCH = 500
+NEVER_NS = 2**62
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _ARRAY = re.compile(r"(\d+)_(\d+)")
 _HET = re.compile(r"(\d+)\+(\d+)")
@@ -139,6 +141,48 @@ def held_seconds(database: Database, keys: Iterable[JobKey]) -> dict[JobKey, int
         if key is not None and row["elapsed_ns"] is not None:
             found[key] = row["elapsed_ns"] * row["device_count"] // SECOND_NS
     return found
+
+
+def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
+    """The runs about which the nodes have said everything: all sessions ended, and usage known up to their end."""
+    wanted = {(key.cluster, key.job_id, key.restart_count): key for key in keys}
+    found: set[JobKey] = set()
+    ids = sorted({place[1] for place in wanted})
+    for start in range(0, len(ids), BATCH):
+        part = ids[start : start + BATCH]
+        with database.reading() as connection:
+            runs = (
+                select(JOBS.c.id, JOBS.c.slurm_job_id, JOBS.c.restart_count, JOBS.c.end_mono_ns, CLUSTERS.c.name)
+                .join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
+                .where(JOBS.c.slurm_job_id.in_(part))
+            )
+            rows = connection.execute(runs).all()
+            numbers = [row.id for row in rows]
+            lasts = _lasts(connection, numbers)
+        for row in rows:
+            key = wanted.get((row.name, row.slurm_job_id, row.restart_count))
+            ended, used_ns = lasts.get(row.id, (None, None))
+            # Only a node has a monotonic clock: without sessions its word on the end is all there is to come.
+            is_whole = row.end_mono_ns is not None if ended is None else (used_ns or 0) >= ended
+            if key is not None and is_whole:
+                found.add(key)
+    return found
+
+
+def _lasts(connection: Connection, numbers: list[int]) -> dict[int, tuple[int, int | None]]:
+    """Of each run with sessions: when the last of them ended (NEVER_NS: it goes on), and until when it was metered."""
+    sessions = (
+        select(SESSIONS.c.job_id, func.max(func.coalesce(SESSIONS.c.end_utc_ns, NEVER_NS)))
+        .where(SESSIONS.c.job_id.in_(numbers))
+        .group_by(SESSIONS.c.job_id)
+    )
+    metered = (
+        select(USAGE.c.job_id, func.max(USAGE.c.start_utc_ns + USAGE.c.span_ns))
+        .where(USAGE.c.job_id.in_(numbers))
+        .group_by(USAGE.c.job_id)
+    )
+    until = {row[0]: int(row[1]) for row in connection.execute(metered)}
+    return {row[0]: (int(row[1]), until.get(row[0])) for row in connection.execute(sessions)}
 
 
 def _numbered(tables: list[dict[str, str]], cluster: str) -> list[SacctRow]:

@@ -93,6 +93,15 @@ class DeviceRecord(_Record, frozen=True, kw_only=True, gc=False):
     seen_utc_ns: Whole
 
 
+class AccountRecord(_Record, frozen=True, kw_only=True, gc=False):
+    """An account of Slurm's and the one above it (empty: none), as its associations have them."""
+
+    cluster: Name
+    account: Name
+    parent: OptionalName = ""
+    seen_utc_ns: Whole
+
+
 class JobRecord(_Record, frozen=True, kw_only=True, gc=False):
     """A job's run. Unknown fields stay empty or None and never erase what is known.
 
@@ -297,6 +306,7 @@ class EventRecord(_Record, frozen=True, kw_only=True, gc=False):
 Record = (
     IncarnationRecord
     | DeviceRecord
+    | AccountRecord
     | JobRecord
     | SuspensionRecord
     | AdmissionRecord
@@ -340,7 +350,7 @@ def worth(record: Record) -> int:
     match record:
         case DeviceUsageRecord() | LaneSpanRecord():
             return 0
-        case DeviceRecord() | IncarnationRecord() | MeasurementRecord():
+        case AccountRecord() | DeviceRecord() | IncarnationRecord() | MeasurementRecord():
             return 1
         case JobRecord() | SessionRecord():
             return 2 if record.end_utc_ns is None else 3

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
-from accounting import queries
+from accounting import hierarchy, queries
 from accounting.database import Database
 from accounting.jobs import ADMISSIONS, JOBS, REASONS
 from accounting.measures import Measures, percentile
@@ -32,7 +32,8 @@ MEMORY_UNITS = ("bytes", "shards")
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     """One line: whose figures these are, and the figures. Names that do not apply are empty.
 
-    `depth` is 0 for a group, 1 for its members (users of an account, sessions of a job).
+    `depth` is 0 for a group, 1 for its members (users of an account, sessions of a job); in a tree of accounts it is
+    the level, and a line without a user is an account with all below it.
     """
 
     depth: int = 0
@@ -88,14 +89,18 @@ def make_report(
     *,
     now_utc_ns: int,
     with_sessions: bool = False,
+    is_tree: bool = False,
     on_step: Callable[[str], None] | None = None,
 ) -> Report:
-    """Answer `kind` over `selection` as far as `viewer` may see it. One pass over jobs, one over usage."""
+    """Answer `kind` over `selection` as far as `viewer` may see it. One pass over jobs, one over usage.
+
+    `is_tree` lays accounts below accounts as Slurm's associations have them.
+    """
     selection = queries.restricted(selection, viewer)
     tell = on_step or (lambda _step: None)
     with database.reading() as connection:
         tell("jobs and usage")
-        rows, total = _rows(connection, kind, selection, now_utc_ns)
+        rows, total = _rows(connection, kind, selection, now_utc_ns, is_tree=is_tree)
         if kind == "job" and with_sessions:
             rows = _with_sessions(connection, rows, selection)
         tell("waits, admissions and events")
@@ -126,7 +131,7 @@ def wait_distribution(connection: Connection, selection: Selection) -> list[tupl
 
 
 def _rows(
-    connection: Connection, kind: ReportKind, selection: Selection, now_utc_ns: int
+    connection: Connection, kind: ReportKind, selection: Selection, now_utc_ns: int, *, is_tree: bool
 ) -> tuple[list[ReportRow], Measures]:
     match kind:
         case "cluster":
@@ -134,7 +139,10 @@ def _rows(
             rows = [ReportRow(cluster=group[0], measures=sums[group]) for group in sorted(sums)]
         case "summary" | "account" | "user":
             sums = _both(connection, selection, now_utc_ns, {"account": JOBS.c.account, "user": JOBS.c.user})
-            rows = _nested(sums, is_by_user=kind == "user")
+            if is_tree and kind != "user":
+                rows = _tree(sums, hierarchy.parents_of(connection, selection.clusters))
+            else:
+                rows = _nested(sums, is_by_user=kind == "user")
         case "device":
             rows = _device_rows(connection, selection)
         case "profile":
@@ -167,6 +175,26 @@ def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]
             account, user = (member, outer) if is_by_user else (outer, member)
             rows.append(ReportRow(depth=1, account=account, user=user, measures=measures))
     return rows
+
+
+def _tree(sums: dict[Group, Measures], parents: dict[str, str]) -> list[ReportRow]:
+    """Accounts below accounts, users below their account; an account's line sums all below it."""
+    users: dict[str, dict[str, Measures]] = {}
+    for (account, user), measures in sums.items():
+        users.setdefault(account, {})[user] = measures
+    children = hierarchy.children_of(users, parents)
+
+    def branch(account: str, depth: int) -> list[ReportRow]:
+        below = [
+            ReportRow(depth=depth + 1, account=account, user=user, measures=measures)
+            for user, measures in sorted(users.get(account, {}).items())
+        ]
+        for child in children.get(account, ()):
+            below += branch(child, depth + 1)
+        total = _total(row.measures for row in below if row.depth == depth + 1)
+        return [ReportRow(depth=depth, account=account, measures=total), *below]
+
+    return [row for top in children.get(None, ()) for row in branch(top, 0)]
 
 
 def _device_rows(connection: Connection, selection: Selection) -> list[ReportRow]:

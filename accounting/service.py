@@ -29,6 +29,7 @@ class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
     kind: reports.ReportKind = "summary"
     selection: Selection
     with_sessions: bool = False
+    is_tree: bool = False
 
 
 class AskFigures(_Question, frozen=True, kw_only=True, tag="figures"):
@@ -129,6 +130,7 @@ def _answer(
                 asked.selection,
                 now_utc_ns=now_utc_ns,
                 with_sessions=asked.with_sessions,
+                is_tree=asked.is_tree,
                 on_step=on_step,
             )
         case AskFigures():

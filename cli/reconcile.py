@@ -1,30 +1,19 @@
 """`salus-acct reconcile`: our book beside Slurm's. For a timer: says nothing new when both agree."""
 
-import os
 import sys
 import time
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from accounting.selection import JobSelector
 from cli.backend import opened
 from cli.config import config_of
 from cli.entry import ExitCode
-from cli.moments import SECOND_NS, STANDARD_FORMAT, parse_moment
+from cli.moments import parse_moment
 from cli.render import write_json
-from nodedaemon.config import Config
 from nodedaemon.core.errors import RequestError
-
-if TYPE_CHECKING:
-    from accounting.database import Database
-    from accounting.reconcile import SacctRow
-
-# Each costs a command or two; what is left is the next run's.
-SUMMARIES_MAX = 200
 
 
 def reconcile(
@@ -43,15 +32,27 @@ def reconcile(
 ) -> None:
     """Compare our jobs with sacct, fill what is missing, take over Slurm's times, and report what disagrees."""
     from accounting import reconcile as books
+    from accounting.ledger import LedgerWriter
+    from slurm_plugin import sacct
 
     config = config_of(context)
     now = datetime.now().astimezone()
     window = (parse_moment(starttime, now), parse_moment(endtime, now))
-    text = _read(from_sacct) if from_sacct is not None else _run_sacct(config, window)
-    rows = books.read_sacct(text, cluster=config.settings.cluster.name)
+    cluster, now_utc_ns = config.settings.cluster.name, time.time_ns()
+    commands = sacct.accounting_commands(config.settings.slurm)
+    rows = (
+        books.read_sacct(_read(from_sacct), cluster=cluster)
+        if from_sacct is not None
+        else sacct.read_runs(commands, window, cluster=cluster)
+    )
+    stored = sacct.Stored()
     with opened(config) as database:
         found = books.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
-        summary_count = 0 if dry_run or from_sacct is not None else _store_summaries(config, database, rows)
+        if not dry_run and from_sacct is None:
+            LedgerWriter(database).write(sacct.read_accounts(commands, now_utc_ns=now_utc_ns))
+            stored = sacct.store_summaries(commands, config, database, rows, now_utc_ns=now_utc_ns)
+    for failure in stored.failures:
+        print(f"salus-acct: summary not stored: {failure}", file=sys.stderr)
     if json:
         write_json(
             {
@@ -68,14 +69,14 @@ def reconcile(
                     for d in found.disagreements
                 ],
                 "unknown": [key.job_id for key in found.unknown],
-                "summaries": summary_count,
+                "summaries": stored.count,
             }
         )
     else:
         verb = "missing" if dry_run else "filled"
         print(
             f"{found.compared_count} runs compared, {len(found.filled)} {verb}, {len(found.disagreements)} "
-            f"disagreements, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
+            f"disagreements, {len(found.unknown)} unknown to sacct, {stored.count} summaries stored"
         )
         for d in found.disagreements:
             print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: ours {d.ours}, Slurm's {d.slurms}")
@@ -85,45 +86,8 @@ def reconcile(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _store_summaries(config: Config, database: "Database", rows: "Sequence[SacctRow]") -> int:
-    """Merge a summary into the AdminComment of finished jobs that have none, a bounded number at a time."""
-    from accounting.jobpage import job_pages
-    from accounting.viewer import Viewer
-    from cli.jobprint import commands_of, merge_into_slurm
-    from cli.summary import MARK
-
-    operator = Viewer(uid=0, user="root", is_operator=True)
-    # Of a requeued job only the last run: there is one comment.
-    latest = {row.record.key.job_id: row for row in sorted(rows, key=lambda row: row.record.key)}
-    wanted = [
-        row
-        for row in latest.values()
-        if row.record.end_utc_ns is not None
-        and MARK not in row.admin_comment
-        and config.for_partition(row.record.partition).storage.is_summary_written
-    ][:SUMMARIES_MAX]
-    commands = commands_of(config)
-    for row in wanted:
-        key = row.record.key
-        selector = JobSelector(job_id=key.job_id)
-        pages = job_pages(database, operator, selector, now_utc_ns=time.time_ns(), clusters=(key.cluster,))
-        page = next(page for page in reversed(pages) if page.job_id == key.job_id)
-        merge_into_slurm(commands, page, row.admin_comment)
-    return len(wanted)
-
-
 def _read(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(errors="replace")
     except OSError as error:
         raise RequestError(f"sacct's table not read: {path}: {error.strerror}") from error
-
-
-def _run_sacct(config: Config, window: tuple[int, int]) -> str:
-    from accounting.reconcile import SACCT_OPTIONS
-    from slurm_plugin.slurm.cli import SlurmCommands
-
-    edges = [datetime.fromtimestamp(edge_ns // SECOND_NS).strftime(STANDARD_FORMAT) for edge_ns in window]
-    slurm = config.settings.slurm
-    commands = SlurmCommands(slurm.bin_dir, slurm.timeout_ns / SECOND_NS, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
-    return commands.run("sacct", *SACCT_OPTIONS, "-S", edges[0], "-E", edges[1])

@@ -56,7 +56,9 @@ def print_report(config: Config, options: Options) -> bool:
     is_flat = options.is_parsable or options.is_csv
     default = FLAT_SUMMARY if is_flat and options.kind == "summary" else DEFAULTS[options.kind]
     chosen = choose(options.format or os.environ.get("SALUS_ACCT_FORMAT") or default)
-    question = AskReport(kind=options.kind, selection=selection, with_sessions=not options.without_sessions)
+    question = AskReport(
+        kind=options.kind, selection=selection, with_sessions=not options.without_sessions, is_tree=options.is_tree
+    )
     with progress("report") as tell:
         report = ask(config, question, Report, tell)
     if options.html is not None:

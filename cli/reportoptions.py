@@ -63,7 +63,7 @@ Allocations = Annotated[bool, typer.Option("--allocations", "-X", help="Of jobs,
 TimeUnit = Annotated[
     Times | None, typer.Option("--time", "-t", case_sensitive=False, help="Unit of time [Hours; job: D-HH:MM:SS].")
 ]
-Tree = Annotated[bool, typer.Option("--tree", help="Users below accounts, or accounts below users.")]
+Tree = Annotated[bool, typer.Option("--tree", help="Accounts below accounts as in Slurm, users below both.")]
 Format = Annotated[str, typer.Option("--format", "-o", metavar="FIELDS", help="Columns: name[%[-]width],...")]
 HelpFormat = Annotated[bool, typer.Option("--helpformat", "-e", help="List the fields of --format.")]
 Parsable2 = Annotated[bool, typer.Option("--parsable2", "-P", help="Columns separated by |.")]

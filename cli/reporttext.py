@@ -77,11 +77,10 @@ def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
         heading = "  ".join(_pad(chosen.field.heading, chosen) for chosen in layout.chosen).rstrip()
         print(f"\x1b[1m{heading}\x1b[0m" if is_bold else heading, file=out)
     rows = _visible(report, layout)
-    for number, row in enumerate(rows):
-        is_last = number + 1 == len(rows) or rows[number + 1].depth == 0
-        print(_line(row, layout, is_last=is_last), file=out)
+    for row, stem in zip(rows, stems([row.depth for row in rows]), strict=True):
+        print(_line(row, layout, stem), file=out)
     if report.kind != "job" and len(rows) > 1:
-        print(_line(_total_row(report, layout), layout, is_last=True), file=out)
+        print(_line(_total_row(report, layout), layout, ""), file=out)
     if layout.with_heading:
         _write_notes(report, out)
 
@@ -118,12 +117,25 @@ def _cells(row: ReportRow, layout: Layout) -> list[str]:
     return [layout.scale.text(chosen.field, row) for chosen in layout.chosen]
 
 
-def _line(row: ReportRow, layout: Layout, *, is_last: bool) -> str:
+def stems(depths: Sequence[int]) -> list[str]:
+    """What is drawn before each line of a tree, given the lines' levels: the branches that go on, and its own."""
+    drawn: list[str] = []
+    goes_on: set[int] = set()
+    # From below: a level goes on where a later line has it before one of a level above.
+    for depth in reversed(depths):
+        own = ("├ " if depth in goes_on else "└ ") if depth else ""
+        passed = "".join("│ " if level in goes_on else "  " for level in range(1, depth))
+        drawn.append(f" {passed}{own}" if depth else "")
+        goes_on = {level for level in goes_on if level < depth} | {depth}
+    return drawn[::-1]
+
+
+def _line(row: ReportRow, layout: Layout, stem: str) -> str:
     cells = _cells(row, layout)
     if row.depth and layout.chosen and row.job == "":
         # The first column of a tree names the member: a user below an account, or the other way round.
-        member = row.user if layout.chosen[0].field.name == "account" else row.account
-        cells[0] = f" {'└' if is_last else '├'} {member}"
+        is_by_account = layout.chosen[0].field.name == "account"
+        cells[0] = stem + ((row.user or row.account) if is_by_account else row.account)
     return "  ".join(_pad(cell, chosen) for cell, chosen in zip(cells, layout.chosen, strict=True)).rstrip()
 
 

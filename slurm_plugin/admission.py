@@ -41,6 +41,7 @@ from slurm_plugin.service import Admission
 from slurm_plugin.slurm import Slurm, SlurmNode
 from slurm_plugin.slurm.choice import open_slurm
 from slurm_plugin.storage import Storage
+from slurm_plugin.upkeep import Upkeep
 
 log = structlog.get_logger()
 
@@ -74,6 +75,8 @@ class Metrics:
         self.readmitted = Gauge("salus_admission_readmitted", "Waiting jobs recharged.", registry=self.registry)
         self.lookup_failures = Gauge("salus_admission_lookup_failures", "Profiles not read.", registry=self.registry)
         self.dropped = Gauge("salus_admission_decisions_dropped", "Decisions lost.", registry=self.registry)
+        self.summaries = Gauge("salus_admission_summaries", "AdminComments written.", registry=self.registry)
+        self.upkeep_failures = Gauge("salus_admission_upkeep_failures", "Rounds that failed.", registry=self.registry)
 
     def count(self, decision: str, basis: str) -> None:
         self.decisions.labels(decision, basis).inc()
@@ -101,6 +104,7 @@ class Service:
         self.admission = Admission(config, self.storage, decided=self.metrics.count)
         self.readmission = Readmission(self.admission, slurm)
         self.queries = Queries(self.admission, slurm, records)
+        self.upkeep = Upkeep(config, records.open)
         self.rate = UserRate(config.settings.admission.user_requests_per_s)
         self.submit_rate = UserRate(config.settings.admission.user_submits_per_s)
         self._checks = asyncio.Semaphore(CHECKS_MAX)
@@ -225,6 +229,8 @@ class Service:
         self.metrics.readmitted.set(self.readmission.corrected_count)
         self.metrics.lookup_failures.set(self.storage.counters.lookup_failures)
         self.metrics.dropped.set(self.storage.counters.decisions_dropped)
+        self.metrics.summaries.set(self.upkeep.counters.summary_count)
+        self.metrics.upkeep_failures.set(self.upkeep.counters.failure_count)
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serve until `stopped`."""
@@ -247,8 +253,10 @@ class Service:
                 self.readmission.run_forever(lambda: self.config.settings.admission.readmit_interval_ns / SECOND_NS)
             ),
         ]
+        self.upkeep.start()
         log.info("ready", socket=str(path), port=settings.admission.port)
         await stopped.wait()
+        self.upkeep.stop()
         for server in servers:
             server.close()
         for task in [*tasks, *self._connections]:

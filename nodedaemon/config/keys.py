@@ -423,7 +423,21 @@ class Storage:
         "UsageInterval", Time(SECOND_NS, DAY_NS), 5 * MINUTE_NS, "Width of one row of usage over time.", NODE
     )
     roll_up_after_ns: int = key("RollUpAfter", Time(), 30 * DAY_NS, "Older usage is summed by day; 0: never.")
-    purge_after_ns: int = key("PurgeAfter", Time(), 0, "Older records are deleted by salus-acct db purge; 0: never.")
+    purge_after_ns: int = key("PurgeAfter", Time(), 0, "Older records are deleted; 0: never.")
+    retention_interval_ns: int = key(
+        "RetentionInterval",
+        Time(),
+        DAY_NS,
+        "How often salus-admitd rolls up and purges; 0: never.",
+        is_live=False,
+    )
+    accounting_interval_ns: int = key(
+        "AccountingInterval",
+        Time(),
+        MINUTE_NS,
+        "How often salus-admitd takes over Slurm's times and adds summaries; 0: never.",
+        is_live=False,
+    )
     is_summary_written: bool = key(
         "JobSummary", YesNo(), True, "Add a summary to a finished job's AdminComment.", PARTITION
     )

@@ -25,7 +25,13 @@ SPANK_LIBRARY = PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so"
 # refuses two nodes with the same one). 240 to 254 is the range for local use.
 DEVICE_MAJOR = 241
 # Shorter than the defaults, for people and tests that wait; a plan may name its own.
-QUICK_LINES = ("ReadmitInterval=1", "ReconcileInterval=2", "LedgerInterval=1", "UsageInterval=2")
+QUICK_LINES = (
+    "ReadmitInterval=1",
+    "ReconcileInterval=2",
+    "LedgerInterval=1",
+    "UsageInterval=2",
+    "AccountingInterval=3",
+)
 
 
 def slurm_conf(plan: ClusterPlan) -> str:
@@ -236,7 +242,7 @@ def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     for module in ("prolog", "epilog", "hook"):
         shutil.copyfile(PLUGIN_ROOT / f"{module}.py", plan.path("lib", f"{module}.py"))
     if plan.root is not None:
-        for program in ("squeue", "sinfo", "scontrol", "sacct"):
+        for program in ("squeue", "sinfo", "scontrol", "sacct", "sacctmgr"):
             plan.path("bin", program).write_text(slurm_wrapper(plan, program))
             plan.path("bin", program).chmod(0o755)
     (etc / "plugstack.conf").write_text(plugstack_conf(plan, config.settings.gate.on_daemon_loss))

@@ -14,6 +14,9 @@ from tests.support.lab import Lab
 
 #: Another release of Slurm, for `make test-slurm`.
 SLURM_ROOT = Path(os.environ["SALUS_SLURM_ROOT"]) if "SALUS_SLURM_ROOT" in os.environ else None
+ROOT = Path(__file__).parents[2]
+#: An account of Debian's that may see everybody's jobs on the tests' cluster.
+OPERATOR = "mail"
 
 
 def make_directory():
@@ -43,7 +46,12 @@ def cluster():
         root=SLURM_ROOT,
         device_bytes=1408 * MIB,
         slurm_lines=("PartitionName=back Nodes=node1,node2 MaxTime=1:00:00 State=UP OverSubscribe=NO",),
-        salus_lines=("HighQOS=gold", "PartitionName=main ProbeTasks=1", "PartitionName=back UnknownJob=requeue"),
+        salus_lines=(
+            "HighQOS=gold",
+            f"Operators={OPERATOR}",
+            "PartitionName=main ProbeTasks=1",
+            "PartitionName=back UnknownJob=requeue",
+        ),
     )
     cluster = control.up(plan, owner_pid=os.getpid())
     yield cluster

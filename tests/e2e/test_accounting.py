@@ -12,6 +12,7 @@ from accounting.reconcile import SACCT_FIELDS, held_seconds, read_sacct
 from accounting.selection import Selection
 from accounting.service import AskReport, ask_of
 from slurm_plugin.credentials import digest
+from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
 from tests.support.lab import wait_for
 
 S = 1_000_000_000
@@ -30,7 +31,9 @@ def sacct_table(cluster):
         name: lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "--time=1", waits)
         for name in ("requeue", "suspend", "cancel", "timeout")
     }
-    ids["quick"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", quick, user="news")
+    for name, parent in (("science", "root"), ("images", "science"), ("vision", "images")):
+        lab.ask("sacctmgr", "-i", "add", "account", name, f"parent={parent}")
+    ids["quick"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "-A", "vision", quick, user="news")
     ids["array"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "--array=1-3", quick)
     for name in ("requeue", "suspend", "cancel", "timeout"):
         lab.wait_state(ids[name], "RUNNING")
@@ -41,6 +44,8 @@ def sacct_table(cluster):
     lab.ask("scontrol", "suspend", ids["suspend"])
     lab.wait_state(ids["suspend"], "SUSPENDED")
     suspended_at = time.time()
+    comment = lab.field(ids["cancel"], "AdminComment")
+    lab.ask("scontrol", "update", f"JobId={ids['cancel']}", f"AdminComment={comment} JS1:abc==")
     lab.ask("scancel", ids["cancel"])
     lab.ask("scontrol", "requeue", ids["requeue"])
     # Slurm counts whole seconds: let the suspension last for more than one.
@@ -135,16 +140,86 @@ def test_users_see_their_own_jobs_and_operators_all(sacct_table):
     assert "news is no operator" in refused["why"]
 
 
-def test_a_summary_joins_the_admin_comment(sacct_table):
+def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_table):
+    lab, ids, text = sacct_table
+    jobs = sorted({str(row.record.key.job_id) for row in read_sacct(text, cluster=lab.cluster.plan.name)})
+    wait_for(
+        lambda: all("salus-sum:1;held=" in _comment(lab, job) for job in jobs),
+        lambda: (
+            f"{[_comment(lab, job) for job in jobs]}\n{lab.cluster.plan.path('log', 'admitd.out').read_text()[-3000:]}"
+        ),
+    )
+    for job in jobs:
+        comment = _comment(lab, job)
+        assert comment.startswith("salus:1;")
+        assert comment.count("salus-sum:1") == 1
+    # Another tool's word stays, and asking for it again changes nothing.
+    assert " JS1:abc== " in _comment(lab, ids["cancel"])
+    told = acct(lab, "job", ids["cancel"], "--store")
+    assert told.returncode == 0, told.stderr
+    again = _comment(lab, ids["cancel"])
+    assert (again.count("salus-sum:1"), again.count("JS1:abc==")) == (1, 1)
+
+
+def test_a_tree_shows_every_level_of_slurms_accounts(sacct_table):
     lab, ids, _ = sacct_table
     acct(lab, "reconcile", "-S", "now-1day")
-    told = acct(lab, "job", ids["quick"], "--store")
-    assert told.returncode == 0, told.stderr
-    wait_for(lambda: "salus-sum:1;held=" in _comment(lab, ids["quick"]), lambda: _comment(lab, ids["quick"]), 30)
-    comment = _comment(lab, ids["quick"])
-    assert comment.startswith("salus:1;")
-    assert comment.count("salus-sum:1") == 1
+    told = acct(lab, "report", "account", "--tree", "-j", ids["quick"], "-o", "account%-20,held")
+    lines = [line.split()[:-1] for line in told.stdout.splitlines()[2:7]]
+    assert lines == [["science"], ["└", "images"], ["└", "vision"], ["└", "news"], ["Total"]], told.stdout + told.stderr
+
+
+@pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has none of our packages")
+def test_commands_serve_users_and_operators_without_any_right_on_the_database(sacct_table):
+    lab, ids, _ = sacct_table
+    acct(lab, "reconcile", "-S", "now-1day")
+
+    def run(user, module, *words):
+        return lab.run(lab.cluster.python, "-m", module, *words, user=user, PYTHONPATH=str(ROOT))
+
+    def ask(user, module, *words):
+        done = run(user, module, *words)
+        assert done.returncode == 0, f"{user}: {module} {words}: {done.stderr}"
+        return done.stdout
+
+    users = ("report", "user", "-P", "-n", "-o", "user", "-S", "now-1hour")
+    assert ask("news", "cli.acct", *users).split() == ["news"]
+    assert {"games", "news"} <= set(ask(OPERATOR, "cli.acct", *users).split())
+    assert f"job {ids['quick']}" in ask("news", "cli.acct", "job", ids["quick"])
+    assert f"job {ids['cancel']}" in ask(OPERATOR, "cli.acct", "job", ids["cancel"])
+    codes = {
+        "another's job": run("news", "cli.acct", "job", ids["cancel"]),
+        "another's report": run("news", "cli.acct", "report", "-u", "games"),
+        "the database": run("news", "cli.acct", "db", "current"),
+        "another's profile": run(
+            "news", "cli.main", "profiles", "set", "sweep", "--model", "host", "-p", "64M", "-e", "32M", "-u", "games"
+        ),
+    }
+    assert {what: done.returncode for what, done in codes.items()} == {
+        "another's job": 3, "another's report": 4, "the database": 4, "another's profile": 4
+    }, {what: done.stderr for what, done in codes.items()}  # fmt: skip
+    assert all("Traceback" not in done.stderr for done in codes.values())
+    assert run("news", "sqlite3", str(lab.cluster.plan.path("db", "salus.db"))).returncode != 0
+
+    ask("games", "cli.main", "profiles", "set", "sweep-own", "--model", "host", "-p", "64M", "-e", "32M")
+    listing = ("profiles", "list", "-P")
+    assert "sweep-own" in ask("games", "cli.main", *listing)
+    assert "64" in ask("games", "cli.main", "profiles", "show", "sweep-own")
+    assert "sweep-own" not in ask("news", "cli.main", *listing)
+    assert "sweep-own" in ask(OPERATOR, "cli.main", *listing)
+
+    held = lab.sbatch("-H", "--gres=salus:1", "--salus-mem=16M,16M", lab.script("held.sh", "true"))
+    try:
+        assert held in ask("games", "cli.main", "status")
+        assert held not in ask("news", "cli.main", "status")
+        assert held in ask(OPERATOR, "cli.main", "status")
+        assert f"job {held}: pending" in ask("games", "cli.main", "why", held)
+        assert run("news", "cli.main", "why", held).returncode == 3
+    finally:
+        lab.run("scancel", held)
 
 
 def _comment(lab, job):
-    return lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "AdminComment").strip()
+    told = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment")
+    # Of an array's first task sacct lists the others as well.
+    return next(line.partition("|")[2] for line in told.splitlines() if line.startswith(f"{job}|"))

@@ -19,6 +19,7 @@ from accounting.database import Database
 from accounting.meter import Activity, DeviceMeter
 from accounting.models import Base
 from accounting.records import (
+    AccountRecord,
     AdmissionRecord,
     DeviceRecord,
     EventRecord,
@@ -108,7 +109,13 @@ def _places() -> list[Record]:
         )
         for name, second in (("i1", 0), ("i2", 2500))
     ]
-    return [*devices, *lives]
+    accounts = [
+        AccountRecord(cluster="alpha", account=name, parent=parent, seen_utc_ns=T0)
+        for name, parent in (("root", ""), ("science", "root"), ("images", "science"), ("vision", "images"))
+    ]
+    # An older word on an account does not replace a newer one.
+    accounts.append(AccountRecord(cluster="alpha", account="vision", parent="nlp", seen_utc_ns=T0 - S))
+    return [*devices, *lives, *accounts]
 
 
 def _admissions() -> list[Record]:

@@ -50,6 +50,27 @@ def test_held_busy_and_occupied_of_each_account_and_user(filled: Database) -> No
     assert seconds(ReportRow(measures=report(filled).total), "held_ns", "occupied_ns") == (7900, 6400)
 
 
+def test_a_tree_has_every_level_of_slurms_accounts_and_sums_at_each(filled: Database) -> None:
+    made = make_report(filled, ROOT, "account", DAY, now_utc_ns=END, is_tree=True)
+    lines = [(row.depth, row.account, row.user, row.measures.held_ns // S) for row in made.rows]
+    assert lines == [
+        (0, "nlp", "", 2500),
+        (1, "nlp", "ada", 600),
+        (1, "nlp", "cyd", 1900),
+        (0, "science", "", 5400),
+        (1, "images", "", 5400),
+        (2, "vision", "", 5400),
+        (3, "vision", "ada", 3600),
+        (3, "vision", "ben", 1800),
+    ]
+    assert made.total == report(filled).total
+    # Whoever sees one job sees only what is above it.
+    ben = make_report(filled, Viewer(uid=7, user="ben"), "account", DAY, now_utc_ns=END, is_tree=True)
+    assert [(row.depth, row.account, row.user) for row in ben.rows] == [
+        (0, "science", ""), (1, "images", ""), (2, "vision", ""), (3, "vision", "ben")
+    ]  # fmt: skip
+
+
 def test_alone_gain_and_slowdown_of_known_jobs_and_none_of_unknown_ones(filled: Database) -> None:
     rows = rows_by(report(filled, "job"), "job", "restart_count")
     ada, ben, cyd = (rows[job].measures for job in (("101", 0), ("102", 0), ("201", 0)))

@@ -11,9 +11,10 @@ _SECOND_NS = 1_000_000_000
 
 
 def summary_segment(page: JobPage) -> str:
-    """The figures of a run in whole seconds and percent; n/a is left out."""
+    """The figures of a run in whole seconds and percent; n/a is left out, and so is the number of a first run."""
     m = page.measures
     parts = {
+        "run": page.restart_count or None,
         "held": m.held_ns // _SECOND_NS,
         "occ": m.occupied_ns // _SECOND_NS,
         "busy": m.busy_ns // _SECOND_NS,
@@ -25,8 +26,27 @@ def summary_segment(page: JobPage) -> str:
     return ";".join([MARK, *(f"{name}={value}" for name, value in parts.items() if value is not None)])
 
 
+def summed_run(comment: str) -> int | None:
+    """The run that the summary in a comment is about; None where there is none."""
+    found = _OURS.search(comment)
+    if found is None:
+        return None
+    number = re.search(r";run=(\d{1,9})(?:;|$)", found[0])
+    return int(number[1]) if number else 0
+
+
 def merge_summary(comment: str, segment: str) -> str:
     """`comment` with our word replaced or added at its end; every other character stays."""
     if _OURS.search(comment):
         return _OURS.sub(lambda _match: segment, comment, count=1)
     return f"{comment} {segment}" if comment and not comment[-1].isspace() else comment + segment
+
+
+def joined(kept: str, living: str) -> str:
+    """One comment of two that Slurm's database and its controller have of a job: `kept`, and what only `living` has."""
+    if living in kept:
+        return kept
+    if kept in living:
+        return living
+    known = set(kept.split())
+    return " ".join([kept, *(word for word in living.split() if word not in known)])

@@ -1,0 +1,211 @@
+"""The upkeep beside admission: Slurm's times, summaries once a job's usage is there, retention by its keys."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accounting import schema
+from accounting.database import Database, open_database
+from accounting.ledger import LedgerWriter
+from accounting.reports import make_report
+from accounting.selection import Selection
+from accounting.summary import MARK
+from accounting.viewer import Viewer
+from nodedaemon.config import Config, load_or_raise
+from slurm_plugin.slurm import SlurmError
+from slurm_plugin.upkeep import Upkeep
+from tests.support.scenario import END, T0, S, dump, records
+
+ROOT = Viewer(uid=0, user="root", is_operator=True)
+FIELDS = "JobIDRaw,JobID,Cluster,User,Account,Partition,State,Start,End,ElapsedRaw,AllocTRES,AdminComment"
+HEAD = FIELDS.replace(",", "\x1f")
+
+
+class FakeSlurm:
+    """Slurm's commands on two books: slurmctld's comments of jobs that it remembers, and slurmdbd's."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.living: dict[str, str] = {}
+        self.rows: list[tuple[str, str, int, int]] = []
+        self.changes: list[tuple[str, ...]] = []
+        self.state = "COMPLETED"
+        #: 22.05 changes no job that has ended; later releases do.
+        self.is_strict = True
+
+    def run(self, *argv: str) -> str:
+        match argv:
+            case ("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment"):
+                # Of an array it lists every task.
+                return f"9999|not this one\n{job}|{self.kept[job]}\n"
+            case ("sacct", *_):
+                lines = [
+                    "\x1f".join(
+                        [job, job, "alpha", "ada", "vision", part, self.state, str(T0 // S + start), str(T0 // S + end),
+                         str(end - start), "gres/salus=1", self.kept[job]]
+                    )
+                    for job, part, start, end in self.rows
+                ]  # fmt: skip
+                return "\n".join([HEAD, *lines])
+            case ("scontrol", "show", "job", job):
+                if job not in self.living:
+                    raise SlurmError("Slurm: scontrol show job: Invalid job id specified")
+                return f"JobId={job} JobName=x\n   UserId=ada(1)\n   AdminComment={self.living[job]} \n"
+            case ("scontrol", "update", job, comment):
+                if job[6:] not in self.living or self.is_strict:
+                    raise SlurmError("Slurm: scontrol update: Job has already finished")
+                self.changes.append(argv)
+                self.living[job[6:]] = self.kept[job[6:]] = comment.partition("=")[2]
+                return ""
+            case ("sacctmgr", "-i", "modify", "job", "where", job, "set", comment):
+                self.changes.append(argv)
+                self.kept[job.partition("=")[2]] = comment.partition("=")[2]
+                return ""
+            case ("sacctmgr", *_):
+                return "alpha|vision|science|\n"
+        raise AssertionError(argv)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = open_database(f"sqlite:///{tmp_path}/salus.db", is_created=True)
+    schema.upgrade(database)
+    LedgerWriter(database).write(records())
+    yield database
+    database.close()
+
+
+def config_of(tmp_path: Path, *lines: str) -> Config:
+    path = tmp_path / "salus.conf"
+    path.write_text("\n".join(["ClusterName=alpha", "SingleHost=yes", *lines, ""]))
+    return load_or_raise(path)
+
+
+def upkeep_of(tmp_path: Path, database: Database, slurm: FakeSlurm, *lines: str, now_ns: int = END) -> Upkeep:
+    return Upkeep(config_of(tmp_path, *lines), lambda: database, slurm, lambda: now_ns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_finished_job_gets_its_summary_beside_other_words(
+    tmp_path: Path, database: Database, is_strict: bool
+) -> None:
+    slurm = FakeSlurm()
+    slurm.is_strict = is_strict
+    slurm.rows = [("101", "gpu", 0, 3600), ("102", "gpu", 600, 2400)]
+    # One tool wrote to slurmdbd alone, another to slurmctld alone.
+    slurm.kept = {"101": "salus:1;adm=a101 JS1:x", "102": "salus:1;adm=a102"}
+    slurm.living = {"101": "salus:1;adm=a101 other:y"}
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    upkeep.compare()
+    assert slurm.kept["101"].startswith(f"salus:1;adm=a101 JS1:x other:y {MARK};held=3600;occ=2250;busy=1500;")
+    # slurmctld has forgotten this one.
+    assert slurm.kept["102"].startswith(f"salus:1;adm=a102 {MARK};held=1800;")
+    before = len(slurm.changes)
+    upkeep.compare()
+    assert len(slurm.changes) == before == 2
+    assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (2, 0)
+
+
+def test_a_summary_waits_for_the_usage_but_not_for_ever(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.kept, slurm.living = [("900", "gpu", 0, 60)], {"900": ""}, {"900": ""}
+    early = upkeep_of(tmp_path, database, slurm, "UsageInterval=300", now_ns=T0 + 100 * S)
+    early.compare()
+    assert slurm.changes == []
+    upkeep_of(tmp_path, database, slurm, "UsageInterval=300", now_ns=T0 + 500 * S).compare()
+    assert slurm.kept["900"].startswith(f"{MARK};held=60;")
+
+
+def test_a_run_that_was_requeued_is_summed_up_once_the_job_has_ended(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.kept, slurm.living = [("201", "gpu", 0, 1000)], {"201": ""}, {"201": ""}
+    slurm.state = "REQUEUED"
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    upkeep.compare()
+    assert slurm.changes == []
+    # Two runs that ended, and a summary of the first: somebody requeued the job after its end.
+    slurm.state = "COMPLETED"
+    upkeep.compare()
+    assert "run=" not in slurm.kept["201"]
+    slurm.rows.append(("201", "gpu", 1800, 3000))
+    upkeep.compare()
+    assert f"{MARK};run=1;held=1200;" in slurm.kept["201"]
+    assert slurm.kept["201"].count(MARK) == 1
+    upkeep.compare()
+    assert len(slurm.changes) == 2
+
+
+def test_a_partition_without_summaries_gets_none(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows = [("101", "quiet", 0, 3600), ("102", "gpu", 600, 2400)]
+    slurm.kept = slurm.living = {"101": "", "102": ""}
+    upkeep_of(tmp_path, database, slurm, "PartitionName=quiet JobSummary=no").compare()
+    assert slurm.kept["101"] == ""
+    assert MARK in slurm.kept["102"]
+
+
+def test_slurms_times_and_accounts_are_taken_over(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.kept = [("101", "gpu", 0, 3500)], {"101": f"{MARK};held=1"}
+    upkeep_of(tmp_path, database, slurm).compare()
+    whole = Selection(start_utc_ns=0, end_utc_ns=END)
+    made = make_report(database, ROOT, "job", whole, now_utc_ns=END)
+    assert next(row.measures.held_ns // S for row in made.rows if row.job == "101") == 3500
+    assert slurm.changes == []
+
+
+def test_one_job_that_slurm_refuses_does_not_keep_the_others(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows = [("101", "gpu", 0, 3600), ("102", "gpu", 600, 2400)]
+    slurm.kept = slurm.living = {"101": "", "102": ""}
+    run = slurm.run
+
+    def refusing(*argv: str) -> str:
+        if argv[0] in ("scontrol", "sacctmgr") and any(word.lower() == "jobid=101" for word in argv):
+            raise SlurmError("Slurm: scontrol update: Access/permission denied")
+        return run(*argv)
+
+    slurm.run = refusing  # type: ignore[method-assign]
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    upkeep.compare()
+    assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (1, 1)
+    assert MARK in slurm.kept["102"]
+
+
+def test_roll_up_and_purge_follow_their_keys(tmp_path: Path, database: Database) -> None:
+    day_ns = 86_400 * S
+    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "RollUpAfter=0", now_ns=END + 40 * day_ns)
+    before = dump(database)
+    upkeep.retain()
+    assert dump(database) == before, "0 is never"
+    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "RollUpAfter=30-00:00:00", now_ns=END + 40 * day_ns)
+    upkeep.retain()
+    assert upkeep.counters.rolled_up_count > 0
+    assert len(dump(database)["jobs"]) == len(before["jobs"])
+    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "PurgeAfter=35-00:00:00", now_ns=END + 40 * day_ns)
+    upkeep.retain()
+    assert upkeep.counters.purged_count == len(before["jobs"])
+    assert dump(database)["jobs"] == []
+
+
+def test_the_thread_does_both_by_itself_and_stops(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.kept, slurm.living = [("101", "gpu", 0, 3600)], {"101": ""}, {"101": ""}
+    lines = ("AccountingInterval=50ms", "RetentionInterval=50ms", "PurgeAfter=1-00:00:00")
+    upkeep = upkeep_of(tmp_path, database, slurm, *lines, now_ns=END + 3 * 86_400 * S)
+    upkeep.start()
+    deadline = time.monotonic() + 30
+    while not (upkeep.counters.summary_count and upkeep.counters.purged_count):
+        assert time.monotonic() < deadline, upkeep.counters
+        time.sleep(0.01)
+    upkeep.stop()
+    assert not upkeep.is_alive
+
+
+def test_intervals_of_zero_start_nothing(tmp_path: Path, database: Database) -> None:
+    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "AccountingInterval=0", "RetentionInterval=0")
+    upkeep.start()
+    upkeep.stop()
+    assert upkeep.counters.compared_count == 0
