@@ -9,10 +9,11 @@ import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Engine, String, Table, create_engine, event, exc
+from sqlalchemy import Connection, Dialect, Engine, String, Table, create_engine, event, exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.sql import ColumnElement, func
 
@@ -167,24 +168,28 @@ def insert_rows(
     """
     if not rows:
         return
-    quote = connection.dialect.identifier_preparer.quote
+    # One array a column on PostgreSQL: the server plans once and no row costs a message of its own.
+    is_by_column = connection.dialect.name == "postgresql"
+    parameters: Any = tuple(map(list, zip(*rows, strict=True))) if is_by_column else list(rows)
+    connection.exec_driver_sql(_insert_text(connection.dialect, table, tuple(names), tuple(keys)), parameters)
+
+
+@lru_cache(maxsize=256)
+def _insert_text(dialect: Dialect, table: Table, names: tuple[str, ...], keys: tuple[str, ...]) -> str:
+    quote = dialect.identifier_preparer.quote
     into = f"INSERT INTO {quote(table.name)} ({', '.join(map(quote, names))})"
-    parameters: Any = list(rows)
-    match connection.dialect.name:
+    conflict = f"ON CONFLICT ({', '.join(map(quote, keys))}) DO NOTHING"
+    match dialect.name:
         case "sqlite":
             source = f"VALUES ({', '.join('?' * len(names))})"
-            conflict = f"ON CONFLICT ({', '.join(map(quote, keys))}) DO NOTHING"
         case "postgresql":
-            # One array a column: the server plans once and no row costs a message of its own.
-            arrays = ", ".join(f"%s::{_array_type(connection, table, name)}[]" for name in names)
+            arrays = ", ".join(f"%s::{_array_type(dialect, table, name)}[]" for name in names)
             source = f"SELECT * FROM unnest({arrays})"  # noqa: S608 - names and types of our own tables
-            conflict = f"ON CONFLICT ({', '.join(map(quote, keys))}) DO NOTHING"
-            parameters = tuple(list(values) for values in zip(*rows, strict=True))
         case _:
             source = f"VALUES ({', '.join(['%s'] * len(names))})"
             # A no-op update, not INSERT IGNORE: that one would also swallow rows that do not fit their columns.
             conflict = f"ON DUPLICATE KEY UPDATE {quote(keys[0])} = {quote(keys[0])}" if keys else ""
-    connection.exec_driver_sql(f"{into} {source}{' ' + conflict if keys else ''}", parameters)
+    return f"{into} {source}{' ' + conflict if keys else ''}"
 
 
 def select_rows(
@@ -206,13 +211,27 @@ def select_rows(
     if is_locked and connection.dialect.name != "sqlite":
         statement += f" ORDER BY {quote(next(iter(table.primary_key.columns)).name)} FOR UPDATE"
     parameters = tuple(value for values in among.values() for value in values)
-    return [dict(zip(names, row, strict=True)) for row in connection.exec_driver_sql(statement, parameters)]
+    return [dict(zip(names, row, strict=True)) for row in _fetch(connection, statement, parameters)]
 
 
-def _array_type(connection: Connection, table: Table, name: str) -> str:
+def _fetch(connection: Connection, statement: str, parameters: tuple[object, ...]) -> list[tuple[Any, ...]]:
+    """Rows straight from the driver: describing forty columns costs the ledger more than finding nothing in them."""
+    base_error = connection.dialect.loaded_dbapi.Error
+    cursor = connection.connection.cursor()
+    try:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall())
+    except base_error as error:
+        # As SQLAlchemy raises it, so that retries and messages know it.
+        raise exc.DBAPIError.instance(statement, None, error, base_error, dialect=connection.dialect) from error
+    finally:
+        cursor.close()
+
+
+def _array_type(dialect: Dialect, table: Table, name: str) -> str:
     # A cast to varchar(n) cuts silently; text leaves it to the column to refuse what is too long.
     kind = table.c[name].type
-    return "text" if isinstance(kind, String) else kind.compile(connection.dialect)
+    return "text" if isinstance(kind, String) else kind.compile(dialect)
 
 
 def least(dialect: str, *values: ColumnElement[int]) -> ColumnElement[int]:

@@ -6,6 +6,7 @@ its spool until `write` returns, and may hand over the same batch again after an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Connection, select
@@ -34,6 +35,9 @@ from accounting.records import (
 
 # What a writer remembers of job numbers; a node has a few hundred jobs a day.
 JOBS_REMEMBERED_MAX = 100_000
+
+
+_place_of = attrgetter("job.cluster", "node", "device", "incarnation")
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def _write_batch(connection: Connection, places: Places, numbers: dict[JobKey, i
 def _find_places(connection: Connection, places: Places, batch: _Batch) -> None:
     found: set[tuple[str, str, str, str]] = set()
     for facts in (batch.usage, batch.sessions, batch.lane_spans):
-        found |= {(fact.job.cluster, fact.node, fact.device, fact.incarnation) for fact in facts}
+        found.update(map(_place_of, facts))
     devices = {(cluster, node, device) for cluster, node, device, _ in found}
     incarnations = {(cluster, node, incarnation) for cluster, node, _, incarnation in found}
     happenings: list[DeviceUsageRecord | EventRecord] = [*batch.device_usage, *batch.events]

@@ -6,6 +6,7 @@ and monotonic time stand apart; lengths come from the monotonic clock, places in
 """
 
 from enum import IntEnum
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -44,7 +45,7 @@ class _Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pass
 
 
-class JobKey(_Value, frozen=True, kw_only=True, gc=False, order=True):
+class JobKey(_Value, frozen=True, kw_only=True, gc=False, order=True, cache_hash=True):
     """One run of a job. A requeue raises `restart_count`. `sluid` is Slurm's own unique id (26.05 on), else empty.
 
     Without Slurm, `cluster` is "local@NODE" and the daemon numbers the jobs.
@@ -322,6 +323,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
+@lru_cache(maxsize=4096)
 def clean_text(text: str, length_max: int = NAME_LENGTH_MAX) -> str:
     """Any text as every database can hold it: no NUL, no half of a surrogate pair, not longer than the column."""
     if text.isascii() and len(text) <= length_max and "\x00" not in text:
