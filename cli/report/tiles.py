@@ -30,7 +30,7 @@ def tiles(report: Report) -> list[Tile]:
         Tile("Efficiency", _percent(total.efficiency), "busy / occupied"),
         Tile("Sharing gain", _times(total.sharing_gain), "alone / occupied"),
         Tile("Slowdown", _times(total.slowdown), "elapsed / alone"),
-        Tile("Memory saved", scale.memory(total.memory_saved_mib_ms), "sum of peaks over what was held"),
+        Tile("Memory saved", _memory(scale.memory(total.memory_saved_mib_ms)), "sum of peaks over what was held"),
         Tile("Fairness", "n/a" if total.jain is None else f"{total.jain:.2f}", "Jain index"),
         Tile("Median wait", _duration(summary.wait_median_ns), f"p95 {_duration(summary.wait_p95_ns)}"),
         Tile(
@@ -39,6 +39,11 @@ def tiles(report: Report) -> list[Tile]:
             f"{summary.refused_count} refused at submit, {summary.made_to_wait_count} made to wait",
         ),
     ]
+
+
+def _memory(text: str) -> str:
+    """sacct's way of writing sizes is for tables; a page has room for the unit."""
+    return text.replace(".h", " h").replace("M ", " MiB·").replace("G ", " GiB·").replace("T ", " TiB·")
 
 
 def _percent(value: float | None) -> str:
