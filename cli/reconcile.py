@@ -4,7 +4,7 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from cli.entry import ExitCode
 from cli.moments import parse_moment
 from cli.render import write_json
 from nodedaemon.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from accounting.reconcile import Reconciled
 
 
 def reconcile(
@@ -54,36 +57,35 @@ def reconcile(
     for failure in stored.failures:
         print(f"salus-acct: summary not stored: {failure}", file=sys.stderr)
     if json:
-        write_json(
-            {
-                "compared": found.compared_count,
-                "filled": [key.job_id for key in found.filled],
-                "disagreements": [
-                    {
-                        "job": d.job.job_id,
-                        "restart": d.job.restart_count,
-                        "what": d.what,
-                        "ours": d.ours,
-                        "slurm": d.slurms,
-                    }
-                    for d in found.disagreements
-                ],
-                "unknown": [key.job_id for key in found.unknown],
-                "summaries": stored.count,
-            }
-        )
+        write_json(_told(found, stored.count))
     else:
-        verb = "missing" if dry_run else "filled"
-        print(
-            f"{found.compared_count} runs compared, {len(found.filled)} {verb}, {len(found.disagreements)} "
-            f"disagreements, {len(found.unknown)} unknown to sacct, {stored.count} summaries stored"
-        )
-        for d in found.disagreements:
-            print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: ours {d.ours}, Slurm's {d.slurms}")
-        for key in found.unknown:
-            print(f"  job {key.job_id} restart {key.restart_count}: sacct has no such run")
+        _print(found, "missing" if dry_run else "filled", stored.count)
     if dry_run and (found.filled or found.disagreements or found.unknown):
         raise typer.Exit(ExitCode.FAILED)
+
+
+def _told(found: "Reconciled", summary_count: int) -> dict[str, object]:
+    return {
+        "compared": found.compared_count,
+        "filled": [key.job_id for key in found.filled],
+        "disagreements": [
+            {"job": d.job.job_id, "restart": d.job.restart_count, "what": d.what, "ours": d.ours, "slurm": d.slurms}
+            for d in found.disagreements
+        ],
+        "unknown": [key.job_id for key in found.unknown],
+        "summaries": summary_count,
+    }
+
+
+def _print(found: "Reconciled", verb: str, summary_count: int) -> None:
+    print(
+        f"{found.compared_count} runs compared, {len(found.filled)} {verb}, {len(found.disagreements)} "
+        f"disagreements, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
+    )
+    for d in found.disagreements:
+        print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: ours {d.ours}, Slurm's {d.slurms}")
+    for key in found.unknown:
+        print(f"  job {key.job_id} restart {key.restart_count}: sacct has no such run")
 
 
 def _read(path: Path) -> str:

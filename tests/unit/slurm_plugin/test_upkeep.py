@@ -1,6 +1,5 @@
 """The upkeep beside admission: Slurm's times, summaries once a job's usage is there, retention by its keys."""
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
 from slurm_plugin.slurm import SlurmError
 from slurm_plugin.upkeep import Upkeep
+from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, dump, records
 
 ROOT = Viewer(uid=0, user="root", is_operator=True)
@@ -196,10 +196,7 @@ def test_the_thread_does_both_by_itself_and_stops(tmp_path: Path, database: Data
     lines = ("AccountingInterval=50ms", "RetentionInterval=50ms", "PurgeAfter=1-00:00:00")
     upkeep = upkeep_of(tmp_path, database, slurm, *lines, now_ns=END + 3 * 86_400 * S)
     upkeep.start()
-    deadline = time.monotonic() + 30
-    while not (upkeep.counters.summary_count and upkeep.counters.purged_count):
-        assert time.monotonic() < deadline, upkeep.counters
-        time.sleep(0.01)
+    wait_for(lambda: upkeep.counters.summary_count and upkeep.counters.purged_count, lambda: str(upkeep.counters))
     upkeep.stop()
     assert not upkeep.is_alive
 
