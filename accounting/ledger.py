@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 
 from accounting import hierarchy, jobs, usage
-from accounting.database import Database
+from accounting.database import Database, select_rows
 from accounting.models import WatermarkRow
 from accounting.places import Places, table_of
 from accounting.profiles import learn
@@ -156,9 +156,9 @@ def _mentioned(batch: _Batch) -> set[JobKey]:
 
 
 def _without_late(connection: Connection, records: Sequence[Record]) -> list[Record]:
-    watermarks = table_of(WatermarkRow)
-    rows = connection.execute(select(watermarks.c.name, watermarks.c.before_utc_ns)).all()
-    before = {row.name: row.before_utc_ns for row in rows}
+    names = {"name": ("rolled_up", "purged")}
+    rows = select_rows(connection, table_of(WatermarkRow), ("name", "before_utc_ns"), names)
+    before = {row["name"]: row["before_utc_ns"] for row in rows}
     if not before:
         return list(records)
     rolled_ns, purged_ns = before.get("rolled_up", 0), before.get("purged", 0)
