@@ -1,6 +1,7 @@
 """Real Slurm accounting beside ours: held time agrees with sacct to the second, and users see their own jobs."""
 
 import json
+import re
 import socket
 import sys
 import time
@@ -144,7 +145,7 @@ def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_
     lab, ids, text = sacct_table
     jobs = sorted({str(row.record.key.job_id) for row in read_sacct(text, cluster=lab.cluster.plan.name)})
     wait_for(
-        lambda: all("salus-sum:1;held=" in _comment(lab, job) for job in jobs),
+        lambda: all(re.search(r" salus-sum:1;(run=\d+;)?held=\d+;", _comment(lab, job)) for job in jobs),
         lambda: (
             f"{[_comment(lab, job) for job in jobs]}\n{lab.cluster.plan.path('log', 'admitd.out').read_text()[-3000:]}"
         ),
@@ -153,6 +154,7 @@ def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_
         comment = _comment(lab, job)
         assert comment.startswith("salus:1;")
         assert comment.count("salus-sum:1") == 1
+    assert ";run=1;" in _comment(lab, ids["requeue"])
     # Another tool's word stays, and asking for it again changes nothing.
     assert " JS1:abc== " in _comment(lab, ids["cancel"])
     told = acct(lab, "job", ids["cancel"], "--store")
@@ -199,7 +201,8 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
         "another's job": 3, "another's report": 4, "the database": 4, "another's profile": 4
     }, {what: done.stderr for what, done in codes.items()}  # fmt: skip
     assert all("Traceback" not in done.stderr for done in codes.values())
-    assert run("news", "sqlite3", str(lab.cluster.plan.path("db", "salus.db"))).returncode != 0
+    database = lab.cluster.plan.path("db", "salus.db")
+    assert [lab.run("test", "-r", database, user=user).returncode for user in (None, "news")] == [0, 1]
 
     ask("games", "cli.main", "profiles", "set", "sweep-own", "--model", "host", "-p", "64M", "-e", "32M")
     listing = ("profiles", "list", "-P")

@@ -18,6 +18,7 @@ from accounting.viewer import Viewer
 from cli.report.definitions import DEFINITIONS
 from cli.report.page import charts_of, page_text, write_page
 from tests.support.browser import Browser, browser
+from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, records
 
 ROOT = Viewer(uid=0, user="root", is_operator=True)
@@ -96,8 +97,10 @@ def test_the_tiles_have_the_reports_figures(opened: Browser) -> None:
 def test_the_picture_is_not_blank_and_follows_the_scheme(opened: Browser, scheme: str, ground: str) -> None:
     opened.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     assert opened.run("return getComputedStyle(document.body).backgroundColor") == ground
-    ink = opened.run("return document.querySelector('#timeline .xtick text').style.fill")
-    assert ink == ("rgb(26, 26, 26)" if scheme == "light" else "rgb(236, 236, 236)")
+    ink = "rgb(26, 26, 26)" if scheme == "light" else "rgb(236, 236, 236)"
+    # The page hears of the scheme by an event, and draws anew.
+    drawn = "return document.querySelector('#timeline .xtick text').style.fill"
+    wait_for(lambda: opened.run(drawn) == ink, lambda: f"{ink}, is {opened.run(drawn)}")
     picture = opened.picture()
     width, height = struct.unpack(">II", picture[16:24])
     assert width > 1000
