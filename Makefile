@@ -130,8 +130,8 @@ bench: $(STAMP)
 
 # A benchmark whose result stays in the tree (docs/benchmarks/NAME.json, the last RUNS runs), and the pages that cite it.
 record: $(STAMP)
-	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5]" >&2; exit 2; }
-	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) $(ARGS)
+	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5] [REPEAT=5]" >&2; exit 2; }
+	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) --repeat $(or $(REPEAT),1) $(ARGS)
 
 numbers: $(STAMP)
 	@$(PY) -m tests.support.benchplots

@@ -1,7 +1,7 @@
-"""Run a benchmark and keep its result in the tree: `make record BENCH=NAME [RUNS=5] [ARGS=...]`.
+"""Run a benchmark and keep its result in the tree: `make record BENCH=NAME [RUNS=5] [REPEAT=5] [ARGS=...]`.
 
-Writes docs/benchmarks/NAME.json: the last RUNS runs, each with date, commit, machine and how it was called. RUNS
-counts what is kept: each call runs the benchmark once and adds to the file, so that repeats may be hours apart.
+Writes docs/benchmarks/NAME.json: the last RUNS runs, each with date, commit, machine and how it was called. RUNS counts
+what the file keeps, REPEAT how often the benchmark runs now; a run that fails ends the row, and nothing of it is kept.
 """
 
 import argparse
@@ -73,16 +73,25 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bench")
     parser.add_argument("--runs", type=int, default=1, help="runs that the file keeps")
+    parser.add_argument("--repeat", type=int, default=1, help="runs to make now")
     options, arguments = parser.parse_known_args()
     script = ROOT / "tests" / "bench" / f"{options.bench}.py"
     if not script.is_file():
         sys.exit(f"record: no {script.relative_to(ROOT)}")
+    for number in range(1, options.repeat + 1):
+        keep(ROOT / FOLDER / f"{options.bench}.json", made_run(script, arguments), max(options.runs, options.repeat))
+        print(f"record: {FOLDER / options.bench}.json: run {number} of {options.repeat}", file=sys.stderr)
+    print("record: write it into the pages with: make numbers", file=sys.stderr)
+
+
+def made_run(script, arguments):
+    """Run a benchmark once: its result and where it comes from."""
     started, at_commit = datetime.now(UTC), commit()
     done = subprocess.run([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     sys.stdout.write(done.stdout)
     if done.returncode != 0:
-        sys.exit(f"record: {options.bench} failed with status {done.returncode}; nothing recorded")
-    run = {
+        sys.exit(f"record: {script.stem} failed with status {done.returncode}; nothing recorded")
+    return {
         "date": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds()),
         "commit": at_commit,
@@ -90,8 +99,6 @@ def main():
         "arguments": arguments,
         "result": json.loads(done.stdout.strip().splitlines()[-1]),
     }
-    keep(ROOT / FOLDER / f"{options.bench}.json", run, options.runs)
-    print(f"record: {FOLDER / options.bench}.json; write it into the pages with: make numbers", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ the row, and the path `@recorded` has a row for every file. Nobody types a numbe
 the files and refuses a number outside of one. What was never recorded is shown as that, not as a number.
 """
 
+import ast
 import json
 import re
 import statistics
@@ -87,8 +88,13 @@ def recorded(root=ROOT):
     for path in sorted((root / FOLDER).glob("*.json")):
         found = load(path.stem, root)
         last = found["last"] if isinstance(found["last"], dict) else {}
-        rows[path.stem] = {"ratio": None, "n": None, **{key: last[key] for key in ("ratio", "n") if key in last},
-                           "date": found["date"], "commit": found["commit"], "count": found["count"]}  # fmt: skip
+        about = ast.get_docstring(ast.parse((ROOT / "tests" / "bench" / path.name).with_suffix(".py").read_text()))
+        rows[path.stem] = {
+            "about": (about or "").partition("\n")[0].partition(": `make bench")[0].rstrip(".").replace("|", "/"),
+            "ratio": last.get("ratio"),
+            "n": last.get("n"),
+            **{key: found[key] for key in ("date", "commit", "count")},
+        }
     return rows
 
 
@@ -125,8 +131,10 @@ def table_text(match, root=ROOT):
         key, _, form = source.strip().partition(" ")
         columns.append((heading, key, form or None))
     lines = ["| " + " | ".join(heading for heading, _, _ in columns) + " |"]
-    lines.append("|" + "|".join("---" if key == "@" else "---:" for _, key, _ in columns) + "|")
-    for name, row in rows.items() if isinstance(rows, dict) else enumerate(rows):
+    named = list(rows.items()) if isinstance(rows, dict) else list(enumerate(rows))
+    words = {key for _, key, _ in columns if key == "@" or any(isinstance(entry(row, key), str) for _, row in named)}
+    lines.append("|" + "|".join("---" if key in words else "---:" for _, key, _ in columns) + "|")
+    for name, row in named:
         cells = [name if key == "@" else shown(entry(row, key), form) for _, key, form in columns]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return "\n".join(lines) + "\n"

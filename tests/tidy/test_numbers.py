@@ -74,6 +74,13 @@ def test_a_table_has_a_row_for_each_entry(tree):
     ]
 
 
+def test_the_list_has_a_row_for_every_file(tree):
+    (tree / FOLDER / "some.json").rename(tree / FOLDER / "gate.json")
+    row = look_up("@recorded", tree)["gate"]
+    assert (row["n"], row["ratio"], row["count"], row["commit"]) == (5, None, 3, "abc")
+    assert row["about"]
+
+
 def test_a_stale_or_unknown_number_is_seen(tree):
     with pytest.raises(StaleError, match="no nope; there is: n, by"):
         rendered("<!-- n: some.last.nope -->1<!-- /n -->", tree)
