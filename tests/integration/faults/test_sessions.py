@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -185,15 +186,28 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
     assert "ungated" in kinds
 
 
+def start_with_pid(group, pid):
+    """A worker that gets the pid of a process that is gone, as happens by itself after 32,768 others."""
+    for _ in range(200):
+        Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
+        worker = group.start(no_run=True)
+        if worker.pid == pid:
+            return worker
+        worker.close()
+    raise AssertionError(f"pid {pid} was not given again")
+
+
 def test_05_a_process_with_a_registered_but_reused_pid_is_not_of_the_job(salusd, crew):
-    """A job's processes are pid and start time: forging the pid list of a dead one gives nothing."""
+    """A job's processes are pid and start time: who gets the pid of a dead one gets nothing else of it."""
     daemon = salusd(config="LocalJobs=no")
-    dead = subprocess.Popen(["true"])
-    dead.wait()
     daemon.hook(
         "job_start", job="77", uid=os.getuid(), gpus="0", segment="salus:1;P=4194304;E=4194304;K=shared", wait_ms=5000
     )
-    assert daemon.hook("task_start", job="77", uid=os.getuid(), pid=dead.pid)["ok"]
-    stranger = crew(daemon).start(no_run=True)
+    registered = subprocess.Popen(["sleep", "1000"])
+    assert daemon.hook("task_start", job="77", uid=os.getuid(), pid=registered.pid)["ok"]
+    registered.kill()
+    registered.wait()
+    stranger = start_with_pid(crew(daemon), registered.pid)
     assert stranger.wait_told("hello")["code"] != 0
+    assert [session["pid"] for session in daemon.status()["sessions"]] == [0]
     assert daemon.hook("job_end", job="77", uid=os.getuid())["ok"]

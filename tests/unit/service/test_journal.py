@@ -5,11 +5,12 @@ import pickle
 import msgspec
 import pytest
 
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, SessionArrived
 from nodedaemon.core.frozen import freeze
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, OnHang, Rank, SessionId
-from nodedaemon.service.dispatcher import freeze_engine, thaw_engine
+from nodedaemon.service.dispatcher import Dispatcher, freeze_engine, replay, thaw_engine
 from nodedaemon.service.journal import (
     EventRecord,
     Head,
@@ -20,6 +21,7 @@ from nodedaemon.service.journal import (
     segment_paths,
 )
 from nodedaemon.service.records import RecordWriter
+from nodedaemon.service.state import ProcessFacts, SessionNote, ShellState
 from tests.support.engine_world import World
 
 EVENTS = [
@@ -212,3 +214,32 @@ def test_an_unknown_event_and_a_wrong_field_are_named():
 def test_a_place_without_a_journal_is_the_users_error(tmp_path):
     with pytest.raises(RequestError, match="no segment"):
         read_journal(tmp_path)
+
+
+def test_a_session_that_was_noted_and_never_arrived_does_not_exist(tmp_path):
+    """The daemon was killed between the note and the event: nobody would ever release such a session."""
+    state = ShellState()
+    dispatcher = Dispatcher(Engine(), state, lambda: 1, Journal(tmp_path, "0", "b", lambda: (b"", b"")))
+    dispatcher.journal.begin()
+    dispatcher.submit(EVENTS[0])
+    for number in (1, 2):
+        dispatcher.note(
+            SessionNote(
+                session=SessionId(number),
+                job=JobId("7"),
+                device=DeviceId("HOST-1"),
+                domain=Domain("user:ada"),
+                uid=1,
+                process=ProcessFacts(5, 5),
+                is_gated=True,
+                page="p",
+                turn="t",
+                slot=0,
+                start_utc_ns=0,
+                start_mono_ns=0,
+            )
+        )
+    dispatcher.submit(EVENTS[1])
+    dispatcher.journal.close()
+    found = replay(Journal(tmp_path, "0", "b", lambda: (b"", b"")).recover())
+    assert list(found.state.sessions) == [1]
