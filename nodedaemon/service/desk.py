@@ -51,14 +51,20 @@ class SessionDesk:
         self._log = log
 
     def hold(self, job: JobFacts, device: DeviceId, process: Process, peak_bytes: int) -> SessionFacts:
-        """Count a process that runs without us: no page, no connection; its end gives its bytes back."""
-        usable_bytes = self._devices[device].usable_bytes
-        mates = [one for one in self._dispatcher.state.live_sessions(job.job) if one.device == device]
+        """Count a process that runs without us: no page, no connection; its end gives its bytes back.
+
+        Beside other sessions of its job it comes in as a further one, charged by what it is seen to hold.
+        """
+        state, who = self._dispatcher.state, ProcessFacts(process.pid, process.start_ticks)
+        if any(one.process == who for one in state.sessions.values()):
+            raise PeerError(f"session not counted: pid {process.pid}: it is counted already")
+        mates = [one for one in state.live_sessions(job.job) if one.device == device]
         facts = next((one for one in mates if one.process.pid == 0), None)
-        if facts is None:
-            job.kind, job.persistent_bytes, job.ephemeral_bytes = "shared", min(peak_bytes, usable_bytes), 0
+        if facts is None and not mates:
+            peak_bytes = min(peak_bytes, self._devices[device].usable_bytes)
+            job.kind, job.persistent_bytes, job.ephemeral_bytes = "shared", peak_bytes, 0
             self._dispatcher.note(JobNote(job))
-            facts = self.open(job, device)
+        facts = facts or self.open(job, device, is_extra=bool(mates))
         live = self._roster.add(facts.session)
         live.process = process
         self._dispatcher.note(
@@ -68,7 +74,7 @@ class SessionDesk:
                 device=facts.device,
                 domain=facts.domain,
                 uid=facts.uid,
-                process=ProcessFacts(process.pid, process.start_ticks),
+                process=who,
                 is_gated=False,
                 page="",
                 turn="",

@@ -126,7 +126,8 @@ class Server:
             raise PeerError("hello refused: this connection has said it already")
         connection.stop_timer()
         if hello.flags & HelloFlag.RESUME:
-            lane_bytes = os.fstat(descriptors[2]).st_size if len(descriptors) > 2 else 0
+            # What the lane really holds, not its size: a stranger's descriptor may claim any size.
+            lane_bytes = os.fstat(descriptors[2]).st_blocks * 512 if len(descriptors) > 2 else 0
             if not self._resume(connection, hello, descriptors):
                 self._start(
                     self._hold_stray(Process.of_peer(connection.socket), connection.credentials.uid, lane_bytes)

@@ -166,7 +166,9 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
         held, total = ExitStack(), 0
         with held:
             for count in counts:
+                start_ns = time.monotonic_ns()
                 held.enter_context(IdleSessions(daemon, count - total))
+                attach_ms = (time.monotonic_ns() - start_ns) / 1e6 / max(1, count - total)
                 total = count
                 wait_until(lambda count=count: len(daemon.status()["sessions"]) == count, "all are there", daemon.story)
                 # The first batch also opens the database; an idle daemon has done that.
@@ -174,15 +176,21 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
                 before_ns, start_ns = cpu_ns(daemon.process.pid), time.monotonic_ns()
                 time.sleep(idle_seconds)
                 used = (cpu_ns(daemon.process.pid) - before_ns) / (time.monotonic_ns() - start_ns)
-                asked_ns = time.monotonic_ns()
-                daemon.status()
+                answers = []
+                for _ in range(9):
+                    asked_ns = time.monotonic_ns()
+                    daemon.status()
+                    answers.append((time.monotonic_ns() - asked_ns) / 1e6)
+                pings = ping_ms(daemon, 50)
                 status = Path(f"/proc/{daemon.process.pid}/status").read_text()
                 resident_kib = int(status.split("VmRSS:")[1].split()[0])
                 results.append(
                     {
                         "sessions": count,
                         "idle_core_percent": round(used * 100, 3),
-                        "status_ms": round((time.monotonic_ns() - asked_ns) / 1e6, 2),
+                        "attach_ms": round(attach_ms, 2),
+                        "ping_ms": round(statistics.median(pings), 3),
+                        "status_ms": round(statistics.median(answers), 2),
                         "resident_mib": round(resident_kib / 1024, 1),
                     }
                 )
