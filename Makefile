@@ -8,7 +8,7 @@ PYTEST := $(PY) -m pytest -q
 NORMAL := -m "not soak and not gpu"
 
 .PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
-.PHONY: test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
+.PHONY: wheel deb test-deb test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
@@ -93,7 +93,7 @@ ON_CUDA := \
     $(FAULTS)/test_storage.py::test_24_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
 
 integration: native
-	$(PYTEST) $(NORMAL) tests/integration
+	$(PYTEST) $(NORMAL) tests/integration tests/packaging
 	@$(MAKE) --no-print-directory integration-on-cuda
 
 integration-on-cuda: native
@@ -122,6 +122,18 @@ test-gpu: native
 
 test-soak: native
 	$(PYTEST) -m soak --timeout 3600 tests
+
+# What installs outside the checkout: a wheel with the C parts in it, and from it a package for Debian.
+wheel: native-libsalus native-spank
+	@$(PY) -m hatchling build -t wheel -d build/wheel >/dev/null
+	@ls -t build/wheel/salus-*.whl | head -1
+
+deb: wheel docs
+	@$(PY) packaging/deb.py "$$(ls -t build/wheel/salus-*.whl | head -1)" --man build/docs/man --out build/deb
+
+# Installs it in a clean root file system, runs it there, and removes it again.
+test-deb: deb
+	@bash tests/packaging/deb.sh "$$(ls -t build/deb/salus_*.deb | head -1)"
 
 bench: $(STAMP)
 	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }

@@ -19,7 +19,12 @@ from slurm_plugin.cluster.plan import TREE, ClusterPlan
 from slurm_plugin.lua_table import FILE_NAME, lua_table
 
 PLUGIN_ROOT = Path(__file__).resolve().parent.parent
-SPANK_LIBRARY = PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so"
+# As the wheel, the Debian package and a checkout have it.
+SPANK_LIBRARIES = (
+    PLUGIN_ROOT / "spank" / "salus_spank.so",
+    PLUGIN_ROOT.parent / "salus_spank.so",
+    PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so",
+)
 
 # Character devices that no driver serves: Slurm only looks at type and number, and they must differ (a device cgroup
 # refuses two nodes with the same one). 240 to 254 is the range for local use.
@@ -141,7 +146,9 @@ def slurm_wrapper(plan: ClusterPlan, program: str) -> str:
 
 def spank_library(plan: ClusterPlan) -> Path:
     """The plugin, built for the release of this cluster."""
-    return SPANK_LIBRARY if plan.root is None else plan.root / "opt" / "spank" / "build" / "salus_spank.so"
+    if plan.root is not None:
+        return plan.root / "opt" / "spank" / "build" / "salus_spank.so"
+    return next((path for path in SPANK_LIBRARIES if path.is_file()), SPANK_LIBRARIES[-1])
 
 
 def plugstack_conf(plan: ClusterPlan, on_loss: str) -> str:
