@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LIBRARY = Path("usr/lib/salus")
-EXTRAS = ("report", "postgresql", "mariadb")
+EXTRAS = ("cuda", "report", "postgresql", "mariadb")
 PROGRAMS = {
     "salus": "cli.main",
     "salus-acct": "cli.acct",
