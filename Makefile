@@ -129,7 +129,7 @@ wheel: native-libsalus native-spank
 	@ls -t build/wheel/salus-*.whl | head -1
 
 deb: wheel docs
-	@$(PY) packaging/deb.py "$$(ls -t build/wheel/salus-*.whl | head -1)" --man build/docs/man --out build/deb
+	@$(PY) distribution/deb.py "$$(ls -t build/wheel/salus-*.whl | head -1)" --man build/docs/man --out build/deb
 
 # Installs it in a clean root file system, runs it there, and removes it again.
 test-deb: deb

@@ -1,6 +1,6 @@
 """Makes the Debian package from the wheel: `make deb`.
 
-    python packaging/deb.py WHEEL --man DIRECTORY --out DIRECTORY
+    python distribution/deb.py WHEEL --man DIRECTORY --out DIRECTORY
 
 The package carries the Python packages that Salus needs, copied from the environment that builds it, in a directory of
 its own: it installs without a network, and neither changes nor needs any package of the system's Python but its
