@@ -20,7 +20,7 @@ import cuda_loop
 from cuda_loop import CHECKED_WORDS, MULTIPLIER, WORD, Block, ok
 from cuda.bindings import driver as d
 MIB = 1 << 20
-loop = cuda_loop.Loop(cuda_loop.parse(["--kernel-us", "50"]))
+loop = cuda_loop.Loop(cuda_loop.parse(["--kernel-us", sys.argv[1] if len(sys.argv) > 1 else "50"]))
 lib = ctypes.CDLL(None)
 def is_lane(address): return bool(lib.salus_is_lane(ctypes.c_void_p(int(address))))
 loop.salus.boundary(loop.allocator)
@@ -67,6 +67,25 @@ print(json.dumps({"checks": loop.check_count, "wrong": loop.wrong_count, "handov
 """
 )
 
+UNWAITED = (
+    START
+    + """
+block = Block(int(ok(d.cuMemAlloc(4 * MIB))), 7)
+ok(d.cuMemsetD32(block.address, 7, CHECKED_WORDS))
+number, end_s = 0, time.monotonic() + 40
+while loop.salus.handed_over()[0] < 6 and time.monotonic() < end_s:
+    number += 1
+    # Nothing waits for this kernel here: what it writes must be in before the lane goes to the other.
+    loop._mix(block, number)
+    loop.salus.boundary(loop.allocator)
+loop._check(block)
+handovers = loop.salus.handed_over()[0]
+ok(d.cuMemFree(block.address))
+loop.close()
+print(json.dumps({"wrong": loop.wrong_count, "handovers": handovers}))
+"""
+)
+
 POOLS = (
     START
     + """
@@ -110,6 +129,17 @@ def test_a_graph_captured_in_a_lane_is_right_after_every_hand_over() -> None:
         assert node.report(mate)["wrong"] == 0
     assert [report["wrong"] for report in reports] == [0, 0]
     assert min(report["checks"] for report in reports) >= 40
+    assert min(report["handovers"] for report in reports) > 3, reports
+
+
+def test_work_that_nobody_waited_for_is_over_before_the_lane_goes_on() -> None:
+    with CudaNode("tiny-1g", "MaxLanes=1\nPolicy=fair") as node:
+        jobs = [node.job("-c", UNWAITED, "5000", program=()) for _ in range(2)]
+        mate = node.job("--iterations", "1000000", "--kernel-us", "50")
+        reports = [node.report(job) for job in jobs]
+        mate.terminate()
+        assert node.report(mate)["wrong"] == 0
+    assert [report["wrong"] for report in reports] == [0, 0]
     assert min(report["handovers"] for report in reports) > 3, reports
 
 

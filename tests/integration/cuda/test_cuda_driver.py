@@ -151,6 +151,11 @@ assert other.read(()).faults == (), "it answers: recovered"
 control("hang-nvml", "0")
 fails(lambda: device.read(()), "no answer"); fails(lambda: device.read(()), "hung")
 control("clear", "0"); until(lambda: not nvml.is_hung)
+# The driver hangs, not NVML: a lane cannot be cleared. One deadline, then refusals at once, until it answers.
+control("hang", "1")
+fails(lambda: other.open_lane(2 * MIB), "no answer"); fails(lambda: other.open_lane(2 * MIB), "earlier call")
+assert device.read(()).faults == () and other.read(()).faults == ()
+control("clear", "1"); until(lambda: not other._thread.is_hung); other.close_lane(other.open_lane(2 * MIB))
 control("lose", "1"); fails(lambda: other.read(()), "fallen off"); fails(lambda: other.open_lane(2 * MIB), "failed")
 control("clear", "1"); assert other.read(()).faults == ()
 # Xid 48 ends the daemon's own context as well, as on hardware: only a new process can use the device.

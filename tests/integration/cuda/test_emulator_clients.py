@@ -141,6 +141,40 @@ def test_monitors_show_our_devices_and_processes(emulator: Emulator, holder: int
     assert "500" in answer.stdout
 
 
+def test_a_device_hangs_and_slows_down_on_demand(emulator: Emulator) -> None:
+    code = """
+import os, subprocess
+from cuda.bindings import driver as d
+def ok(answer):
+    assert answer[0] == d.CUresult.CUDA_SUCCESS, answer
+    return answer[1] if len(answer) == 2 else answer[1:]
+def control(*words): subprocess.run([os.environ["CONTROL"], *words], check=True)
+ok(d.cuInit(0)); ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(0))))))
+image = b"// salus-kernel: k ns=5000000 sm=100 bandwidth=1 effect=none\\n.visible .entry k() { ret; }\\0"
+kernel = ok(d.cuModuleGetFunction(ok(d.cuModuleLoadData(image)), b"k"))
+stream = ok(d.cuStreamCreate(1))
+def run():
+    events = [ok(d.cuEventCreate(0)), ok(d.cuEventCreate(0))]
+    ok(d.cuEventRecord(events[0], stream))
+    ok(d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0))
+    ok(d.cuEventRecord(events[1], stream))
+    return events
+def milliseconds(events):
+    ok(d.cuStreamSynchronize(stream))
+    return ok(d.cuEventElapsedTime(*events))
+# By the device's clock, on which the model is exact.
+full = milliseconds(run())
+control("slow", "0", "250")
+assert 3.9 < milliseconds(run()) / full < 4.1
+control("clear", "0"); control("hang", "0")
+events = run()
+for _ in range(2000): assert d.cuStreamQuery(stream)[0] == d.CUresult.CUDA_ERROR_NOT_READY
+control("clear", "0")
+assert milliseconds(events) >= full * 0.99
+"""
+    emulator.run(code, CONTROL=str(emulator.libraries / "salus-emulator"))
+
+
 def test_a_host_dereference_of_device_memory_faults(emulator: Emulator) -> None:
     code = """
 import ctypes
