@@ -19,8 +19,9 @@ def _install() -> None:
         from salus_job import importhook
 
         importhook.install()
-    except Exception as error:  # A job never fails for a fault of ours.
-        sys.stderr.write("salus: start: %r; the job goes on without Salus\n" % (error,))
+    except Exception as error:  # A job never fails for a fault of ours, and its output is its own.
+        if os.environ.get("SALUS_VERBOSE", "") not in ("", "0"):
+            sys.stderr.write("salus: start: %r; the job goes on without Salus\n" % (error,))
 
 
 def _chain() -> None:

@@ -478,7 +478,8 @@ class Daemon:
     async def _environment(self, device: DeviceId, uid: int) -> dict[str, str]:
         given = self._rules.settings.daemon.adaptor_dir
         adaptor_dir = Path(given) if given else Path(__file__).resolve().parents[1] / "job"
-        found = adaptor_environment(Path(self._rules.settings.daemon.socket), adaptor_dir, self._devices[device])
+        socket_path, is_preloaded = Path(self._rules.settings.daemon.socket), uid in self._server.unhooked_uids
+        found = adaptor_environment(socket_path, adaptor_dir, self._devices[device], is_preloaded=is_preloaded)
         return {**found, **await self._mps.environment(device, uid)}
 
     async def _find_profile(self, user: str, signature: str, model: str) -> Recorded | None:

@@ -208,7 +208,7 @@ class SessionDesk:
         live.is_welcomed = True
         settings = self._settings(facts.device)
         job = self._dispatcher.state.jobs.get(facts.job)
-        flags = WelcomeFlag(0)
+        flags = WelcomeFlag.RELAY
         if settings.lanes.stray_access is StrayAccess.TRAP:
             flags |= WelcomeFlag.TRAP
         if not facts.is_gated:

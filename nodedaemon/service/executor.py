@@ -184,6 +184,32 @@ class Executor:
                 started = Epoch(epoch)
         return started
 
+    def settle_over(self, live: LiveSession, facts: SessionFacts) -> bool:
+        """Whether the session's page says that its grant is over; if so the engine is told, hand-over included.
+
+        RETURN says the same where it comes: it does not after a restart, nor where the successor tells in its place.
+        """
+        if facts.grant_epoch is None or live.page is None:
+            return False
+        reading = live.page.read()
+        if reading.epoch != facts.grant_epoch or reading.state in (GateState.RUNNING, GateState.IDLE):
+            return False
+        epoch = Epoch(facts.grant_epoch)
+        is_noted = reading.returned_epoch == epoch
+        count = min(reading.returned_count if is_noted else reading.started_count, ITERATION_COUNT_MAX)
+        contended_count = min(reading.returned_contended_count, count) if is_noted else 0
+        wants_next = reading.state is GateState.WAITING
+        started = self.settle(live, facts)
+        self._dispatcher.submit(events.GrantReturned(facts.session, epoch, count, contended_count, wants_next, started))
+        return True
+
+    def settle_offers_to(self, session: SessionId) -> None:
+        """Holders that may have started this session and left it to that one to say so."""
+        for facts in list(self._dispatcher.state.sessions.values()):
+            live = self._roster.get(facts.session)
+            if live is not None and session in facts.offers.values():
+                self.settle_over(live, facts)
+
     # Ends
 
     def leave(self, session: SessionId, reason: str) -> None:
@@ -192,6 +218,7 @@ class Executor:
         facts, live = state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or facts.is_leaving:
             return
+        self.settle_offers_to(session)
         if not facts.end_reason:
             facts.end_reason = reason
         if facts.grant_epoch is not None:

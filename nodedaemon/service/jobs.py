@@ -455,7 +455,12 @@ def _is_there(process: ProcessFacts) -> bool:
 
 
 def adaptor_environment(
-    socket_path: Path, adaptor_dir: Path, device: Device, user_paths: Mapping[str, str] | None = None
+    socket_path: Path,
+    adaptor_dir: Path,
+    device: Device,
+    user_paths: Mapping[str, str] | None = None,
+    *,
+    is_preloaded: bool = False,
 ) -> dict[str, str]:
     """What makes a job load the adaptor; PYTHONPATH and LD_PRELOAD are put before the user's own by who sets them."""
     env = {"SALUS_SOCKET": str(socket_path), "PYTHONPATH": str(adaptor_dir)}
@@ -464,6 +469,8 @@ def adaptor_environment(
     library = adaptor_dir / "libsalus" / "cuda" / "libcuda.so.1"
     if device.kind == "cuda" and library.exists():
         env |= {"LD_PRELOAD": str(library), "SALUS_CUDA_DRIVER": device.driver_path}
+    elif is_preloaded:
+        env["LD_PRELOAD"] = str(adaptor_dir / "libsalus" / "libsalus-preload.so")
     theirs = (user_paths or {}).get("PYTHONPATH", "")
     if theirs:
         env["PYTHONPATH"] = os.pathsep.join([env["PYTHONPATH"], theirs])

@@ -29,7 +29,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 _LEASE, _GRANT, _LANE, _LANE_EPOCH, _SUCCESSOR, _LAUNCH = 64, 72, 80, 88, 96, 104
 _STATE = 128
-_ITERATIONS, _STARTED, _BOUNDARY = 192, 200, 208
+_ITERATIONS, _STARTED, _BOUNDARY, _RETURNED, _RETURNED_COUNTS = 192, 200, 208, 216, 224
 _SESSION = 8
 _SLOT_BASE, _SLOT_BYTES = 64, 64
 _BELL, _OFFER = 0, 8
@@ -58,6 +58,10 @@ class GateReading:
     iteration_count: int
     started_count: int
     boundary_ns: int
+    #: Of the grant that was given back last: its epoch, and what RETURN would have said of it.
+    returned_epoch: int
+    returned_count: int
+    returned_contended_count: int
 
 
 class _Words:
@@ -197,6 +201,7 @@ class GatePage(Page):
     def read(self) -> GateReading:
         word = self._words.load(_STATE)
         kind = word & 0xFF
+        returned_counts = self._words.load(_RETURNED_COUNTS)
         return GateReading(
             epoch=word >> 16,
             sequence=word >> 8 & 0xFF,
@@ -204,6 +209,9 @@ class GatePage(Page):
             iteration_count=self._words.load(_ITERATIONS),
             started_count=self._words.load(_STARTED),
             boundary_ns=self._words.load(_BOUNDARY),
+            returned_epoch=self._words.load(_RETURNED),
+            returned_count=returned_counts & 0xFFFFFFFF,
+            returned_contended_count=returned_counts >> 32,
         )
 
 

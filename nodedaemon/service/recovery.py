@@ -20,7 +20,7 @@ from nodedaemon.drivers.process import Process
 from nodedaemon.service.connections import Connection
 from nodedaemon.service.desk import SessionDesk
 from nodedaemon.service.dispatcher import Dispatcher
-from nodedaemon.service.executor import ITERATION_COUNT_MAX, Executor
+from nodedaemon.service.executor import Executor
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.live import LiveSession, Roster
 from nodedaemon.service.pages import GatePage, GateState, TurnPage, adopt_page
@@ -127,7 +127,7 @@ class Recovery:
         if self.is_gathering:
             self._finish_if_complete()
         else:
-            self._settle_holder(facts, live)
+            self._executor.settle_over(live, facts)
             self._catch_up(facts, live)
             self._lanes.resume(session)
         return True
@@ -167,7 +167,7 @@ class Recovery:
             (facts, live) for facts in list(state.sessions.values()) if (live := self._roster.get(facts.session))
         ]
         for facts, live in everybody:
-            self._settle_holder(facts, live)
+            self._executor.settle_over(live, facts)
         for facts, live in everybody:
             if facts.process.pid and live.process is None and facts.session in state.sessions:
                 self._bury(facts, live)
@@ -192,26 +192,6 @@ class Recovery:
             self._executor.release(live, facts)
         else:
             self._executor.leave(facts.session, "died")
-
-    def _settle_holder(self, facts: SessionFacts, live: LiveSession) -> None:
-        """A grant that ended while nobody listened: tell the engine, with the successor that was started."""
-        if facts.grant_epoch is None or live.page is None:
-            return
-        reading = live.page.read()
-        is_over = reading.epoch == facts.grant_epoch and reading.state not in (GateState.RUNNING, GateState.IDLE)
-        if not is_over:
-            return
-        epoch = Epoch(facts.grant_epoch)
-        started = self._executor.settle(live, facts)
-        self._dispatcher.submit(
-            events.GrantReturned(
-                facts.session,
-                epoch,
-                min(reading.started_count, ITERATION_COUNT_MAX),
-                wants_next=reading.state is GateState.WAITING,
-                handed_over=started,
-            )
-        )
 
     def _catch_up(self, facts: SessionFacts, live: LiveSession) -> None:
         """Repeat the orders that may not have reached the session, and hear what it may have said to nobody."""

@@ -195,7 +195,7 @@ class Sampler:
             is_kept = not facts.is_revoked and (facts.device not in wanted or not facts.is_gated)
             if live is None or facts.grant_epoch is None or is_kept:
                 continue
-            if self._executor.take_idle(live, facts):
+            if self._executor.take_idle(live, facts) or self._executor.settle_over(live, facts):
                 continue
             is_needed = True
             if facts.is_revoked:

@@ -71,6 +71,8 @@ class Server:
         self._user_sessions_max = user_sessions_max
         self._contact_timeout_ns = contact_timeout_ns
         self._on_profile = on_profile
+        # Users with a framework whose calls cannot be patched: their next jobs get the preload.
+        self.unhooked_uids: set[int] = set()
         self._report = report
         self._log = log
         self._greetings: set[asyncio.Task[None]] = set()
@@ -81,15 +83,21 @@ class Server:
         if isinstance(message, messages.Hello):
             self._on_hello(connection, message, descriptors)
             return
+        if isinstance(message, messages.Fault) and connection.session is None:
+            self._on_early_fault(connection, message)
+            return
         facts, live = self._session_of(connection)
         # Till everybody is back the pages are not all there to tell who runs; they will say the same as these frames.
-        if self._is_gathering() and isinstance(message, messages.Want | messages.Return):
+        if self._is_gathering() and isinstance(message, messages.Want | messages.Return | messages.Started):
             return
         match message:
             case messages.Want():
                 self._on_want(facts, message)
             case messages.Return():
                 self._on_return(facts, message)
+            case messages.Started():
+                # Nothing is believed but that it is worth a look at the pages of those who may have started it.
+                self._executor.settle_offers_to(facts.session)
             case messages.Unmapped():
                 self._lanes.unmapped(LaneId(message.lane))
             case messages.Profile():
@@ -97,6 +105,8 @@ class Server:
             case messages.Overrun():
                 self._on_overrun(facts, live, message)
             case messages.Fault():
+                if message.text.startswith("hook:"):
+                    self.unhooked_uids.add(facts.uid)
                 self._log.warning(
                     "job reports a fault of ours",
                     job=facts.job,
@@ -111,6 +121,19 @@ class Server:
                 self.watch_contact(facts.session)
             case _:
                 raise PeerError(f"frame refused: {message.kind.name}: only salusd sends it")
+
+    def _on_early_fault(self, connection: Connection, message: messages.Fault) -> None:
+        """The adaptor could not even say hello: which job that was is the log's business, not a session's."""
+        connection.stop_timer()
+        credentials = connection.credentials
+        self._log.warning(
+            "job reports a fault of ours",
+            job="",
+            pid=credentials.pid,
+            uid=credentials.uid,
+            what=message.text,
+            is_off=True,
+        )
 
     def _session_of(self, connection: Connection) -> tuple[SessionFacts, LiveSession]:
         facts = self._dispatcher.state.sessions.get(connection.session or SessionId(0))
@@ -180,6 +203,7 @@ class Server:
             facts = self._desk.take(job, device, process)
             if hello.flags & HelloFlag.UNGATED and facts.is_gated:
                 self._dispatcher.submit(events.SessionUngated(facts.session))
+            self._declare(facts, hello)
             connection.session = facts.session
             self._desk.attach(facts, process, connection)
             self._ask_patience(connection)
@@ -213,6 +237,15 @@ class Server:
             session=facts.session,
             bytes=facts.persistent_bytes,
         )
+
+    def _declare(self, facts: SessionFacts, hello: messages.Hello) -> None:
+        """What the job says of itself (`salus_job.declare`) may only raise what it was admitted with."""
+        wanted = (
+            max(hello.declared_persistent_bytes, facts.persistent_bytes),
+            max(hello.declared_ephemeral_bytes, facts.ephemeral_bytes),
+        )
+        if facts.is_admitted and facts.is_gated and wanted != (facts.persistent_bytes, facts.ephemeral_bytes):
+            self._dispatcher.submit(events.SessionOverran(facts.session, *wanted))
 
     async def close(self) -> None:
         for task in list(self._greetings):

@@ -45,6 +45,7 @@ class Kind(enum.IntEnum):
     FAULT = 13
     NOTICE = 14
     BYE = 15
+    STARTED = 16
 
 
 class Framework(enum.IntEnum):
@@ -62,6 +63,7 @@ class WelcomeFlag(enum.IntFlag):
     TRAP = 1
     UNGATED = 2
     NOSTASH = 4
+    RELAY = 8
 
 
 class OverrunKind(enum.IntEnum):
@@ -167,6 +169,14 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
+class Started:
+    """The offer `epoch` was started, and who made it sends no RETURN: its page says what that would have said."""
+
+    kind: ClassVar[Kind] = Kind.STARTED
+    epoch: U64
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """Running maxima over the whole session so far."""
 
@@ -246,6 +256,7 @@ Message = (
     | Unmapped
     | Want
     | Return
+    | Started
     | Profile
     | Overrun
     | Allow
@@ -266,6 +277,7 @@ MESSAGE_TYPES: dict[Kind, type[Message]] = {
         Unmapped,
         Want,
         Return,
+        Started,
         Profile,
         Overrun,
         Allow,

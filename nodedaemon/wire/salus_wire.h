@@ -33,6 +33,7 @@ enum salus_kind {
     SALUS_FAULT = 13,
     SALUS_NOTICE = 14,
     SALUS_BYE = 15,
+    SALUS_STARTED = 16,
 };
 
 enum salus_framework {
@@ -49,6 +50,7 @@ enum salus_framework {
 #define SALUS_WELCOME_TRAP    1u /* StrayAccess=trap: keep a lent lane unreadable */
 #define SALUS_WELCOME_UNGATED 2u /* no profile or several sessions: measure, never WANT */
 #define SALUS_WELCOME_NOSTASH 4u /* negative control of the tests: survivors are not kept */
+#define SALUS_WELCOME_RELAY   8u /* STARTED of a successor may stand in for the RETURN of who started it */
 
 /* What OVERRUN asks for. */
 enum salus_overrun {
@@ -139,6 +141,12 @@ struct salus_return {
     uint8_t wants_next;
     uint8_t handed_over;
     uint8_t reserved[6];
+};
+
+/* A predecessor left its RETURN to us: its page says what it would have said. */
+struct salus_started {
+    struct salus_header header;
+    uint64_t epoch; /* that its offer started */
 };
 
 struct salus_profile {
@@ -237,7 +245,9 @@ struct salus_gate_page {
     uint64_t iteration_count; /* started since hello */
     uint64_t started_count;   /* of these, under the present grant */
     uint64_t boundary_ns;     /* CLOCK_MONOTONIC of the last boundary */
-    uint64_t reserved3[5];
+    uint64_t returned_epoch;  /* the last grant that was given back, */
+    uint64_t returned_counts; /* contended iterations << 32 | iterations under it */
+    uint64_t reserved3[3];
 };
 
 /*
@@ -251,7 +261,8 @@ struct salus_turn_slot {
     uint32_t sleepers; /* 1: the session may be asleep on `bell`, a wake-up call is needed */
     uint64_t offer;    /* epoch that the predecessor hands over */
     uint32_t cpu;      /* where the session ran last */
-    uint32_t reserved[11];
+    uint32_t owed;     /* 1: who wrote `offer` left it to this session to tell salusd (STARTED) */
+    uint32_t reserved[10];
 };
 
 struct salus_turn_page {

@@ -1,8 +1,10 @@
 """Hand-over of a lane between two processes against a bare futex ping-pong, alternating in one run on the same CPUs.
 
-A time is from the boundary of one process to the start of the other's iteration, the notice to a sleeping daemon
-included; iterations last 200 us. Apart from that: what survivors cost by size, what the trap costs, what a change of
-domain costs by the bytes that survive it. `make bench BENCH=handover`.
+A time is from the boundary of one process to the start of the other's iteration; iterations last 200 us, and the
+daemon sleeps on a CPU of its own where there is one left. `ratio` is mates against the futex. On one CPU the successor
+tells the daemon of the hand-over once it is at work: `notice` is what its first block costs with that, `told` what the
+hand-over would cost if the holder told it before it sleeps. Apart from that: what survivors cost by size, what the
+trap costs, what a change of domain costs by the bytes that survive it. `make bench BENCH=handover`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ def measure_ns(program: Path, mode: str, rounds: int, cpus: tuple[int, int], siz
 
 def compare(program: Path, cpus: tuple[int, int]) -> dict[str, float]:
     """Both sides take turns, so both see the same machine."""
-    samples: dict[str, list[float]] = {"futex": [], "mates": [], "trap": []}
+    samples: dict[str, list[float]] = {mode: [] for mode in ("futex", "mates", "told", "notice", "trap")}
     for repeat in range(REPEATS):
         for mode, values in samples.items():
             values.append(measure_ns(program, mode, ROUNDS, cpus))

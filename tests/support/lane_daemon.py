@@ -35,15 +35,19 @@ from nodedaemon.wire.messages import (
     Profile,
     Refuse,
     Return,
+    Started,
     Unmap,
     Unmapped,
     Want,
     Welcome,
+    WelcomeFlag,
 )
-from tests.support.gate_pages import SEALS, SLOTS, GatePage, TurnPage
+from tests.support.gate_pages import SEALS, SLOTS, GatePage, GateState, TurnPage
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
+#: As salusd does for a holder that was revoked.
+LOOK_S = 0.02
 T = TypeVar("T")
 
 
@@ -76,7 +80,8 @@ class Settings:
     persistent_bytes: int = 1 << 40
     device_bytes: int = 64 * MIB
     idle_release_ns: int = 0
-    flags: int = 0
+    # As salusd says it; tests of what a flag changes name theirs.
+    flags: int = WelcomeFlag.RELAY
     turn_iterations: int = 1
     # Mates start each other by futex; otherwise every grant comes from the daemon.
     is_direct: bool = True
@@ -103,6 +108,8 @@ class LaneDaemon:
         self.successor: Attached | None = None
         self.waiting: deque[Attached] = deque()
         self.grants: list[tuple[int, int]] = []
+        self.handover_count = 0
+        self.relay_count = 0
         self.lane_fd = -1
         self.lane_key = (0, 0)
         self.lane_owner: Attached | None = None
@@ -216,14 +223,25 @@ class LaneDaemon:
     def _run(self) -> None:
         try:
             while not self._is_ending:
-                for key, _ in self._selector.select():
+                for key, _ in self._selector.select(None if self.successor is None else LOOK_S):
                     key.data()
+                self._look()
                 with self._changed:
                     self._changed.notify_all()
         except BaseException as error:
             self.error = error
             with self._changed:
                 self._changed.notify_all()
+
+    def _look(self) -> None:
+        """A successor that has done nothing since its start has told nobody of it: the holder's page says it too."""
+        if self.holder is None or self.successor is None or not self.holder.is_alive:
+            return
+        reading = self.holder.page.read()
+        is_left = reading.state in (GateState.WAITING, GateState.OUT) and reading.epoch == self.holder_epoch
+        if is_left and self.successor.page.read().epoch >= self.successor.armed_epoch:
+            self._leave_holder()
+            self.schedule()
 
     def _run_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -303,6 +321,8 @@ class LaneDaemon:
                 self._wait(session)
             case Return():
                 self._returned(session, message)
+            case Started():
+                self._started(session, message)
             case Unmapped():
                 session.unmapped.append(message)
                 session.mapped = None
@@ -332,6 +352,11 @@ class LaneDaemon:
             session.is_waiting = True
             self.waiting.append(session)
 
+    def _wait_by_page(self, holder: Attached) -> None:
+        """A holder that took its successor may send no RETURN: where its page says that it waits, it does."""
+        if holder.is_alive and holder.page.read().state is GateState.WAITING:
+            self._wait(holder)
+
     def _returned(self, session: Attached, message: Return) -> None:
         session.returns.append(message)
         # Two sockets know no order: a successor's RETURN may come before that of the holder who started it.
@@ -342,6 +367,12 @@ class LaneDaemon:
         if message.wants_next:
             self._wait(session)
 
+    def _started(self, session: Attached, message: Started) -> None:
+        """The holder left it to its successor to tell; the holder's own page says whether it waits again."""
+        if session is self.successor and message.epoch == session.armed_epoch:
+            self.relay_count += 1
+            self._leave_holder()
+
     def _leave_holder(self) -> None:
         """The holder is done; whoever it named holds now if it has started, and nobody does otherwise."""
         holder, successor = self.holder, self.successor
@@ -349,10 +380,12 @@ class LaneDaemon:
         self.holder = self.successor = None
         if successor is None:
             return
+        self._wait_by_page(holder)
         holder.page.name_successor(0, 0)
         if successor.page.disarm(successor.armed_epoch):
             self.holder, self.holder_epoch = successor, successor.armed_epoch
             self.holder_is_unlimited = False
+            self.handover_count += 1
             self.grants.append((successor.session, successor.armed_epoch))
         elif successor.is_alive:
             successor.is_waiting = True
@@ -378,8 +411,9 @@ class LaneDaemon:
             was_taken = self.holder.page.name_successor(0, 0) == 0
             self.successor = None
             if was_taken:
-                # The holder's RETURN is on its way and will find nobody behind it.
-                self.holder = None
+                # The holder's RETURN is on its way and will find nobody behind it, or does not come.
+                holder, self.holder = self.holder, None
+                self._wait_by_page(holder)
         if self.holder is not None and not self.holder.is_alive:
             self.holder = None
         if self.lane_owner is session:

@@ -128,6 +128,10 @@ class _Session:
         self.blocks: dict[str, tuple[int, int]] = {}
         self.thread: threading.Thread | None = None
 
+    def pin(self) -> None:
+        """To one CPU, the same for all who ask."""
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
     def hello(self, path: str, flags: int = 0) -> list[Any]:
         """Answer, reason, session, whether it is gated."""
         options = Options(size_bytes=ctypes.sizeof(Options), flags=flags, timeout_ms=10_000)

@@ -339,6 +339,7 @@ static int resume(void)
     pthread_mutex_lock(&client.send_lock);
     __atomic_store_n(&client.fd, fd, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
+    session.may_relay = packet.frame.welcome.flags & SALUS_WELCOME_RELAY;
     lending_raise_caps(packet.frame.welcome.persistent_bytes, packet.frame.welcome.ephemeral_bytes);
     gate_want_again();
     return 0;
@@ -361,6 +362,7 @@ static int reconnect(void)
     for (;;) {
         if (wait_stop(wait_ms))
             return -ECANCELED;
+        gate_nudge();
         error = resume();
         if (!error || error == -EACCES)
             return error;

@@ -21,6 +21,7 @@
 #include "cuda_own.h"
 #include "cuda_share.h"
 #include "cuda_work.h"
+#include "gate.h"
 #include "host.h"
 #include "session.h"
 
@@ -160,7 +161,7 @@ static uint64_t take_lane_block(uint64_t size_bytes, bool *is_spill)
         count_live(size_bytes);
     }
     pthread_mutex_unlock(&session.memory_lock);
-    __atomic_add_fetch(&session.gate.activity, 1, __ATOMIC_RELAXED);
+    gate_mark_activity();
     return offset_bytes == REGION_NONE ? 0 : (uint64_t)lane->base + offset_bytes;
 }
 

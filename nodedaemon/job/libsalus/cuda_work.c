@@ -40,7 +40,7 @@ void work_enter(void)
         /* The grant may be here while survivors are still being put back. */
         sched_yield();
     }
-    __atomic_add_fetch(&session.gate.activity, 1, __ATOMIC_RELAXED);
+    gate_mark_activity();
 }
 
 void work_leave(void)

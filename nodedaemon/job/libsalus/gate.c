@@ -32,6 +32,11 @@ static void store_relaxed(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
+static void set_calm(bool is_calm)
+{
+    __atomic_store_n(&gate->entry.is_calm, is_calm, __ATOMIC_SEQ_CST);
+}
+
 static void begin_iteration(uint64_t now_ns)
 {
     gate->started_count++;
@@ -76,19 +81,52 @@ void gate_ring(void)
     }
 }
 
-/* Starts the successor that salusd has named, if any; its epoch, or 0. */
-static uint64_t start_successor(void)
+void gate_tell_started(void)
+{
+    uint64_t epoch = __atomic_exchange_n(&gate->told_epoch, 0, __ATOMIC_RELAXED);
+    struct salus_started frame = {.epoch = epoch};
+
+    if (!epoch)
+        return;
+    client_send(&frame, SALUS_STARTED, sizeof(frame));
+    SALUS_POINT(POINT_STARTED_TOLD);
+}
+
+/*
+ * On one CPU whatever we do before we sleep keeps the successor from running, and waking salusd is
+ * the dearest of it (a call and, where its CPU sleeps, an interrupt to that CPU). So the successor
+ * tells salusd in our place, once it is at work; on another CPU it runs while we tell it ourselves.
+ */
+static bool is_relay_useful(const struct salus_turn_slot *slot, bool wants_next)
+{
+    return wants_next && session.may_relay &&
+           __atomic_load_n(&slot->cpu, __ATOMIC_RELAXED) == (uint32_t)sched_getcpu();
+}
+
+void gate_nudge(void)
+{
+    if (gate->slot && __atomic_load_n(&gate->slot->sleepers, __ATOMIC_RELAXED))
+        futex_wake(&gate->slot->bell);
+}
+
+/* Starts the successor that salusd has named, if any; its epoch, or 0. `is_relayed`: it tells
+ * salusd. */
+static uint64_t start_successor(bool wants_next, bool *is_relayed)
 {
     uint64_t word = __atomic_exchange_n(&gate->page->successor, 0, __ATOMIC_SEQ_CST);
     uint32_t index = (uint32_t)(word & 0xffff) - 1;
     struct salus_turn_slot *slot;
 
     SALUS_POINT(POINT_SUCCESSOR_TAKEN);
+    *is_relayed = false;
     gate->peer_slot = SALUS_SLOTS;
     if (!word || index >= SALUS_SLOTS)
         return 0;
     slot = &gate->turn->slots[index];
     gate->peer_slot = index;
+    *is_relayed = is_relay_useful(slot, wants_next);
+    __atomic_store_n(&slot->owed, *is_relayed, __ATOMIC_RELAXED);
+    SALUS_POINT(POINT_OWED_WRITTEN);
     __atomic_store_n(&slot->offer, word >> 16, __ATOMIC_SEQ_CST);
     SALUS_POINT(POINT_OFFER_WRITTEN);
     __atomic_add_fetch(&slot->bell, 1, __ATOMIC_SEQ_CST);
@@ -108,22 +146,31 @@ static int hand_over(bool wants_next)
         .contended_count = gate->started_count - gate->contended_from,
         .wants_next = wants_next,
     };
+    bool is_relayed;
 
+    gate_tell_started();
     SALUS_POINT(POINT_BEFORE_RETURN);
     if (lending_shut_or_ask())
         return 1;
     SALUS_POINT(POINT_STASHED);
     gate->lease_seen = 0;
+    set_calm(false);
     gate->is_asking = wants_next;
+    store_relaxed(&gate->page->returned_epoch, frame.epoch);
+    store_relaxed(&gate->page->returned_counts,
+                  (uint64_t)frame.contended_count << 32 | frame.iteration_count);
+    SALUS_POINT(POINT_RETURN_NOTED);
     /* Before the state: a count of this grant must not be taken for one of the next. */
     store_relaxed(&gate->page->started_count, 0);
     set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
     SALUS_POINT(POINT_STATE_LEFT);
-    frame.successor_epoch = start_successor();
-    frame.handed_over = frame.successor_epoch != 0;
-    frame.held_ns = clock_ns() - gate->held_since_ns;
-    client_send(&frame, SALUS_RETURN, sizeof(frame));
-    SALUS_POINT(POINT_RETURN_SENT);
+    frame.successor_epoch = start_successor(wants_next, &is_relayed);
+    if (!is_relayed) {
+        frame.handed_over = frame.successor_epoch != 0;
+        frame.held_ns = clock_ns() - gate->held_since_ns;
+        client_send(&frame, SALUS_RETURN, sizeof(frame));
+        SALUS_POINT(POINT_RETURN_SENT);
+    }
     gate->handover_count++;
     lending_finish();
     return 0;
@@ -169,7 +216,12 @@ static bool try_start(void)
         gate->started_count = 0;
         gate->contended_from = 0;
         gate->lease_seen = load(&gate->page->lease);
+        if (load(&gate->slot->offer) == epoch &&
+            __atomic_exchange_n(&gate->slot->owed, 0, __ATOMIC_RELAXED))
+            __atomic_store_n(&gate->told_epoch, epoch, __ATOMIC_RELAXED);
+        SALUS_POINT(POINT_OWED_TAKEN);
         lane_open(lane);
+        set_calm(true);
         SALUS_POINT(POINT_LANE_OPEN);
     }
     pthread_mutex_unlock(&session.memory_lock);
@@ -203,7 +255,6 @@ static void spin(uint32_t bell)
 /* Until a grant is ours. 0; -EINTR; -ENOTCONN when the session was switched off meanwhile. */
 static int wait_turn(uint64_t since_ns)
 {
-    const struct timespec slice = {.tv_sec = WAIT_SLICE_NS / 1000000000ull};
     bool may_spin = true;
     uint64_t now_ns;
     int error;
@@ -226,7 +277,8 @@ static int wait_turn(uint64_t since_ns)
         }
         __atomic_store_n(&gate->slot->sleepers, 1, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_RAISED);
-        error = futex_wait(&gate->slot->bell, bell, &slice);
+        /* Without a time-out, which would cost a sixth of the hand-over: the receiver nudges. */
+        error = futex_wait(&gate->slot->bell, bell, NULL);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
         if (error == -EINTR && session.is_interruptible)
@@ -293,6 +345,7 @@ static void end_idle(void)
                                     __ATOMIC_SEQ_CST)) {
         SALUS_POINT(POINT_IDLE_ENDED);
         lane_open(session.lane);
+        set_calm(true);
     } else {
         gate->lease_seen = 0;
     }
@@ -405,9 +458,11 @@ bool gate_try_idle(uint64_t activity)
     if (session.phase != PHASE_GATED || !gate->lease_seen || gate->is_pausing)
         goto unlock;
     __atomic_store_n(&gate->is_pausing, 1, __ATOMIC_SEQ_CST);
-    if (!fence_all_threads() || __atomic_load_n(&gate->depth, __ATOMIC_SEQ_CST) ||
-        __atomic_load_n(&gate->activity, __ATOMIC_SEQ_CST) != activity)
+    set_calm(false);
+    if (!fence_all_threads() || __atomic_load_n(&gate->entry.depth, __ATOMIC_SEQ_CST) ||
+        __atomic_load_n(&gate->entry.activity, __ATOMIC_SEQ_CST) != activity)
         goto resume;
+    gate_tell_started();
     is_idle = !lending_shut();
     if (!is_idle)
         goto resume;
@@ -423,6 +478,7 @@ bool gate_try_idle(uint64_t activity)
     goto unlock;
 resume:
     __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
+    set_calm(true);
 unlock:
     pthread_mutex_unlock(&session.gate_lock);
     return is_idle;

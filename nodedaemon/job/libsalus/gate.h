@@ -9,6 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "session.h"
+
 /* Makes sure that a grant is held, waiting if need be. 0 held already, 1 newly granted, -ENOTCONN.
  */
 int gate_enter(void);
@@ -25,8 +27,28 @@ int gate_leave(void);
  * now. */
 bool gate_try_idle(uint64_t activity);
 
+/* Sends the STARTED that a predecessor left to us. */
+void gate_tell_started(void);
+
+/*
+ * An entry point or a block of the job: something is being done. Whatever is still owed to salusd
+ * for the start of this iteration is told here, so that it delays neither the hand-over nor the
+ * naming of the next successor.
+ */
+static inline void gate_mark_activity(void)
+{
+    /* Entry points and lane blocks of one thread would need no atomic; autograd has several. */
+    __atomic_add_fetch(&session.gate.entry.activity, 1, __ATOMIC_RELAXED);
+    if (__builtin_expect(__atomic_load_n(&session.gate.told_epoch, __ATOMIC_RELAXED) != 0, 0))
+        gate_tell_started();
+}
+
 /* Wakes whoever waits in the gate of this process. */
 void gate_ring(void);
+
+/* By the receiver, now and then: has a waiting thread look again, should a wake-up have been lost
+ * (a mate was killed or stopped between raising the bell and waking). */
+void gate_nudge(void);
 
 /* After a reconnect: says WANT again if a thread waits. */
 void gate_want_again(void);

@@ -5,11 +5,13 @@
  * torch 1.x to 2.13), so its slots for these two are pointed here after `import torch`. Blocks of
  * the gating thread and of autograd's threads lie in the lane while the grant is held; every other
  * block is plain memory, counted and capped. `free` is redirected in torch's other libraries too,
- * because a block may be released by code that was inlined there.
+ * because a block may be released by code that was inlined there. Where the slots cannot be
+ * written, a small library that was preloaded hands us the same calls (preload.h).
  */
 #define _GNU_SOURCE
 #include "host.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +20,9 @@
 
 #include "blocks.h"
 #include "client.h"
+#include "gate.h"
 #include "patch.h"
+#include "preload.h"
 #include "session.h"
 
 #define SPILL_FLAG      (1ull << 63)
@@ -31,6 +35,7 @@ enum thread_class {
 };
 
 static struct blocks blocks;
+static struct preload_plain plain = {posix_memalign, free};
 static uint32_t thread_generation; /* raised in a forked child */
 static __thread enum thread_class thread_class;
 static __thread uint32_t thread_seen;
@@ -177,7 +182,7 @@ static void *take_lane_block(size_t align_bytes, size_t size_bytes, bool *is_spi
         count_live(size_bytes);
     }
     pthread_mutex_unlock(&session.memory_lock);
-    __atomic_add_fetch(&session.gate.activity, 1, __ATOMIC_RELAXED);
+    gate_mark_activity();
     *is_spill = offset_bytes == REGION_NONE;
     return *is_spill ? NULL : lane->base + offset_bytes;
 }
@@ -238,7 +243,7 @@ static int hooked_posix_memalign(void **address, size_t align_bytes, size_t size
      */
     if (!is_within_cap(size_bytes))
         return ENOMEM;
-    error = posix_memalign(address, align_bytes, size_bytes);
+    error = plain.take(address, align_bytes, size_bytes);
     if (!error)
         note_private(*address, size_bytes, is_spill);
     return error;
@@ -278,7 +283,7 @@ static bool give_lane_block(void *address)
 static void hooked_free_elsewhere(void *address)
 {
     if (!give_lane_block(address))
-        free(address);
+        plain.give(address);
 }
 
 static void hooked_free(void *address)
@@ -295,10 +300,20 @@ static void hooked_free(void *address)
     counts->private_bytes -= noted_bytes & ~SPILL_FLAG;
     counts->live_bytes -= noted_bytes & ~SPILL_FLAG;
     pthread_mutex_unlock(&session.memory_lock);
-    free(address);
+    plain.give(address);
 }
 
-int host_hook(void)
+/* The negative control of the tests, in their build only: as if libc10 could not be patched. */
+static bool is_patch_refused(void)
+{
+#ifdef SALUS_FAULT_POINTS
+    return getenv("SALUS_TEST_NO_PATCH") != NULL;
+#else
+    return false;
+#endif
+}
+
+static int patch_all(void)
 {
     static const char *const elsewhere[] = {"libtorch", "libshm"};
     const struct patch take = {"posix_memalign", (void *)hooked_posix_memalign};
@@ -307,8 +322,8 @@ int host_hook(void)
     uint32_t index;
     int count;
 
-    if (!patch_is_loaded("libc10.so"))
-        return -ENOENT;
+    if (is_patch_refused())
+        return -EACCES;
     /* free first: a block of ours must never meet the plain one. */
     for (index = 0; index < sizeof(elsewhere) / sizeof(elsewhere[0]); index++) {
         count = patch_library(elsewhere[index], &give_elsewhere);
@@ -322,6 +337,38 @@ int host_hook(void)
     if (count <= 0)
         return count ? count : -ENOTSUP;
     return 0;
+}
+
+/* 0 if the small library was preloaded and gives us libc10's calls from now on. */
+static int route_preloaded(uintptr_t start, uintptr_t end)
+{
+    static struct preload_route route;
+    preload_set *set;
+
+    *(void **)&set = dlsym(RTLD_DEFAULT, PRELOAD_SET);
+    if (!set)
+        return -ENOTSUP;
+    route = (struct preload_route){
+        .start = start,
+        .end = end,
+        .take = hooked_posix_memalign,
+        .give = hooked_free,
+        .give_elsewhere = hooked_free_elsewhere,
+    };
+    set(&route, &plain);
+    return 0;
+}
+
+int host_hook(void)
+{
+    uintptr_t start, end;
+    int error;
+
+    if (!patch_find("libc10.so", &start, &end))
+        return -ENOENT;
+    error = patch_all();
+    /* Half a patch does no harm: blocks of ours are made only once the last slot is written. */
+    return error && route_preloaded(start, end) ? error : 0;
 }
 
 #if defined(SALUS_FAULT_POINTS) || defined(SALUS_BLOCKS)

@@ -37,6 +37,7 @@ struct search {
     int written_count;
     int loaded_count;
     int error;
+    uintptr_t start, end;
 };
 
 static void read_dynamic(struct image *image, const ElfW(Dyn) * entry)
@@ -112,6 +113,23 @@ static void patch_image(struct search *search, const struct image *image)
     }
 }
 
+static void read_extent(struct search *search, const struct dl_phdr_info *loaded)
+{
+    int index;
+
+    for (index = 0; index < loaded->dlpi_phnum; index++) {
+        const ElfW(Phdr) *header = &loaded->dlpi_phdr[index];
+        uintptr_t start = loaded->dlpi_addr + header->p_vaddr;
+
+        if (header->p_type != PT_LOAD)
+            continue;
+        if (!search->start || start < search->start)
+            search->start = start;
+        if (start + header->p_memsz > search->end)
+            search->end = start + header->p_memsz;
+    }
+}
+
 static int visit(struct dl_phdr_info *loaded, size_t size, void *argument)
 {
     struct search *search = argument;
@@ -124,8 +142,10 @@ static int visit(struct dl_phdr_info *loaded, size_t size, void *argument)
     if (strncmp(name, search->library, strlen(search->library)))
         return 0;
     search->loaded_count++;
-    if (!search->patch)
+    if (!search->patch) {
+        read_extent(search, loaded);
         return 0;
+    }
     for (index = 0; index < loaded->dlpi_phnum; index++) {
         const ElfW(Phdr) *header = &loaded->dlpi_phdr[index];
 
@@ -148,10 +168,12 @@ int patch_library(const char *library, const struct patch *patch)
     return search.error ? search.error : search.written_count;
 }
 
-int patch_is_loaded(const char *library)
+int patch_find(const char *library, uintptr_t *start, uintptr_t *end)
 {
     struct search search = {.library = library};
 
     dl_iterate_phdr(visit, &search);
+    *start = search.start;
+    *end = search.end;
     return search.loaded_count > 0;
 }

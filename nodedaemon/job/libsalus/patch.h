@@ -3,6 +3,8 @@
 #ifndef SALUS_PATCH_H
 #define SALUS_PATCH_H
 
+#include <stdint.h>
+
 struct patch {
     const char *symbol;
     void *target;
@@ -15,7 +17,7 @@ struct patch {
  */
 int patch_library(const char *library, const struct patch *patch);
 
-/* 1 if such a library is loaded. */
-int patch_is_loaded(const char *library);
+/* 1 if such a library is loaded; `start` and `end` are then the addresses it takes. */
+int patch_find(const char *library, uintptr_t *start, uintptr_t *end);
 
 #endif

@@ -10,8 +10,10 @@ enum salus_point {
     POINT_COUNT_STORED,     /* boundary: iteration counts written */
     POINT_BEFORE_RETURN,    /* hand-over: nothing written yet */
     POINT_STASHED,          /* survivors are private, lane still held */
+    POINT_RETURN_NOTED,     /* what RETURN says is on the page, the grant still held */
     POINT_STATE_LEFT,       /* state says WAITING or OUT */
     POINT_SUCCESSOR_TAKEN,  /* successor exchanged with 0 */
+    POINT_OWED_WRITTEN,     /* who tells salusd is settled, nothing offered */
     POINT_OFFER_WRITTEN,    /* the successor's offer is there, its bell is not raised */
     POINT_BELL_RAISED,      /* bell raised, not woken */
     POINT_WOKEN,            /* successor woken, RETURN not sent */
@@ -20,7 +22,9 @@ enum salus_point {
     POINT_SLEEPERS_RAISED,  /* waiter: announced, not asleep */
     POINT_SLEEPERS_LOWERED, /* waiter: awake, nothing claimed */
     POINT_STARTED,          /* state says RUNNING, nothing else done */
+    POINT_OWED_TAKEN,       /* started, STARTED to be sent */
     POINT_LANE_OPEN,        /* started, lane accessible */
+    POINT_STARTED_TOLD,     /* STARTED sent in the predecessor's place */
     POINT_IDLE,             /* state says IDLE */
     POINT_IDLE_ENDED,       /* state says RUNNING again */
     POINT_LAST,

@@ -125,9 +125,9 @@ static void serve(struct packet *packet)
 static bool is_resting(uint64_t *activity, uint64_t *since_ns)
 {
     uint64_t now_ns = clock_ns();
-    uint64_t seen = __atomic_load_n(&session.gate.activity, __ATOMIC_SEQ_CST);
+    uint64_t seen = __atomic_load_n(&session.gate.entry.activity, __ATOMIC_SEQ_CST);
 
-    if (seen != *activity || __atomic_load_n(&session.gate.depth, __ATOMIC_SEQ_CST)) {
+    if (seen != *activity || __atomic_load_n(&session.gate.entry.depth, __ATOMIC_SEQ_CST)) {
         *activity = seen;
         *since_ns = now_ns;
     }
@@ -138,10 +138,12 @@ int receive_until_end(int fd, int stop_fd)
 {
     struct pollfd ready[2] = {{.fd = fd, .events = POLLIN}, {.fd = stop_fd, .events = POLLIN}};
     uint64_t look_ms = session.idle_release_ns / IDLE_LOOKS / 1000000;
-    int timeout_ms = session.idle_release_ns ? (look_ms ? (int)look_ms : 1) : -1;
-    uint64_t activity = 0, since_ns = clock_ns();
+    int timeout_ms = NUDGE_MS;
+    uint64_t activity = 0, since_ns = clock_ns(), nudged_ns = since_ns;
     struct packet packet;
 
+    if (session.idle_release_ns && look_ms < NUDGE_MS)
+        timeout_ms = look_ms ? (int)look_ms : 1;
     for (;;) {
         int count = poll(ready, 2, timeout_ms);
 
@@ -155,6 +157,10 @@ int receive_until_end(int fd, int stop_fd)
             if (answer <= 0)
                 return answer;
             serve(&packet);
+        }
+        if (!count && clock_ns() - nudged_ns >= NUDGE_MS * 1000000ull) {
+            nudged_ns = clock_ns();
+            gate_nudge();
         }
         if (session.idle_release_ns && is_resting(&activity, &since_ns))
             gate_try_idle(activity);

@@ -85,9 +85,10 @@ struct salus_figures {
 SALUS_API uint32_t salus_version(void);
 
 /*
- * Redirects the allocation calls of the loaded libc10 to us; everything is counted from then on and
+ * Redirects the allocation calls of the loaded libc10 to us, by its slots or, where these cannot be
+ * written, by libsalus-preload.so if that was preloaded; everything is counted from then on and
  * still plain memory. 0; -ENOENT: no libc10 in the process; -ENOTSUP: it does not allocate the way
- * we know; -ECANCELED: SALUS_DISABLE is set.
+ * we know; -ECANCELED: SALUS_DISABLE is set; another -errno: its slots cannot be written.
  */
 SALUS_API int salus_hook(void);
 
@@ -106,6 +107,20 @@ SALUS_API int salus_hello(const char *path, const struct salus_options *options,
  */
 SALUS_API int salus_enter(void);
 SALUS_API void salus_exit(void);
+
+/*
+ * What enter and exit look at and change. A caller for whom a call is dear may do the same by
+ * itself, in the thread that passes the boundaries: raise `activity`, then raise `depth` (enter) or
+ * lower it (exit); and on entering, call salus_enter all the same if `is_calm` is 0 afterwards,
+ * less the one it has added to `depth`.
+ */
+struct salus_entry {
+    uint64_t activity; /* raised by entry points and blocks; unchanged for long means idle */
+    uint64_t
+        is_calm; /* 1: a grant is held (or none is needed) and nobody looks whether we are idle */
+    uint64_t depth; /* entry points under way */
+};
+SALUS_API struct salus_entry *salus_entry_words(void);
 
 /*
  * An iteration is over and the next begins. 0: still under the same lease; 1: the lane was with

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -165,6 +166,7 @@ int salus_hello(const char *path, const struct salus_options *options, struct sa
 {
     struct salus_options full = {0};
     struct salus_welcome welcome;
+    char why[REASON_BYTES];
     bool is_gated;
     int error;
 
@@ -186,6 +188,7 @@ int salus_hello(const char *path, const struct salus_options *options, struct sa
     session.session = welcome.session;
     session.idle_release_ns = is_gated ? welcome.idle_release_ns : 0;
     session.is_interruptible = full.flags & SALUS_INTERRUPTIBLE;
+    session.may_relay = welcome.flags & SALUS_WELCOME_RELAY;
     session.has_stash = !(welcome.flags & SALUS_WELCOME_NOSTASH);
     session.counts.cap_persistent_bytes = welcome.persistent_bytes;
     session.counts.cap_ephemeral_bytes = welcome.ephemeral_bytes;
@@ -195,6 +198,8 @@ int salus_hello(const char *path, const struct salus_options *options, struct sa
     if (!error)
         error = client_listen();
     if (error) {
+        snprintf(why, sizeof(why), "hello: lane memory of this process: %s", strerror(-error));
+        client_send_fault(why, true);
         client_close(true);
         session.lane = NULL;
         goto unlock;
@@ -214,13 +219,6 @@ static bool is_attached(void)
     return session.phase == PHASE_GATED || session.phase == PHASE_UNGATED;
 }
 
-static void mark_activity(void)
-{
-    /* Only entry points and lane blocks count, so plain loads and stores of one thread would do;
-     * autograd has several. */
-    __atomic_add_fetch(&session.gate.activity, 1, __ATOMIC_RELAXED);
-}
-
 static int count_iteration(bool is_boundary)
 {
     struct gate *gate = &session.gate;
@@ -238,6 +236,7 @@ static int count_iteration(bool is_boundary)
     pthread_mutex_unlock(&session.memory_lock);
     gate->iteration_count++;
     gate->iteration_since_ns = now_ns;
+    __atomic_store_n(&gate->entry.is_calm, 1, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -254,24 +253,37 @@ static void tell_spill(void)
                         session.counts.cap_ephemeral_bytes + bytes);
 }
 
+struct salus_entry *salus_entry_words(void)
+{
+    return &session.gate.entry;
+}
+
 int salus_enter(void)
 {
+    int answer;
+
     if (!is_attached())
         return -ENOTCONN;
     host_mark_thread();
-    __atomic_add_fetch(&session.gate.depth, 1, __ATOMIC_RELAXED);
-    mark_activity();
-    return session.phase == PHASE_GATED ? gate_enter() : count_iteration(false);
+    __atomic_add_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
+    gate_mark_activity();
+    if (session.phase != PHASE_GATED)
+        return count_iteration(false);
+    answer = gate_enter();
+    /* It comes again, and is to be counted once. */
+    if (answer == -EINTR)
+        __atomic_sub_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
+    return answer;
 }
 
 void salus_exit(void)
 {
-    uint32_t depth = __atomic_load_n(&session.gate.depth, __ATOMIC_RELAXED);
+    uint64_t depth = __atomic_load_n(&session.gate.entry.depth, __ATOMIC_RELAXED);
 
-    while (depth && !__atomic_compare_exchange_n(&session.gate.depth, &depth, depth - 1, false,
-                                                 __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    while (depth && !__atomic_compare_exchange_n(&session.gate.entry.depth, &depth, depth - 1,
+                                                 false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
-    mark_activity();
+    gate_mark_activity();
 }
 
 int salus_boundary(void)
@@ -279,8 +291,8 @@ int salus_boundary(void)
     if (!is_attached())
         return -ENOTCONN;
     host_mark_thread();
-    __atomic_store_n(&session.gate.depth, 0, __ATOMIC_RELAXED);
-    mark_activity();
+    __atomic_store_n(&session.gate.entry.depth, 0, __ATOMIC_RELAXED);
+    gate_mark_activity();
     if (session.phase == PHASE_UNGATED)
         return count_iteration(true);
     if (session.counts.spill_count)
@@ -298,6 +310,7 @@ void session_detach(void)
     struct lane *lane;
 
     session.phase = PHASE_OFF;
+    __atomic_store_n(&session.gate.entry.is_calm, 0, __ATOMIC_SEQ_CST);
     gate_ring();
     pthread_mutex_lock(&session.memory_lock);
     lane = session.lane;

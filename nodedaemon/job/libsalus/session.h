@@ -20,7 +20,7 @@
 #define ITERATIONS_KEPT    63
 #define REASON_BYTES       SALUS_TEXT_BYTES
 #define ANSWER_DEADLINE_NS 10000000000ull
-#define WAIT_SLICE_NS      1000000000ull
+#define NUDGE_MS           1000 /* between two looks of the receiver at a thread that waits */
 #define THREAD_NAME_BYTES  16
 
 enum session_phase {
@@ -61,11 +61,10 @@ struct gate {
     uint32_t peer_slot; /* whom we last handed over to; SALUS_SLOTS: nobody */
     uint64_t iteration_ns[ITERATIONS_KEPT];
     uint32_t iteration_next;
-    /* Entry points and allocations raise this; unchanged for long means idle. */
-    uint64_t activity;
-    uint32_t depth;
+    struct salus_entry entry;
     bool is_asking; /* the daemon knows that we wait; set while an interrupted wait is to be resumed
                      */
+    uint64_t told_epoch; /* STARTED is to be sent for this epoch; 0: nothing to tell */
     uint32_t is_pausing; /* the receiver looks whether we are idle: entries take the slow way */
 };
 
@@ -77,6 +76,7 @@ struct session {
     bool is_child; /* forked from a hooked process */
     bool has_stash;
     bool is_interruptible;
+    bool may_relay; /* salusd takes STARTED for a predecessor's RETURN */
     uint64_t session;
     uint64_t idle_release_ns;
     struct lane lanes[LANES_MAX];

@@ -30,6 +30,12 @@ class Options(ctypes.Structure):
     ]
 
 
+class EntryWords(ctypes.Structure):
+    """salus_entry of salus.h."""
+
+    _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_uint64) for name in ("activity", "is_calm", "depth")]
+
+
 class Range(ctypes.Structure):
     """Device memory: salus_cuda_range of cuda_lane.h."""
 
@@ -65,14 +71,6 @@ class Figures(ctypes.Structure):
     _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_uint64) for name in FIGURES]
 
 
-def hold_lock(library: Any, name: str) -> Any:
-    """The same call without giving up the interpreter's lock: for calls that never wait."""
-    function = getattr(library, name)
-    if not isinstance(library, ctypes.CDLL):
-        return function
-    return ctypes.PYFUNCTYPE(None)(ctypes.cast(function, ctypes.c_void_p).value)
-
-
 def find_library() -> str:
     given = os.environ.get("SALUS_LIBRARY")
     if given:
@@ -93,6 +91,7 @@ def load(path: Optional[str] = None) -> Any:
         ("salus_hook", ctypes.c_int, []),
         ("salus_hello", ctypes.c_int, [ctypes.c_char_p, pointer(Options), pointer(View)]),
         ("salus_enter", ctypes.c_int, []),
+        ("salus_entry_words", pointer(EntryWords), []),
         ("salus_exit", None, []),
         ("salus_boundary", ctypes.c_int, []),
         ("salus_leave", ctypes.c_int, []),

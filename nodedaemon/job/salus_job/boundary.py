@@ -15,7 +15,7 @@ boundary is an entry (loader, root forward or step) while work was done, nothing
 With several optimizers a boundary lies only where the learned cycle of their steps closes.
 """
 
-from typing import Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from salus_job.stepcycle import StepCycle
 
@@ -238,6 +238,11 @@ class BoundaryRule:
             parts[max(range(1, len(parts)), key=lambda n: len(parts[n]))] = ""
         return ";".join(parts)
 
+    def state(self) -> Tuple[Any, ...]:
+        """All that later answers depend on: from an equal state the same events get the same answers."""
+        values = dict(vars(self), _closings=min(self._closings, 2), _cycle=vars(self._cycle))
+        return tuple((name, _freeze(value)) for name, value in sorted(values.items()))
+
     def _fired(self) -> None:
         self._worked = False
         self._stepped = False
@@ -338,6 +343,14 @@ class BoundaryRule:
 
     def _cycle_allows_loader(self) -> bool:
         return self._loader_is_anchor and self._cycle.is_closed
+
+
+def _freeze(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(sorted((key, _freeze(one)) for key, one in value.items()))
+    if isinstance(value, set):
+        return tuple(sorted(value))
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _write_forward(forward: Forward) -> str:

@@ -31,9 +31,16 @@ def _wrap_modules(torch: Any, watch: Watch) -> List[CodeType]:
     inside = [False]
     os.register_at_fork(after_in_child=functools.partial(inside.__setitem__, 0, False))
 
+    # Where the plain one only chooses between these two, most calls are spared a frame by choosing here.
+    is_choice = plain.__code__.co_names == ("_compiled_call_impl", "_call_impl")
+
     @functools.wraps(plain)
     def call(module, *args, **kwargs):  # type: ignore[no-untyped-def]
-        if inside[0] or is_compiling() or watch.is_off:
+        if inside[0]:
+            if is_choice and module._compiled_call_impl is None:
+                return module._call_impl(*args, **kwargs)
+            return plain(module, *args, **kwargs)
+        if is_compiling() or watch.is_off:
             return plain(module, *args, **kwargs)
         entry = watch.on_forward_entered(module, args)
         if entry is None:

@@ -52,7 +52,9 @@ def attach_torch(torch: ModuleType) -> None:
             watch.use_torch(torch)
             hooks.install(torch, watch)
     except Exception as error:
-        sys.stderr.write("salus: attach: %r; the job goes on without Salus\n" % (error,))
+        from salus_job import complaint
+
+        complaint.give_up("attach: %r" % (error,))
 
 
 def install() -> None:

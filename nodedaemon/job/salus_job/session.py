@@ -19,32 +19,49 @@ class Session:
         self._library = library
         self._enter = library.salus_enter
         self._boundary = library.salus_boundary
-        # Never waits, so the interpreter's lock is kept.
-        self.leave_entry = binding.hold_lock(library, "salus_exit")
+        # Calls into C are dear where they are cold: what enter and exit do is done here while the gate is calm.
+        self.entry = library.salus_entry_words().contents
         self.persist_begin = library.salus_persist_begin
         self.persist_end = library.salus_persist_end
         self.is_hooked = False
+        self.why_not_hooked = ""
         self.is_gated = False
         self.rule = ""
         self.cap_bytes = 0
 
     def hook(self) -> bool:
         """Counts and later places the framework's blocks. False where this framework allocates in an unknown way."""
-        self.is_hooked = self._library.salus_hook() == 0
+        answer = self._library.salus_hook()
+        self.is_hooked = answer == 0
+        self.why_not_hooked = "" if self.is_hooked else "libc10: %s" % os.strerror(-answer)
         return self.is_hooked
 
     def enter(self) -> int:
+        entry = self.entry
+        entry.activity += 1
+        entry.depth += 1
+        if entry.is_calm:
+            return 0
+        entry.depth -= 1
         answer = self._enter()
         while answer == INTERRUPTED:
             # Between two calls Python handles the signal: Ctrl-C ends a job that waits.
             answer = self._enter()
-        return answer
+        return int(answer)
+
+    def leave_entry(self) -> None:
+        entry = self.entry
+        entry.activity += 1
+        if entry.depth:
+            entry.depth -= 1
 
     def boundary(self) -> int:
         answer = self._boundary()
         while answer == INTERRUPTED:
             answer = self._boundary()
-        return answer
+        # The entry point that the boundary lies before is under way.
+        self.entry.depth = 1
+        return int(answer)
 
     def attach(self, framework: int, model_hash: int, input_hash: int, declared: Tuple[int, int]) -> str:
         """Says hello. Empty on success, else why not. `declared`: persistent and ephemeral bytes, 0 for as measured."""
@@ -102,8 +119,10 @@ class Session:
     def fault(self, text: str) -> None:
         self._library.salus_fault(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
 
-    def switch_off(self, text: str) -> None:
-        self._library.salus_off(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
+    def switch_off(self, text: str) -> bool:
+        """False where there was no session, so that nobody was told why."""
+        answer: int = self._library.salus_off(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
+        return answer == 0
 
     def bye(self) -> None:
         self._library.salus_bye()

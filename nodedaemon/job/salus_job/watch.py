@@ -5,7 +5,6 @@ watched, the first that enters; whatever fails of ours switches the watch off, t
 """
 
 import atexit
-import sys
 import threading
 import time
 import weakref
@@ -13,21 +12,32 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from salus_job import binding, shapes
+from salus_job import binding, complaint, shapes
 from salus_job.accelerator import Accelerator
 from salus_job.boundary import BoundaryRule
 from salus_job.session import Session
+from salus_job.track import (
+    BACKWARD_ENTERED,
+    BACKWARD_LEFT,
+    FORWARD_LEFT,
+    FORWARD_LEFT_OPEN,
+    LOADER_ENTERED,
+    LOADER_LEFT,
+    Track,
+)
 
 REPORT_EVERY_NS = 1_000_000_000
 # Jobs that make a new loss module for every iteration would fill our tables: from here on all share one number.
 NUMBER_MAX = 63
-Entry = Tuple[int, bool]
+# Root, whether gradients are on, whether it is in training mode.
+Entry = Tuple[Any, ...]
 
 
 class Numbers:
     """Small numbers for objects in their order of appearance; the last number is shared by all later ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, track: Track) -> None:
+        self._track = track
         self._numbers: Dict[int, int] = {}
         self._references: Dict[int, Any] = {}
         self._next = 0
@@ -44,6 +54,8 @@ class Numbers:
     def _forget(self, key: int) -> None:
         self._numbers.pop(key, None)
         self._references.pop(key, None)
+        # Its address may be another's from now on.
+        self._track.is_stale = True
 
     def things(self) -> List[Any]:
         return [thing for thing in (reference() for reference in list(self._references.values())) if thing is not None]
@@ -55,14 +67,16 @@ class Watch:
         self.rule = BoundaryRule()
         self._torch: Any = None
         self._is_grad_enabled: Any = bool
+        self._tensor_type: Any = ()
         self._has_accelerator = False
         self._accelerator: Optional[Accelerator] = None
         self._session: Optional[Session] = None
         self._is_attached = False
         self._thread: Optional[threading.Thread] = None
         self._thread_id = 0
-        self._roots = Numbers()
-        self._optimizers = Numbers()
+        self._track = Track()
+        self._roots = Numbers(self._track)
+        self._optimizers = Numbers(self._track)
         self._stepped: Set[int] = set()
         self._first_step: Optional[int] = None
         self._is_hashed = False
@@ -75,6 +89,7 @@ class Watch:
         """Right after torch was imported, before it allocated anything."""
         self._torch = torch
         self._is_grad_enabled = torch.is_grad_enabled
+        self._tensor_type = torch.Tensor
         self._has_accelerator = torch.version.cuda is not None
         self._session = Session(binding.load())
         self._session.hook()
@@ -89,14 +104,20 @@ class Watch:
         try:
             if get_ident() != self._thread_id and not self._is_watched():
                 return None
-            grad = self._is_grad_enabled()
-            root = self._roots.of(module)
+            grad, training = self._is_grad_enabled(), module.training
+            key = id(module) * 8 + (7 if training else 3) - (0 if grad else 2)
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == key:
+                self._go_on(track, at)
+                return track.events[at][1]
+            entry = (self._roots.of(module), grad, training)
             if not self._input_hash and args:
                 self._input_hash = shapes.hash_inputs(args)
-            self._enter(self.rule.forward_entered(root, grad, module.training))
+            self._enter(self._ask(key, "forward_entered", entry))
             if self._first_step is not None:
                 self._session.persist_end()
-            return root, grad
+            return entry
         except Exception as error:
             self._fail("forward", error)
             return None
@@ -106,8 +127,15 @@ class Watch:
             return
         try:
             # Only a tensor is looked into: of anything else we assume that it carries gradients.
-            opens = output.requires_grad if isinstance(output, self._torch.Tensor) else output is not None
-            self.rule.forward_left(entry[0], entry[1], opens)
+            opens = output.requires_grad if isinstance(output, self._tensor_type) else output is not None
+            key = FORWARD_LEFT_OPEN if opens else FORWARD_LEFT
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == key:
+                track.at = at + 1
+                self._session.leave_entry()
+                return
+            self._ask(key, "forward_left", (entry[0], entry[1], opens))
             if self._first_step is not None:
                 self._session.persist_begin()
             self._session.leave_entry()
@@ -116,9 +144,14 @@ class Watch:
 
     def on_loader_entered(self) -> bool:
         try:
-            if not self._is_watched():
+            if get_ident() != self._thread_id and not self._is_watched():
                 return False
-            self._enter(self.rule.loader_entered())
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == LOADER_ENTERED:
+                self._go_on(track, at)
+                return True
+            self._enter(self._ask(LOADER_ENTERED, "loader_entered", ()))
             return True
         except Exception as error:
             self._fail("loader", error)
@@ -128,7 +161,12 @@ class Watch:
         if not entered or self.is_off:
             return
         try:
-            self.rule.loader_left()
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == LOADER_LEFT:
+                track.at = at + 1
+            else:
+                self._ask(LOADER_LEFT, "loader_left", ())
             self._session.leave_entry()
         except Exception as error:
             self._fail("loader", error)
@@ -137,7 +175,12 @@ class Watch:
         if get_ident() != self._thread_id or not self._is_attached:
             return False
         try:
-            self.rule.backward_entered()
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == BACKWARD_ENTERED:
+                track.at = at + 1
+                return True
+            self._ask(BACKWARD_ENTERED, "backward_entered", ())
             if self._first_step is not None:
                 self._session.persist_end()
             return True
@@ -149,7 +192,12 @@ class Watch:
         if not entered or self.is_off:
             return
         try:
-            self.rule.backward_left()
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == BACKWARD_LEFT:
+                track.at = at + 1
+                return
+            self._ask(BACKWARD_LEFT, "backward_left", ())
             if self._first_step is not None:
                 self._session.persist_begin()
         except Exception as error:
@@ -158,20 +206,28 @@ class Watch:
     def on_optimizer_made(self, optimizer: Any) -> None:
         try:
             number = self._optimizers.of(optimizer)
+            self._track.is_stale = True
             self.rule.optimizer_made(number)
             weakref.finalize(optimizer, self.on_optimizer_gone, number).atexit = False
         except Exception as error:
             self._fail("optimizer", error)
 
     def on_optimizer_gone(self, number: int) -> None:
+        self._track.is_stale = True
         self.rule.optimizer_gone(number)
 
     def on_step_entered(self, optimizer: Any) -> None:
         try:
             if get_ident() != self._thread_id and not self._is_watched():
                 return
+            key = id(optimizer) * 8 + 2
+            track = self._track
+            at = track.at
+            if at >= 0 and track.keys[at] == key:
+                self._go_on(track, at)
+                return
             number = self._optimizers.of(optimizer)
-            self._enter(self.rule.step_entered(number))
+            self._enter(self._ask(key, "step_entered", (number,)))
             if number not in self._stepped:
                 # Optimizer state is made here, and it is there to stay.
                 self._stepped.add(number)
@@ -185,11 +241,18 @@ class Watch:
         if get_ident() != self._thread_id or not self._is_attached:
             return
         try:
+            key = id(optimizer) * 8 + 4
+            track = self._track
+            at = track.at
+            if at >= 0 and at != track.last and track.keys[at] == key:
+                track.at = at + 1
+                self._session.leave_entry()
+                return
             number = self._optimizers.of(optimizer)
             if self._first_step == number:
                 self._first_step = None
                 self._session.persist_end()
-            fires = self.rule.step_left(number)
+            fires = self._ask(key, "step_left", (number,))
             self._session.leave_entry()
             if fires:
                 self._boundary()
@@ -200,6 +263,7 @@ class Watch:
     def on_iteration_entered(self) -> None:
         try:
             if not self.is_off and self._is_watched():
+                self._track.leave(self.rule)
                 self._enter(self.rule.iteration_entered())
         except Exception as error:
             self._fail("iteration", error)
@@ -211,11 +275,34 @@ class Watch:
         except Exception as error:
             self._fail("iteration", error)
 
+    def _go_on(self, track: Track, at: int) -> None:
+        """The event that was expected has come, and it is an entry point."""
+        if at == track.last:
+            track.at = 0
+            track.laps += 1
+            self._boundary()
+            if track.is_stale:
+                track.leave(self.rule)
+        else:
+            track.at = at + 1
+            if self._session.enter() < 0:
+                self.is_off = True
+
+    def _ask(self, key: int, name: str, arguments: Tuple[Any, ...]) -> bool:
+        """An event that was not expected: whether the rule sees a boundary there."""
+        track = self._track
+        if track.at >= 0:
+            track.leave(self.rule)
+        fires = bool(getattr(self.rule, name)(*arguments))
+        track.note(self.rule, key, (name, arguments), fires)
+        return fires
+
     def on_forked(self) -> None:
         """In a forked child: what the parent learned and holds is not ours. A trainer attaches at its first entry."""
         self._is_attached = False
         self._thread, self._thread_id = None, 0
         self._first_step = None
+        self._track.leave(self.rule)
         self.rule = BoundaryRule()
         for optimizer in self._optimizers.things():
             self.rule.optimizer_made(self._optimizers.of(optimizer))
@@ -243,10 +330,15 @@ class Watch:
         framework = binding.FRAMEWORK_NONE if self._torch is None else binding.FRAMEWORK_TORCH
         why_not = self._session.attach(framework, self._model_hash, self._input_hash, self._declared)
         if why_not:
-            sys.stderr.write("salus: hello: %s; the job goes on without Salus\n" % why_not)
+            complaint.give_up("hello: %s" % why_not)
             self.is_off = True
             return
         self._is_attached = True
+        if self._torch is not None and not self._session.is_hooked:
+            # salusd takes the word before the colon for a wish: the next job of this user gets the preload.
+            text = "hook: %s" % self._session.why_not_hooked
+            complaint.warn("%s; tensors stay in plain memory and iterations are not gated" % text)
+            self._session.fault(text)
         if self._session.rule:
             self.rule = BoundaryRule(self._session.rule)
             for optimizer in self._optimizers.things():
@@ -311,6 +403,6 @@ class Watch:
         """Something of ours failed: the job goes on as if Salus were absent, and the daemon learns why."""
         self.is_off = True
         text = "%s: %s: %s" % (phase, type(error).__name__, error)
-        sys.stderr.write("salus: %s; the job goes on without Salus\n" % text)
-        if self._session is not None:
-            self._session.switch_off(text)
+        complaint.warn("%s; the job goes on without Salus" % text)
+        if self._session is None or not self._session.switch_off(text):
+            complaint.tell_daemon(text)

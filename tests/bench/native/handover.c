@@ -4,11 +4,14 @@
  *
  * usage: handover MODE ROUNDS CPU_A CPU_B BYTES
  *
- * MODE is boundary, contested, futex, mates, trap or domain. Prints nanoseconds: the mean of a
- * boundary, or the median of a hand-over, from the boundary of one to the start of the other's
- * iteration, each leaving BYTES of survivors. The parent stands in for salusd: it answers HELLO,
- * reads every RETURN, and in mode `domain` has the lane unmapped and made anew. Between mates the
- * sessions do salusd's stores themselves before their boundary.
+ * MODE is boundary, contested, futex, mates, told, notice, trap or domain. Prints nanoseconds: the
+ * mean of a boundary, or the median of a hand-over, from the boundary of one to the start of the
+ * other's iteration, each leaving BYTES of survivors. The parent stands in for salusd: it answers
+ * HELLO, reads every RETURN and STARTED, and in mode `domain` has the lane unmapped and made anew.
+ * Between mates the sessions do salusd's stores themselves before their boundary. Each iteration
+ * makes a block, as real ones do. Mode `told` is mates of which each tells salusd itself before it
+ * sleeps; mode `notice` gives how long the first block of an iteration takes, where the mate told
+ * salusd in the other's place.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -150,13 +153,14 @@ static void send_lane(int index)
     send_frame(sockets[index], &frame, SALUS_LANE, sizeof(frame), &lane_fd, 1);
 }
 
-/* The iteration of whoever has just started; `is_first` has nobody before it. */
-static void iterate(int round, bool is_first)
+static void sample(int round, uint64_t value_ns)
 {
-    uint64_t begin_ns = now_ns();
+    if (round >= WARM_ROUNDS && shared->sample_count < SAMPLES_MAX)
+        shared->samples_ns[shared->sample_count++] = value_ns;
+}
 
-    if (round >= WARM_ROUNDS && !is_first && shared->sample_count < SAMPLES_MAX)
-        shared->samples_ns[shared->sample_count++] = begin_ns - shared->left_ns;
+static void work(uint64_t begin_ns)
+{
     while (now_ns() < begin_ns + ITERATION_NS)
         ;
 }
@@ -167,12 +171,16 @@ static void run_futex(int index, int rounds)
     int round;
 
     for (round = 0; round < rounds + WARM_ROUNDS; round++) {
+        uint64_t begin_ns;
+
         if (index || round) {
             while (!__atomic_load_n(mine, __ATOMIC_SEQ_CST))
                 futex_wait(mine, 0, NULL);
             __atomic_store_n(mine, 0, __ATOMIC_SEQ_CST);
         }
-        iterate(round, !index && !round);
+        begin_ns = now_ns();
+        sample(round, begin_ns - shared->left_ns);
+        work(begin_ns);
         shared->left_ns = now_ns();
         __atomic_store_n(other, 1, __ATOMIC_SEQ_CST);
         futex_wake(other);
@@ -188,8 +196,9 @@ static void arm_mate(int index)
     salus_page_name(gates[index], (uint32_t)(1 - index), epoch);
 }
 
-static void run_session(int index, int rounds, const char *path, bool is_domain, uint64_t bytes)
+static void run_session(int index, int rounds, const char *path, const char *mode, uint64_t bytes)
 {
+    bool is_domain = !strcmp(mode, "domain"), is_notice = !strcmp(mode, "notice");
     struct salus_options options = {.size_bytes = sizeof(options), .timeout_ms = 10000};
     void *survivor = NULL;
     int round;
@@ -197,9 +206,15 @@ static void run_session(int index, int rounds, const char *path, bool is_domain,
     if (salus_hello(path, &options, NULL))
         fail("hello");
     for (round = 0; round < rounds + WARM_ROUNDS; round++) {
+        uint64_t begin_ns, block_ns;
+
         if (salus_boundary() < 0)
             fail("boundary");
-        iterate(round, !index && !round);
+        begin_ns = now_ns();
+        salus_block_give(salus_block_take(4096));
+        block_ns = now_ns() - begin_ns;
+        sample(round, is_notice ? block_ns : begin_ns - shared->left_ns);
+        work(begin_ns);
         if (!is_domain)
             arm_mate(index);
         if (bytes) {
@@ -368,6 +383,8 @@ int main(int argc, char **argv)
 {
     const char *mode = argc == 6 ? argv[1] : "";
     bool is_futex = !strcmp(mode, "futex"), is_domain = !strcmp(mode, "domain");
+    uint32_t flags = (strcmp(mode, "trap") ? 0 : SALUS_WELCOME_TRAP) |
+                     (strcmp(mode, "told") ? SALUS_WELCOME_RELAY : 0);
     bool is_contested = !strcmp(mode, "contested");
     bool is_boundary = is_contested || !strcmp(mode, "boundary");
     int session_count = is_boundary ? 1 : 2;
@@ -379,7 +396,8 @@ int main(int argc, char **argv)
 
     if (rounds <= 0) {
         fprintf(stderr,
-                "usage: handover boundary|futex|mates|trap|domain ROUNDS CPU_A CPU_B BYTES\n");
+                "usage: handover boundary|futex|mates|told|notice|trap|domain ROUNDS CPU_A CPU_B "
+                "BYTES\n");
         return 2;
     }
     listener = prepare(&address);
@@ -394,11 +412,11 @@ int main(int argc, char **argv)
             else if (is_futex)
                 run_futex(index, rounds);
             else
-                run_session(index, rounds, address.sun_path, is_domain, bytes);
+                run_session(index, rounds, address.sun_path, mode, bytes);
             _exit(0);
         }
         if (!is_futex)
-            accept_session(listener, index, strcmp(mode, "trap") ? 0 : SALUS_WELCOME_TRAP);
+            accept_session(listener, index, flags);
     }
     unlink(address.sun_path);
     /* salusd has a CPU of its own where there is one left. */

@@ -35,9 +35,11 @@ def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
 def start_session() -> Iterator[Callable[..., SessionProcess]]:
     sessions: list[SessionProcess] = []
 
-    def start(daemon: LaneDaemon | None = None, **environment: str) -> SessionProcess:
-        """A process; attached to the daemon if one is given."""
+    def start(daemon: LaneDaemon | None = None, is_pinned: bool = False, **environment: str) -> SessionProcess:
+        """A process; attached to the daemon if one is given. All that are pinned share one CPU."""
         sessions.append(SessionProcess(environment))
+        if is_pinned:
+            sessions[-1].ask("pin")
         if daemon is not None:
             answer = sessions[-1].ask("hello", path=str(daemon.path))
             assert answer[0] == 0, answer

@@ -28,10 +28,12 @@ BLOCK_BYTES = 200_000
 def turning(start_daemon: StartDaemon, start_session: StartSession) -> Iterator[LaneDaemon]:
     """A daemon with two mates that take turns until the test is over, and then prove that nothing was damaged."""
     daemon = start_daemon()
-    mates = [start_session(daemon), start_session(daemon)]
+    # On one CPU a successor tells the daemon of its start, on two a holder of its return: victims do both.
+    mates = [start_session(daemon, is_pinned=True), start_session(daemon, is_pinned=True)]
     for mate in mates:
         mate.send("run_until_told", block_bytes=BLOCK_BYTES)
     yield daemon
+    assert daemon.relay_count, "no hand-over was told by its successor"
     for mate in mates:
         mate.process.send_signal(signal.SIGUSR1)
     assert [mate.answer() for mate in mates] == [0, 0]
@@ -45,6 +47,8 @@ def turning(start_daemon: StartDaemon, start_session: StartSession) -> Iterator[
 def _kill_at(daemon: LaneDaemon, point: int, nth: int) -> None:
     victim = SessionProcess()
     try:
+        if nth % 2:
+            victim.ask("pin")
         assert victim.ask("hello", path=str(daemon.path))[0] == 0
         number = max(daemon.sessions)
         victim.ask("arm_point", point=point, nth=nth)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "nodedaemon" / "job"))
 
 from salus_job import hooks
 from salus_job.boundary import BoundaryRule
+from salus_job.track import Track
 from salus_job.watch import Numbers, Watch
 
 from tests.support.loops.recorder import Recorder
@@ -61,7 +62,8 @@ class LoopWatch(Watch):
         self.is_off = False
         self._is_attached = True
         self._session = CountingSession(recorder)
-        self._roots, self._optimizers = Numbers(), Numbers()
+        self._track = Track()
+        self._roots, self._optimizers = Numbers(self._track), Numbers(self._track)
         self._stepped, self._first_step = set(), None
         self.rule = BoundaryRule(learned)
 
@@ -83,7 +85,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     watch = LoopWatch()
-    watch._torch, watch._is_grad_enabled = torch, torch.is_grad_enabled
+    watch._torch, watch._is_grad_enabled, watch._tensor_type = torch, torch.is_grad_enabled, torch.Tensor
     watch._attach = lambda: None  # type: ignore[method-assign]
     hooks.install(torch, watch)
     results = {}

@@ -1,6 +1,9 @@
 """The CUDA side against a stand-in for torch.cuda that behaves like its allocator: live bytes in reserved segments."""
 
+import ctypes
+
 from salus_job.accelerator import Accelerator
+from salus_job.binding import EntryWords
 from salus_job.session import Session
 from salus_job.watch import Watch
 
@@ -84,6 +87,7 @@ class FakeLibrary:
     def __init__(self, calls: list[str]) -> None:
         self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
         self.salus_enter = lambda: 0
+        self.salus_entry_words = lambda: ctypes.pointer(EntryWords(is_calm=1))
         self.salus_exit = self.salus_persist_begin = self.salus_persist_end = lambda: None
 
     def salus_boundary(self) -> int:

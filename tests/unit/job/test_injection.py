@@ -1,10 +1,14 @@
 """The adaptor gets into a process and stays out of its way; a stand-in for torch shows when it is attached."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from nodedaemon.wire import framing
+from nodedaemon.wire.messages import Fault
 
 JOB = Path(__file__).parents[3] / "nodedaemon" / "job"
 # A package of that name that our attach cannot use: what is tested is the way in, not the hooks.
@@ -34,12 +38,30 @@ def test_a_process_that_never_imports_torch_pays_for_one_finder(tmp_path: Path) 
     assert result.stderr == ""
 
 
-def test_what_fails_of_ours_is_one_line_and_the_job_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_verbose", [False, True], ids=["quiet", "asked for"])
+def test_what_fails_of_ours_goes_to_the_daemon_and_to_nobody_else_unasked(tmp_path: Path, is_verbose: bool) -> None:
+    path = tmp_path / "salusd.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        asked = {"SALUS_VERBOSE": "1"} if is_verbose else {}
+        result = run("import torch; print(torch.loaded)", tmp_path, JOB, SALUS_SOCKET=str(path), **asked)
+        listener.settimeout(20)
+        connection, _ = listener.accept()
+        received = framing.receive(connection)
+        connection.close()
+    assert (result.returncode, result.stdout) == (0, "True\n")
+    assert result.stderr.count("\n") == is_verbose
+    assert not is_verbose or result.stderr.endswith("; the job goes on without Salus\n")
+    assert received is not None
+    fault = received[0]
+    assert isinstance(fault, Fault)
+    assert fault.text.startswith("attach: ")
+
+
+def test_nobody_listens_and_the_job_goes_on_without_a_word(tmp_path: Path) -> None:
     result = run("import torch; print(torch.loaded)", tmp_path, JOB, SALUS_SOCKET="nowhere")
-    assert result.stdout == "True\n"
-    assert result.returncode == 0
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.endswith("; the job goes on without Salus\n")
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
 
 
 @pytest.mark.parametrize(

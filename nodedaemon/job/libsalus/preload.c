@@ -1,0 +1,71 @@
+/* libsalus-preload.so; preload.h says what it is for. */
+#define _GNU_SOURCE
+#include "preload.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+#define API __attribute__((visibility("default")))
+
+API int posix_memalign(void **address, size_t align_bytes, size_t size_bytes);
+API void free(void *address);
+API void salus_preload_set(const struct preload_route *route, struct preload_plain *plain);
+
+static struct preload_plain next;
+static const struct preload_route *current;
+static __thread bool is_searching;
+
+/* At the first call and not in a constructor: other constructors may allocate before ours. */
+static bool find_next(void)
+{
+    if (__atomic_load_n(&next.give, __ATOMIC_ACQUIRE))
+        return true;
+    /* The search itself may allocate: what it gives back then is lost, a few bytes once. */
+    if (is_searching)
+        return false;
+    is_searching = true;
+    *(void **)&next.take = dlsym(RTLD_NEXT, "posix_memalign");
+    __atomic_store_n((void **)&next.give, dlsym(RTLD_NEXT, "free"), __ATOMIC_RELEASE);
+    is_searching = false;
+    return next.give && next.take;
+}
+
+static bool is_ours(const struct preload_route *route, const void *caller)
+{
+    return (uintptr_t)caller >= route->start && (uintptr_t)caller < route->end;
+}
+
+int posix_memalign(void **address, size_t align_bytes, size_t size_bytes)
+{
+    const struct preload_route *route = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+
+    if (!find_next())
+        return ENOMEM;
+    if (route && is_ours(route, __builtin_return_address(0)))
+        return route->take(address, align_bytes, size_bytes);
+    return next.take(address, align_bytes, size_bytes);
+}
+
+void free(void *address)
+{
+    const struct preload_route *route = __atomic_load_n(&current, __ATOMIC_ACQUIRE);
+
+    if (!address || !find_next())
+        return;
+    if (!route)
+        next.give(address);
+    else if (is_ours(route, __builtin_return_address(0)))
+        route->give(address);
+    else
+        route->give_elsewhere(address);
+}
+
+void salus_preload_set(const struct preload_route *route, struct preload_plain *plain)
+{
+    if (!find_next())
+        return;
+    *plain = next;
+    __atomic_store_n(&current, route, __ATOMIC_RELEASE);
+}

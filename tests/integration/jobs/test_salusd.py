@@ -1,0 +1,129 @@
+"""Real jobs on a real salusd: turns in one lane, a declaration that is heard, and Ctrl-C while waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.salusd import ROOT, Salusd, wait_until
+from tests.support.torch_job import DEADLINE_S, TorchJob, environment_of, example
+
+MIB = 1 << 20
+LSTM = example("lstm", iterations=60, width=32)
+GAN = example("gan", iterations=60, width=64)
+SIZES = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 32 * MIB, "wait_ms": 60_000}
+HOLDER = """
+import sys, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for number in range(8):
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+model(torch.ones(1, 8))
+print("holds", flush=True)
+sys.stdin.readline()
+"""
+DECLARING = """
+import sys, torch, salus_job
+print(salus_job.declare(persistent=sys.argv[1], ephemeral=sys.argv[2]), flush=True)
+model = torch.nn.Linear(8, 8)
+for _ in range(20):
+    model(torch.ones(1, 8)).sum().backward()
+print("done", flush=True)
+sys.stdin.readline()
+"""
+
+StartJob = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def job(libsalus: None) -> Iterator[StartJob]:
+    """Gives a function that starts a job of a daemon, in one lane with others; all have ended after the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(daemon: Salusd, *command: str, **wish: object) -> subprocess.Popen[str]:
+        launch = [sys.executable, "-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES | wish)]
+        started.append(
+            subprocess.Popen(
+                [*launch, sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=ROOT,
+                env=environment_of(None) | {"PYTHONPATH": str(ROOT)},
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_two_jobs_in_one_lane_of_salusd_compute_what_they_compute_alone(
+    salusd: Callable[..., Salusd], job: StartJob
+) -> None:
+    daemon = salusd(memory="2G", cores=str(min(os.sched_getaffinity(0))), config="MaxLanes=1\nPolicy=fair")
+    jobs = [job(daemon, *command) for command in (LSTM, GAN)]
+    handovers = 0
+    lanes: set[int] = set()
+
+    def have_ended() -> bool:
+        nonlocal handovers
+        status = daemon.status()
+        lanes.update(session["lane"] for session in status["sessions"] if session["lane"] is not None)
+        handovers = max(handovers, sum(session["handover_count"] for session in status["sessions"]))
+        return all(process.poll() is not None for process in jobs)
+
+    wait_until(have_ended, "both jobs end", daemon.story, DEADLINE_S)
+    outputs = [process.communicate() for process in jobs]
+    plain = [TorchJob(*command) for command in (LSTM, GAN)]
+    try:
+        assert outputs == [(one.finish(), "") for one in plain]
+    finally:
+        for one in plain:
+            one.close()
+    assert len(lanes) == 1
+    assert handovers >= 10
+
+
+@pytest.mark.parametrize(("declared", "expected"), [(("420M", "48M"), (420, 48)), (("1M", "1M"), (400, 32))])
+def test_a_declaration_raises_what_the_job_was_admitted_with_and_never_lowers_it(
+    salusd: Callable[..., Salusd], job: StartJob, declared: tuple[str, str], expected: tuple[int, int]
+) -> None:
+    daemon = salusd(memory="1G")
+    process = job(daemon, "-c", DECLARING, *declared)
+    assert (_line(process), _line(process)) == ("True", "done"), process.stderr and process.stderr.read()
+    (session,) = daemon.sessions().values()
+    assert (session["persistent_bytes"], session["ephemeral_bytes"]) == tuple(size * MIB for size in expected)
+
+
+def test_ctrl_c_ends_a_job_that_waits_for_its_turn(salusd: Callable[..., Salusd], job: StartJob) -> None:
+    daemon = salusd(memory="2G", config="MaxLanes=1\nIdleRelease=1h\nHangTimeout=2h")
+    holder = job(daemon, "-c", HOLDER)
+    assert _line(holder) == "holds"
+    waiter = job(daemon, "-c", HOLDER)
+    daemon.wait_for(
+        lambda status: [one for one in status["sessions"] if one["state"] == "waiting"], "the second job waits"
+    )
+    waiter.send_signal(signal.SIGINT)
+    _, errors = waiter.communicate(timeout=DEADLINE_S)
+    assert waiter.returncode == -signal.SIGINT, errors
+    assert "KeyboardInterrupt" in errors
+    assert "salus" not in errors.replace(str(Path(ROOT)), "").replace("salus_job", "").lower()
+    assert holder.poll() is None
