@@ -11,6 +11,7 @@
 
 /* What the framework says of its live bytes; under memory_lock. */
 static uint64_t told_persistent_bytes, told_ephemeral_bytes;
+static uint64_t reserved_persistent_bytes, reserved_ephemeral_bytes;
 
 static int compare_ns(const void *left, const void *right)
 {
@@ -81,17 +82,33 @@ void salus_figures(struct salus_figures *figures)
     figures->cap_persistent_bytes = counts->cap_persistent_bytes;
     figures->cap_ephemeral_bytes = counts->cap_ephemeral_bytes;
     sum_lanes(figures);
+    if (reserved_persistent_bytes || reserved_ephemeral_bytes) {
+        figures->persistent_bytes = reserved_persistent_bytes;
+        figures->ephemeral_bytes = reserved_ephemeral_bytes;
+    }
+    pthread_mutex_unlock(&session.memory_lock);
+}
+
+static void raise_both(uint64_t *first, uint64_t first_bytes, uint64_t *second,
+                       uint64_t second_bytes)
+{
+    pthread_mutex_lock(&session.memory_lock);
+    if (first_bytes > *first)
+        *first = first_bytes;
+    if (second_bytes > *second)
+        *second = second_bytes;
     pthread_mutex_unlock(&session.memory_lock);
 }
 
 void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
-    pthread_mutex_lock(&session.memory_lock);
-    if (persistent_bytes > told_persistent_bytes)
-        told_persistent_bytes = persistent_bytes;
-    if (ephemeral_bytes > told_ephemeral_bytes)
-        told_ephemeral_bytes = ephemeral_bytes;
-    pthread_mutex_unlock(&session.memory_lock);
+    raise_both(&told_persistent_bytes, persistent_bytes, &told_ephemeral_bytes, ephemeral_bytes);
+}
+
+void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
+{
+    raise_both(&reserved_persistent_bytes, persistent_bytes, &reserved_ephemeral_bytes,
+               ephemeral_bytes);
 }
 
 void salus_figures_reset(void)
@@ -105,6 +122,7 @@ void salus_figures_reset(void)
     counts->live_persistent_bytes = 0;
     counts->live_ephemeral_bytes = 0;
     told_persistent_bytes = told_ephemeral_bytes = 0;
+    reserved_persistent_bytes = reserved_ephemeral_bytes = 0;
     pthread_mutex_unlock(&session.memory_lock);
 }
 

@@ -145,6 +145,11 @@ SALUS_API void salus_figures(struct salus_figures *figures);
  * device memory): their running maxima stand in for ours. */
 SALUS_API void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
+/* P and E of the design as the framework's own allocator counts them in reserved segments of a
+ * device that this library does not see (no stand-in for its driver): their running maxima are
+ * reported. */
+SALUS_API void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
+
 /* Forgets the running maxima and the peak, so that measuring starts afresh (after learning). */
 SALUS_API void salus_figures_reset(void);
 

@@ -100,6 +100,7 @@ def load(path: Optional[str] = None) -> Any:
         ("salus_figures", None, [pointer(Figures)]),
         ("salus_figures_reset", None, []),
         ("salus_live", None, [ctypes.c_uint64, ctypes.c_uint64]),
+        ("salus_reserved", None, [ctypes.c_uint64, ctypes.c_uint64]),
         ("salus_report", ctypes.c_int, [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_char_p]),
         ("salus_fault", ctypes.c_int, [ctypes.c_char_p]),
         ("salus_off", ctypes.c_int, [ctypes.c_char_p]),

@@ -103,6 +103,11 @@ class Session:
         """Live bytes as the framework counts them on the device."""
         self._library.salus_live(persistent_bytes, ephemeral_bytes)
 
+    def tell_reserved(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
+        """P and E in reserved segments, where libsalus does not stand in the driver's place and counts them itself."""
+        if not hasattr(self._library, "salus_cuda_live"):
+            self._library.salus_reserved(persistent_bytes, ephemeral_bytes)
+
     def wants_live_ranges(self) -> bool:
         """Whether the next boundary hands device memory over, so that it pays to say which blocks are live."""
         return hasattr(self._library, "salus_cuda_live") and bool(self._library.salus_cuda_will_yield())

@@ -31,7 +31,7 @@ Event = Tuple[str, Tuple[Any, ...]]
 class Track:
     """`at` is the place of the next event in `keys`, or -1 while the rule is asked. The last event is the boundary."""
 
-    __slots__ = ("_misses", "_previous", "_rest", "_seen", "_state", "at", "events", "is_stale", "keys", "laps", "last")
+    __slots__ = ("_misses", "_previous", "_rest", "_seen", "_state", "at", "events", "keys", "laps", "last")
 
     def __init__(self) -> None:
         self.at = -1
@@ -39,8 +39,6 @@ class Track:
         self.events: List[Event] = []
         self.last = -1
         self.laps = 0
-        # Something happened that no key tells of: the track is left at its next boundary.
-        self.is_stale = False
         self._seen: List[Tuple[int, Event]] = []
         self._previous: Optional[List[Tuple[int, Event]]] = None
         self._state: Optional[Tuple[Any, ...]] = None
@@ -58,11 +56,14 @@ class Track:
         elif len(self._seen) > EVENTS_MAX:
             self._take_rest()
 
+    def spoil(self) -> None:
+        """Something happened that no key tells of: no event is the expected one any more. Safe at any instruction."""
+        self.keys = [-1] * len(self.keys)
+
     def leave(self, rule: BoundaryRule) -> None:
         """Tell the rule what it has missed; it is asked from now on."""
         missed = self.events[: self.at] if self.at > 0 else []
         self.at = -1
-        self.is_stale = False
         self._misses = 0 if self.laps > MISSES_BEFORE_REST else self._misses + 2
         self._seen, self._previous, self._state = [], None, None
         for name, arguments in missed:
@@ -76,7 +77,6 @@ class Track:
             self.events = [event for _, event in seen]
             self.last = len(seen) - 1
             self.laps = 0
-            self.is_stale = False
             self.at = 0
             return
         self._previous, self._state = seen, state

@@ -55,7 +55,7 @@ class Numbers:
         self._numbers.pop(key, None)
         self._references.pop(key, None)
         # Its address may be another's from now on.
-        self._track.is_stale = True
+        self._track.spoil()
 
     def things(self) -> List[Any]:
         return [thing for thing in (reference() for reference in list(self._references.values())) if thing is not None]
@@ -77,6 +77,7 @@ class Watch:
         self._track = Track()
         self._roots = Numbers(self._track)
         self._optimizers = Numbers(self._track)
+        self._later: List[Tuple[str, int]] = []
         self._stepped: Set[int] = set()
         self._first_step: Optional[int] = None
         self._is_hashed = False
@@ -206,15 +207,18 @@ class Watch:
     def on_optimizer_made(self, optimizer: Any) -> None:
         try:
             number = self._optimizers.of(optimizer)
-            self._track.is_stale = True
-            self.rule.optimizer_made(number)
+            self._tell_later("optimizer_made", number)
             weakref.finalize(optimizer, self.on_optimizer_gone, number).atexit = False
         except Exception as error:
             self._fail("optimizer", error)
 
     def on_optimizer_gone(self, number: int) -> None:
-        self._track.is_stale = True
-        self.rule.optimizer_gone(number)
+        self._tell_later("optimizer_gone", number)
+
+    def _tell_later(self, name: str, number: int) -> None:
+        """The rule hears of it before its next event, and after those it has missed; garbage is collected anywhere."""
+        self._later.append((name, number))
+        self._track.spoil()
 
     def on_step_entered(self, optimizer: Any) -> None:
         try:
@@ -263,7 +267,7 @@ class Watch:
     def on_iteration_entered(self) -> None:
         try:
             if not self.is_off and self._is_watched():
-                self._track.leave(self.rule)
+                self._catch_up()
                 self._enter(self.rule.iteration_entered())
         except Exception as error:
             self._fail("iteration", error)
@@ -281,18 +285,23 @@ class Watch:
             track.at = 0
             track.laps += 1
             self._boundary()
-            if track.is_stale:
-                track.leave(self.rule)
         else:
             track.at = at + 1
             if self._session.enter() < 0:
                 self.is_off = True
 
+    def _catch_up(self) -> None:
+        """The rule is told what it has missed."""
+        if self._track.at >= 0:
+            self._track.leave(self.rule)
+        while self._later:
+            name, number = self._later.pop(0)
+            getattr(self.rule, name)(number)
+
     def _ask(self, key: int, name: str, arguments: Tuple[Any, ...]) -> bool:
         """An event that was not expected: whether the rule sees a boundary there."""
         track = self._track
-        if track.at >= 0:
-            track.leave(self.rule)
+        self._catch_up()
         fires = bool(getattr(self.rule, name)(*arguments))
         track.note(self.rule, key, (name, arguments), fires)
         return fires
@@ -302,7 +311,7 @@ class Watch:
         self._is_attached = False
         self._thread, self._thread_id = None, 0
         self._first_step = None
-        self._track.leave(self.rule)
+        self._catch_up()
         self.rule = BoundaryRule()
         for optimizer in self._optimizers.things():
             self.rule.optimizer_made(self._optimizers.of(optimizer))
@@ -381,6 +390,7 @@ class Watch:
         device = self._accelerator
         device.before_boundary()
         self._session.tell_live(device.live_persistent_bytes, device.live_ephemeral_bytes)
+        self._session.tell_reserved(device.persistent_bytes, device.ephemeral_bytes)
         if self._session.wants_live_ranges():
             ranges = device.live_ranges()
             if ranges is not None:

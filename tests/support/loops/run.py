@@ -1,7 +1,7 @@
 """Runs loops under the adaptor's hooks and prints, as one JSON line, what each showed. One process, since hooks stay.
 
 Instead of a daemon there is a session that only counts: where a boundary lies does not depend on who is told.
-usage: python -m tests.support.loops.run known|held_out|fresh
+usage: python -m tests.support.loops.run known|held_out|fresh|sealed
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class LoopWatch(Watch):
         self.is_off = False
         self._is_attached = True
         self._session = CountingSession(recorder)
-        self._track = Track()
+        self._track, self._later = Track(), []
         self._roots, self._optimizers = Numbers(self._track), Numbers(self._track)
         self._stepped, self._first_step = set(), None
         self.rule = BoundaryRule(learned)

@@ -1,4 +1,4 @@
-"""Loops written after the last change of the rule, run once, and published with what that first run showed.
+"""Loops written after the last change of the rule and published with what their first run showed.
 
 Whoever changes the rule afterwards says so in docs/boundaries.md: from then on these are loops like the others.
 """

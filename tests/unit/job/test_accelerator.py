@@ -86,6 +86,7 @@ class FakeLibrary:
 
     def __init__(self, calls: list[str]) -> None:
         self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
+        self.reserved: tuple[int, int] | None = None
         self.salus_enter = lambda: 0
         self.salus_entry_words = lambda: ctypes.pointer(EntryWords(is_calm=1))
         self.salus_exit = self.salus_persist_begin = self.salus_persist_end = lambda: None
@@ -96,6 +97,9 @@ class FakeLibrary:
 
     def salus_live(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
         self.live = (persistent_bytes, ephemeral_bytes)
+
+    def salus_reserved(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
+        self.reserved = (persistent_bytes, ephemeral_bytes)
 
     def salus_cuda_will_yield(self) -> int:
         return 1
@@ -159,4 +163,26 @@ def test_the_device_is_done_before_the_gate_and_measured_after_it() -> None:
     watch._boundary()
     assert torch.cuda.calls == ["synchronize", "peak", "boundary", "reset"]
     assert library.live == (MIB, 3 * MIB)
+    assert library.reserved is None, "libsalus in the driver's place counts segments itself"
     assert library.ranges == ([(4096, 4096)], [(4096, 512), (6144, 2048)])
+
+
+def test_segments_are_told_where_libsalus_does_not_see_the_device() -> None:
+    class PlainLibrary(FakeLibrary):
+        """As libsalus.so: it has nothing of the driver's."""
+
+        def __getattribute__(self, name: str) -> object:
+            if name.startswith("salus_cuda_"):
+                raise AttributeError(name)
+            return super().__getattribute__(name)
+
+    torch = FakeTorch()
+    library = PlainLibrary(torch.cuda.calls)
+    watch = Watch()
+    watch._torch, watch._has_accelerator, watch._session = torch, True, Session(library)
+    torch.cuda.take(MIB)
+    for _ in range(2):
+        iterate(torch.cuda, 3 * MIB)
+        watch._boundary()
+    assert library.reserved == (MIB, 3 * MIB)
+    assert library.ranges == ([], [])
