@@ -39,6 +39,21 @@ print("done", flush=True)
 sys.stdin.readline()
 """
 
+UNPATCHED = {
+    "SALUS_LIBRARY": str(ROOT / "nodedaemon" / "job" / "libsalus" / "build" / "libsalus-points.so"),
+    "SALUS_TEST_NO_PATCH": "1",
+}
+PLACED = """
+import os, torch
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(8):
+    model(torch.ones(1, 8)).sum().backward()
+    optimizer.step()
+from salus_job import process
+print(bool(os.environ.get("LD_PRELOAD")), process.current_watch()._session.figures()["lane_count"] > 0)
+"""
+
 StartJob = Callable[..., subprocess.Popen[str]]
 
 
@@ -47,8 +62,8 @@ def job(libsalus: None) -> Iterator[StartJob]:
     """Gives a function that starts a job of a daemon, in one lane with others; all have ended after the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(daemon: Salusd, *command: str, **wish: object) -> subprocess.Popen[str]:
-        launch = [sys.executable, "-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES | wish)]
+    def start(daemon: Salusd, *command: str, **environment: str) -> subprocess.Popen[str]:
+        launch = [sys.executable, "-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES)]
         started.append(
             subprocess.Popen(
                 [*launch, sys.executable, *command],
@@ -57,7 +72,7 @@ def job(libsalus: None) -> Iterator[StartJob]:
                 stderr=subprocess.PIPE,
                 text=True,
                 cwd=ROOT,
-                env=environment_of(None) | {"PYTHONPATH": str(ROOT)},
+                env=environment_of(None) | {"PYTHONPATH": str(ROOT)} | environment,
             )
         )
         return started[-1]
@@ -125,3 +140,10 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_turn(salusd: Callable[..., Salusd]
     assert waiter.returncode == -signal.SIGINT, errors
     assert "KeyboardInterrupt" in errors
     assert holder.poll() is None
+
+
+def test_who_cannot_be_patched_is_preloaded_from_the_next_job_on(salusd: Callable[..., Salusd], job: StartJob) -> None:
+    daemon = salusd(memory="1G")
+    seen = [job(daemon, "-c", PLACED, **UNPATCHED).communicate(timeout=DEADLINE_S) for _ in range(2)]
+    assert seen == [("False False\n", ""), ("True True\n", "")]
+    assert "hook: libc10" in daemon.story()
