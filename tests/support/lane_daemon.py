@@ -109,6 +109,8 @@ class LaneDaemon:
         self.waiting: deque[Attached] = deque()
         self.grants: list[tuple[int, int]] = []
         self.handover_count = 0
+        # Of those who could not say hello.
+        self.early_faults: list[Fault] = []
         self.relay_count = 0
         self.lane_fd = -1
         self.lane_key = (0, 0)
@@ -257,6 +259,10 @@ class LaneDaemon:
             connection.close()
             return
         hello, descriptors = received
+        if isinstance(hello, Fault):
+            self.early_faults.append(hello)
+            connection.close()
+            return
         assert isinstance(hello, Hello)
         if self.settings.refusal:
             framing.send(connection, Refuse(self.settings.refusal))

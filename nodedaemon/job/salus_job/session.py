@@ -24,6 +24,7 @@ class Session:
         self.persist_begin = library.salus_persist_begin
         self.persist_end = library.salus_persist_end
         self.is_hooked = False
+        self.is_refused = False
         self.why_not_hooked = ""
         self.is_gated = False
         self.rule = ""
@@ -79,6 +80,8 @@ class Session:
         view = binding.View()
         path = os.environ.get("SALUS_SOCKET", "").encode()
         answer = self._library.salus_hello(path, ctypes.byref(options), ctypes.byref(view))
+        # Who refused knows why.
+        self.is_refused = answer == -errno.EACCES
         if answer not in (0, -errno.EALREADY):
             return self.reason() or os.strerror(-answer)
         self.is_gated = bool(view.is_gated)

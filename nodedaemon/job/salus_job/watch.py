@@ -339,7 +339,9 @@ class Watch:
         framework = binding.FRAMEWORK_NONE if self._torch is None else binding.FRAMEWORK_TORCH
         why_not = self._session.attach(framework, self._model_hash, self._input_hash, self._declared)
         if why_not:
-            complaint.give_up("hello: %s" % why_not)
+            complaint.warn("hello: %s; the job goes on without Salus" % why_not)
+            if not self._session.is_refused:
+                complaint.tell_daemon("hello: %s" % why_not)
             self.is_off = True
             return
         self._is_attached = True
