@@ -15,8 +15,8 @@ from tests.support.salusd import ROOT, Salusd, wait_until
 from tests.support.torch_job import DEADLINE_S, TorchJob, environment_of, example
 
 MIB = 1 << 20
-LSTM = example("lstm", iterations=60, width=32)
-GAN = example("gan", iterations=60, width=64)
+LSTM = example("lstm", iterations=30, width=32)
+GAN = example("gan", iterations=30, width=64)
 SIZES = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 32 * MIB, "wait_ms": 60_000}
 HOLDER = """
 import sys, torch
@@ -128,7 +128,7 @@ def test_a_declaration_raises_what_the_job_was_admitted_with_and_never_lowers_it
 
 
 def test_ctrl_c_ends_a_job_that_waits_for_its_turn(salusd: Callable[..., Salusd], job: StartJob) -> None:
-    daemon = salusd(memory="2G", config="MaxLanes=1\nIdleRelease=1h\nHangTimeout=2h")
+    daemon = salusd(memory="2G", config="MaxLanes=1\nIdleRelease=1:00:00\nHangTimeout=2:00:00")
     holder = job(daemon, "-c", HOLDER)
     assert _line(holder) == "holds"
     waiter = job(daemon, "-c", HOLDER)
