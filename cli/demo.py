@@ -114,9 +114,8 @@ def _play(told: Told, report: Path, seconds: int, *, is_kept: bool) -> None:
 
     control.check_host()
     base = Path(tempfile.mkdtemp(prefix="salus-demo-"))
-    base.chmod(0o755)
     plan = ClusterPlan(
-        directory=base / "c",
+        directory=base,
         node_count=1,
         device_count=2,
         device_bytes=2 * GIB,

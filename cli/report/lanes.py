@@ -9,6 +9,8 @@ from cli.report.chart import GREY, PALETTE, PATTERNS, VERMILION, Chart, Table, l
 
 ROW_HEIGHT = 26
 HEIGHT_MAX = 1600
+#: Less than that between two pieces is the timer's own time, and no gap that a reader could see.
+TOUCH_NS = 250_000_000
 HOVER = "job %{customdata[0]}<br>from %{base|%F %T}<br>lane of %{customdata[1]}<extra>%{fullData.name}</extra>"
 
 
@@ -55,13 +57,13 @@ def lanes(figures: Figures) -> Chart:
 
 
 def _joined(spans: list[LaneSpan]) -> list[LaneSpan]:
-    """Stays of a job in a lane that touch become one: they are recorded piece by piece while the job is there."""
+    """Stays of a job in a lane that touch become one: a timer records them piece by piece."""
     joined: list[LaneSpan] = []
     last: dict[tuple[str, str, int, str], int] = {}
     for span in spans:
         key = (span.node, span.device, span.lane, span.job)
         before = joined[last[key]] if key in last else None
-        if before is not None and span.job and span.start_utc_ns <= before.end_utc_ns:
+        if before is not None and span.job and span.start_utc_ns <= before.end_utc_ns + TOUCH_NS:
             end_utc_ns = max(before.end_utc_ns, span.end_utc_ns)
             joined[last[key]] = msgspec.structs.replace(before, end_utc_ns=end_utc_ns)
         else:

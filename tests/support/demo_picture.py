@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 #: As wide as README is shown, and down to the end of the lanes.
-WIDTH, HEIGHT = 1100, 1000
+WIDTH, HEIGHT = 1100, 800
 #: The summary and the lanes are what a newcomer can read at a glance.
 SHORT = "<style>section:not(#section-lanes), details, .modebar { display: none !important }</style></head>"
 

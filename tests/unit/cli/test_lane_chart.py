@@ -1,0 +1,37 @@
+"""The Gantt of lanes: a job's stays become bars, one row a job that takes turns in a lane."""
+
+from accounting.figures import LaneSpan
+from cli.report.lanes import TOUCH_NS, _joined, _short_names, _tracks
+
+SECOND_NS = 1_000_000_000
+
+
+def span(lane, job, start_s, end_s, device="HOST-aaaa-1"):
+    return LaneSpan(
+        node="n1", device=device, lane=lane, job=job, user="ada", start_utc_ns=int(start_s * SECOND_NS),
+        end_utc_ns=int(end_s * SECOND_NS), lane_bytes=1, iteration_count=1,
+    )  # fmt: skip
+
+
+def test_pieces_of_a_stay_are_one_bar_and_a_real_gap_is_kept():
+    spans = [span(1, "7", 0, 2), span(1, "8", 0, 2), span(1, "7", 2.1, 4), span(1, "7", 6, 8)]
+    assert [(one.job, one.start_utc_ns // SECOND_NS, one.end_utc_ns // SECOND_NS) for one in _joined(spans)] == [
+        ("7", 0, 4),
+        ("8", 0, 2),
+        ("7", 6, 8),
+    ]
+    assert TOUCH_NS < SECOND_NS
+
+
+def test_jobs_of_others_are_not_joined_with_each_other():
+    assert len(_joined([span(1, "", 0, 2), span(1, "", 2, 4)])) == 2
+
+
+def test_jobs_that_take_turns_in_a_lane_have_rows_of_their_own():
+    rows = _tracks([span(1, "7", 0, 4), span(1, "8", 1, 3), span(2, "9", 0, 1)])
+    assert rows == ["n1 HOST-aaaa lane 1", "n1 HOST-aaaa lane 1 (2)", "n1 HOST-aaaa lane 2"]
+
+
+def test_a_short_name_is_used_only_where_it_tells_devices_apart():
+    alike = [span(1, "7", 0, 1, "GPU-aaaa-1"), span(1, "7", 0, 1, "GPU-aaaa-2")]
+    assert _short_names(alike) == {"GPU-aaaa-1": "GPU-aaaa-1", "GPU-aaaa-2": "GPU-aaaa-2"}
