@@ -10,9 +10,15 @@ NORMAL := -m "not soak and not gpu"
 .PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
 .PHONY: wheel deb test-deb test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
+# For the demo alone a smaller set-up will do, where there is none yet.
+ifeq ($(MAKECMDGOALS)$(wildcard .venv/.stamp),demo)
+STAMP := .venv/.stamp-demo
+PART := demo
+endif
+
 setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
-	@PYTHON='$(PYTHON)' bash .ci/setup
+	@PYTHON='$(PYTHON)' bash .ci/setup $(PART)
 	@touch $@
 
 # Additive: each C part has its own target.
@@ -76,7 +82,8 @@ docs: $(STAMP)
 	@echo "docs: build/docs/html/index.html and build/docs/man"
 
 # A private Slurm cluster, real PyTorch jobs, and the report; KEEP=1 leaves the cluster up.
-demo: native
+demo: $(STAMP) native-spank
+	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus PYTHON=$(abspath $(PY)) libsalus.so
 	@$(PY) -m cli.main demo $(if $(KEEP),--keep)
 
 check: lint types imports tidy unit property

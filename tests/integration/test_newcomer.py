@@ -33,9 +33,9 @@ def machine(tmp_path):
         program.write_text(f"#!/bin/sh\n{text}\n")
         program.chmod(0o755)
 
-    def setup(**environment):
+    def setup(part="", **environment):
         return subprocess.run(
-            ["bash", ".ci/setup"], cwd=tmp_path / "salus", capture_output=True, text=True, timeout=30, check=False,
+            ["bash", ".ci/setup", part], cwd=tmp_path / "salus", capture_output=True, text=True, timeout=30, check=False,
             env={"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **environment},
         )  # fmt: skip
 
@@ -56,6 +56,16 @@ def test_no_root_and_no_sudo(machine):
     put("dpkg-query", NOT_INSTALLED)
     put("id", "echo 1000")
     assert "neither root nor sudo at hand; ask an admin for: python3 " in one_line(setup())
+
+
+def test_the_demo_asks_for_less_than_the_tests(machine):
+    put, setup = machine
+    put("dpkg-query", NOT_INSTALLED)
+    put("id", "echo 1000")
+    everything, for_demo = one_line(setup()), one_line(setup(part="demo"))
+    assert "slurmctld" in for_demo
+    assert "chromium" in everything
+    assert "chromium" not in for_demo
 
 
 def test_no_apt(machine):
