@@ -34,9 +34,10 @@ def machine(tmp_path):
         program.chmod(0o755)
 
     def setup(part="", **environment):
+        environment = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **environment}
         return subprocess.run(
-            ["bash", ".ci/setup", part], cwd=tmp_path / "salus", capture_output=True, text=True, timeout=30, check=False,
-            env={"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **environment},
+            ["bash", ".ci/setup", part], cwd=tmp_path / "salus", env=environment, capture_output=True, text=True,
+            timeout=30, check=False,
         )  # fmt: skip
 
     return put, setup
