@@ -144,6 +144,12 @@ class Order:
     high_qos: tuple[str, ...] = key("HighQOS", Names(), (), "QOS whose jobs may ask for class high.")
     high_accounts: tuple[str, ...] = key("HighAccounts", Names(), (), "Accounts whose jobs may ask for class high.")
     high_partitions: tuple[str, ...] = key("HighPartitions", Names(), (), "Partitions that allow class high.")
+    extend_time: bool = key(
+        "ExtendTime", YesNo(), False, "Add the time spent waiting for a lane to the job's time limit.", PARTITION
+    )
+    extend_time_max_ns: int = key(
+        "ExtendTimeMax", Time(), DAY_NS, "At most so much is added to one job's time limit.", PARTITION
+    )
 
 
 @dataclass(frozen=True)

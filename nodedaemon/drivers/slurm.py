@@ -75,6 +75,12 @@ class NodeCommands:
                 return JobWord(cells[1], int(cells[2]) if cells[2].isdigit() else 0)
         raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
 
+    async def extend_limit(self, job: JobId, minutes: int) -> None:
+        """Add to a running job's time limit."""
+        status, _, complaint = await self._run("scontrol", "update", f"jobid={job}", f"timelimit=+{minutes}")
+        if status != 0:
+            raise OperatingError(f"Slurm: scontrol update: job {job}: {_last(complaint)}; is salusd root?")
+
     def _find(self, program: str) -> str | None:
         return shutil.which(str(Path(self._directory, program)) if self._directory else program)
 

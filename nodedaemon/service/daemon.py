@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import signal
 import socket
 import time
@@ -23,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from nodedaemon.config import Config
 from nodedaemon.core import commands, events
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.errors import OperatingError, SalusError
+from nodedaemon.core.errors import SalusError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.cgroup import list_pids
@@ -46,7 +45,7 @@ from nodedaemon.service.memory_limits import MemoryLimits
 from nodedaemon.service.metrics import MetricsPage, NodeCollector, Tally
 from nodedaemon.service.mps_servers import MpsServers
 from nodedaemon.service.notify import Notifier
-from nodedaemon.service.places import lock_state, open_socket, prepare_directory
+from nodedaemon.service.places import lock_state, open_socket, prepare_directory, raise_descriptor_limit
 from nodedaemon.service.recovery import GATHER_TIMEOUT_S, Recovery
 from nodedaemon.service.rules import Rules
 from nodedaemon.service.sampler import Sampler
@@ -56,6 +55,7 @@ from nodedaemon.service.state import SessionFacts, ShellState
 from nodedaemon.service.status import StatusView, Viewer
 from nodedaemon.service.steps import StepWatch
 from nodedaemon.service.store import DatabaseStore
+from nodedaemon.service.timelimits import TimeLimits
 from nodedaemon.wire.control import DaemonStatus, NodeStatus
 from nodedaemon.wire.messages import Profile
 
@@ -243,6 +243,7 @@ class Daemon:
             end=self._jobs.job_end,
             forget=self._markers.forget,
             look_at_processes=self._sampler.look_at_processes,
+            also=self._time_limits().look,
             log=self._log,
         )
         self._view = StatusView(
@@ -331,7 +332,7 @@ class Daemon:
 
     async def run(self) -> int:
         """Serve until a signal; the exit status of the program."""
-        _raise_descriptor_limit()
+        raise_descriptor_limit()
         asyncio.get_running_loop().set_exception_handler(self._on_exception)
         self._assemble()
         sessions = open_socket(Path(self._rules.settings.daemon.socket), socket.SOCK_SEQPACKET)
@@ -485,6 +486,18 @@ class Daemon:
     async def _find_profile(self, user: str, signature: str, model: str) -> Recorded | None:
         return await self._ledger.find_profile(f"local@{self._node}", user, signature, model)
 
+    def _time_limits(self) -> TimeLimits:
+        engine = self._dispatcher.engine
+        return TimeLimits(
+            self._slurm_commands,
+            self._dispatcher.state,
+            sessions=lambda: (one for device in engine.snapshot().devices for one in device.sessions),
+            settings=self._rules.settings_of_partition,
+            note=self._dispatcher.note,
+            clock=time.monotonic_ns,
+            log=self._log,
+        )
+
     def _slurm_commands(self) -> NodeCommands:
         slurm = self._rules.settings.slurm
         return NodeCommands(self._node, slurm.bin_dir, slurm.timeout_ns / 1e9)
@@ -584,13 +597,3 @@ def _subdirectory(parent: Path, name: str) -> Path:
     path = parent / name
     prepare_directory(path, 0o700)
     return path
-
-
-def _raise_descriptor_limit() -> None:
-    """Each session costs about five descriptors; the soft limit of 1024 is for programs that call select()."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError) as error:
-        raise OperatingError(f"raise open files: {error}; set LimitNOFILE in the unit") from error

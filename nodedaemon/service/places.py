@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import socket
 import stat
 from pathlib import Path
@@ -80,3 +81,13 @@ def _clear(path: Path, kind: socket.SocketKind) -> None:
             path.unlink()
             return
     raise OperatingError(f"socket refused: {path}: a salusd answers there already")
+
+
+def raise_descriptor_limit() -> None:
+    """Each session costs about five descriptors; the soft limit of 1024 is for programs that call select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        raise OperatingError(f"raise open files: {error}; set LimitNOFILE in the unit") from error

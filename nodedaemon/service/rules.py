@@ -45,6 +45,9 @@ class Rules:
     def settings_of(self, device: DeviceId) -> Settings:
         return settings_of(self._config, self._node, self._devices[device])
 
+    def settings_of_partition(self, partition: str) -> Settings:
+        return self._config.for_partition(partition)
+
     def add_devices(self, dispatcher: Dispatcher) -> None:
         """Tell the engine of each device; one that it knows from the journal keeps the policy that was set live."""
         known = {device.device: device for device in dispatcher.engine.snapshot().devices}

@@ -56,6 +56,8 @@ class JobFacts(msgspec.Struct):
     start_utc_ns: int = 0
     start_mono_ns: int = 0
     is_ended: bool = False
+    #: Added to its time limit for what it waited at the gate.
+    extended_minutes: int = 0
     #: Where the driver limits its device memory; "" where it does not.
     cgroup: str = ""
 

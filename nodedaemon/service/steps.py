@@ -34,7 +34,10 @@ class SlurmWord(Protocol):
 
 
 class StepWatch:
-    """`end` carries out a missed end; `forget` removes the file that a Prolog left, as an Epilog would have."""
+    """`end` carries out a missed end; `forget` removes the file that a Prolog left, as an Epilog would have.
+
+    `also` is done after each look: what else Slurm must be told now and then.
+    """
 
     def __init__(
         self,
@@ -44,6 +47,7 @@ class StepWatch:
         end: Callable[[JobEnd], Awaitable[Any]],
         forget: Callable[[JobId], None],
         look_at_processes: Callable[[], None],
+        also: Callable[[], Awaitable[None]],
         log: Any,
     ) -> None:
         self._slurm = slurm
@@ -51,6 +55,7 @@ class StepWatch:
         self._end = end
         self._forget = forget
         self._look_at_processes = look_at_processes
+        self._also = also
         self._log = log
         self._suspects: dict[JobId, int] = {}
         self._asked: dict[JobId, int] = {}
@@ -63,6 +68,7 @@ class StepWatch:
         await gathered()
         while True:
             await self.look()
+            await self._also()
             await asyncio.sleep(interval_s())
 
     async def look(self) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from accounting.database import open_database
 from accounting.profiles import ProfileKey, set_profile
 from accounting.viewer import Viewer
+from nodedaemon.drivers.process import read_stat
 from slurm_plugin.cluster.control import Cluster
-from slurm_plugin.cluster.processes import descendants
 from slurm_plugin.jobdesc import parse_tres, read_segment
 from slurm_plugin.service import GPU_APART_RELEASE
 
@@ -62,23 +62,31 @@ class Lab:
     @contextlib.contextmanager
     def background(self, *argv, user=None):
         """A command that runs beside the test, ended with it."""
-        process = self.cluster.popen([str(part) for part in argv], user=user)
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
+        with self.cluster.popen([str(part) for part in argv], user=user) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
 
     def kill_slurmstepd(self, job) -> None:
-        """kill -9 of every slurmstepd of a job."""
-        found = []
-        for pid in descendants(self.cluster.state()["supervisor"][0]):
-            with contextlib.suppress(OSError):
-                if f"slurmstepd: [{job}." in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "):
-                    found.append(pid)
-        assert found, f"no slurmstepd of job {job}"
-        for pid in found:
+        """kill -9 of every slurmstepd of a job: the parents of its steps' processes."""
+
+        def parents():
+            found = set()
+            for node in self.cluster.plan.nodes:
+                for line in self.run("scontrol", "listpids", job, node).stdout.splitlines()[1:]:
+                    stat = read_stat(int(line.split()[0]))
+                    if stat is not None and "slurmstepd" in Path(f"/proc/{stat.parent_pid}/comm").read_text():
+                        found.add(stat.parent_pid)
+            return found
+
+        for pid in wait_for(parents, f"a slurmstepd of job {job}"):
             os.kill(pid, signal.SIGKILL)
+
+    def story(self, node, line_count=40) -> str:
+        """The last lines of a node's salusd."""
+        lines = self.cluster.plan.path("log", f"salusd.{node}.out").read_text().splitlines()
+        return "\n".join(lines[-line_count:])
 
     def script(self, name, *lines) -> str:
         path = self.work / name

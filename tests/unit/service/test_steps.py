@@ -40,6 +40,7 @@ class Node:
         self.ended, self.forgotten, self.looks, self.log = [], [], 0, []
         self.watch = StepWatch(
             lambda: self.slurm, self, end=self.end, forget=self.forgotten.append, look_at_processes=self.count_look,
+            also=self.count_look,
             log=SimpleNamespace(info=self.say, warning=self.say),
         )  # fmt: skip
 
