@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry
 from nodedaemon.config import Config
 from nodedaemon.core import commands, events
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.errors import SalusError
+from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.cgroup import list_pids
