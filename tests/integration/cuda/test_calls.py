@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cuda_node import CudaNode
+from tests.support.cuda_node import CudaNode, wait_until
 from tests.support.emulator import Emulator
 
 START = """
@@ -151,6 +151,46 @@ def test_pools_serve_from_the_lane_and_nothing_of_it_goes_to_other_processes() -
         assert json.loads(out) == {"wrong": 0}
     for call in ("cuMemPoolExportPointer", "cuIpcGetMemHandle"):
         assert f"salus: share memory: {call}: a gated job's memory cannot be shared" in err
+
+
+IN_FLIGHT = (
+    START
+    + """
+block = Block(int(ok(d.cuMemAlloc(4 * MIB))), 7)
+ok(d.cuMemsetD32(block.address, 7, CHECKED_WORDS))
+events = []
+for number in range(5):
+    loop._mix(block, number)
+    events.append(ok(d.cuEventCreate(2)))
+    ok(d.cuEventRecord(events[-1], loop._stream))
+done = sum(not d.cuEventQuery(event)[0] for event in events)
+loop._check(block)
+ok(d.cuMemFree(block.address))
+loop.close()
+print(json.dumps({"done": done, "wrong": loop.wrong_count}))
+"""
+)
+
+
+@pytest.mark.parametrize(("job_class", "done"), [("best-effort", {3, 4}), ("normal", {0, 1})])
+def test_kernels_in_flight_of_best_effort_are_bounded_as_configured(job_class: str, done: set[int]) -> None:
+    """If two may be under way beside a high-class session, three of five are over when the fifth launch returns."""
+    with CudaNode("tiny-1g", "MaxLanes=2\nPolicy=pack\nBestEffortLaunches=2") as node:
+        # There and idle: it holds no grant, so nobody is held back altogether.
+        idle = (
+            "--iterations",
+            "2",
+            "--leave",
+            "--pause-us",
+            "600000000",
+            "--count-file",
+            str(node.directory / "count"),
+        )
+        node.job(*idle, job_class="high")
+        wait_until((node.directory / "count").exists, "the high job has worked and rests")
+        report = node.report(node.job("-c", IN_FLIGHT, "300000", program=(), job_class=job_class))
+    assert report["wrong"] == 0
+    assert report["done"] in done
 
 
 CHECKPOINT = """
