@@ -141,6 +141,30 @@ def test_monitors_show_our_devices_and_processes(emulator: Emulator, holder: int
     assert "500" in answer.stdout
 
 
+def test_a_client_that_has_just_started_reads_the_past_utilisation(emulator: Emulator) -> None:
+    code = """
+import subprocess, sys
+from cuda.bindings import driver as d
+READ = '''
+import pynvml as n
+n.nvmlInit()
+for index in range(2): print(n.nvmlDeviceGetUtilizationRates(n.nvmlDeviceGetHandleByIndex(index)).gpu)
+'''
+d.cuInit(0); d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(d.cuDeviceGet(0)[1])[1])
+image = b"// salus-kernel: k ns=1000000000 sm=100 bandwidth=1 effect=none\\n.visible .entry k() { ret; }\\0"
+kernel = d.cuModuleGetFunction(d.cuModuleLoadData(image)[1], b"k")[1]
+first = d.cuEventCreate(2)[1]
+for number in range(3):
+    d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+    if number == 0: d.cuEventRecord(first, 0)
+# The first of the three kernels is over, so the second before now was busy throughout.
+d.cuEventSynchronize(first)
+busy, idle = map(int, subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True).stdout.split())
+assert busy > 50 and idle == 0, (busy, idle)
+"""
+    emulator.run(code)
+
+
 def test_a_device_hangs_and_slows_down_on_demand(emulator: Emulator) -> None:
     code = """
 import os, subprocess
