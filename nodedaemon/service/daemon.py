@@ -26,7 +26,6 @@ from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.cgroup import list_pids
-from nodedaemon.drivers.slurm import NodeCommands
 from nodedaemon.service.books import Books
 from nodedaemon.service.connections import Connections, Limits
 from nodedaemon.service.control import Control
@@ -50,12 +49,11 @@ from nodedaemon.service.recovery import GATHER_TIMEOUT_S, Recovery
 from nodedaemon.service.rules import Rules
 from nodedaemon.service.sampler import Sampler
 from nodedaemon.service.server import Server
+from nodedaemon.service.slurmwatch import watch_slurm
 from nodedaemon.service.spool import Spool
 from nodedaemon.service.state import SessionFacts, ShellState
 from nodedaemon.service.status import StatusView, Viewer
-from nodedaemon.service.steps import StepWatch
 from nodedaemon.service.store import DatabaseStore
-from nodedaemon.service.timelimits import TimeLimits
 from nodedaemon.wire.control import DaemonStatus, NodeStatus
 from nodedaemon.wire.messages import Profile
 
@@ -237,14 +235,8 @@ class Daemon:
             report_strangers=lambda device, told: self._books.report("foreign_memory", None, told, device),
             log=self._log,
         )
-        self._steps = StepWatch(
-            self._slurm_commands,
-            self._dispatcher.state,
-            end=self._jobs.job_end,
-            forget=self._markers.forget,
-            look_at_processes=self._sampler.look_at_processes,
-            also=self._time_limits().look,
-            log=self._log,
+        self._steps = watch_slurm(
+            self._node, self._rules, self._dispatcher, self._jobs, self._markers, self._sampler, self._log
         )
         self._view = StatusView(
             self._dispatcher,
@@ -485,22 +477,6 @@ class Daemon:
 
     async def _find_profile(self, user: str, signature: str, model: str) -> Recorded | None:
         return await self._ledger.find_profile(f"local@{self._node}", user, signature, model)
-
-    def _time_limits(self) -> TimeLimits:
-        engine = self._dispatcher.engine
-        return TimeLimits(
-            self._slurm_commands,
-            self._dispatcher.state,
-            sessions=lambda: (one for device in engine.snapshot().devices for one in device.sessions),
-            settings=self._rules.settings_of_partition,
-            note=self._dispatcher.note,
-            clock=time.monotonic_ns,
-            log=self._log,
-        )
-
-    def _slurm_commands(self) -> NodeCommands:
-        slurm = self._rules.settings.slurm
-        return NodeCommands(self._node, slurm.bin_dir, slurm.timeout_ns / 1e9)
 
     def _reconcile_interval_s(self) -> float:
         return self._rules.settings.slurm.reconcile_interval_ns / 1e9
