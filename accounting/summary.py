@@ -5,6 +5,7 @@ import re
 from accounting.jobpage import JobPage
 
 MARK = "salus-sum:1"
+ADMISSION_MARK = "salus:1"
 # One word: from the mark, at the start or after a blank, to the next blank.
 _OURS = re.compile(rf"(?:(?<=\s)|^){re.escape(MARK)};\S*")
 _SECOND_NS = 1_000_000_000
@@ -33,6 +34,11 @@ def summed_run(comment: str) -> int | None:
         return None
     number = re.search(r";run=(\d{1,9})(?:;|$)", found[0])
     return int(number[1]) if number else 0
+
+
+def is_ours(word: str) -> bool:
+    """Whether a word of a comment is Salus': a summary, or what admission wrote."""
+    return word.startswith((f"{MARK};", f"{ADMISSION_MARK};"))
 
 
 def merge_summary(comment: str, segment: str) -> str:

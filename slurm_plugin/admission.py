@@ -76,6 +76,9 @@ class Metrics:
         self.lookup_failures = Gauge("salus_admission_lookup_failures", "Profiles not read.", registry=self.registry)
         self.dropped = Gauge("salus_admission_decisions_dropped", "Decisions lost.", registry=self.registry)
         self.summaries = Gauge("salus_admission_summaries", "AdminComments written.", registry=self.registry)
+        self.left_out = Gauge(
+            "salus_admission_summaries_left_out", "Not written for others' words.", registry=self.registry
+        )
         self.upkeep_failures = Gauge("salus_admission_upkeep_failures", "Rounds that failed.", registry=self.registry)
 
     def count(self, decision: str, basis: str) -> None:
@@ -230,6 +233,7 @@ class Service:
         self.metrics.lookup_failures.set(self.storage.counters.lookup_failures)
         self.metrics.dropped.set(self.storage.counters.decisions_dropped)
         self.metrics.summaries.set(self.upkeep.counters.summary_count)
+        self.metrics.left_out.set(self.upkeep.counters.left_out_count)
         self.metrics.upkeep_failures.set(self.upkeep.counters.failure_count)
 
     async def run(self, stopped: asyncio.Event) -> None:

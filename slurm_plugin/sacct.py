@@ -1,8 +1,9 @@
 """Slurm's own accounting: the runs and accounts that it tells of, and the word of ours in a job's AdminComment.
 
-Reads by `sacct` and `sacctmgr`, writes by `scontrol` and, once slurmctld has forgotten a job, by `sacctmgr`. Another
-tool's words are never lost: slurmctld and slurmdbd are read just before a write, and what either has is kept. Calls
-block; a service makes them in a thread of its own.
+Reads by `sacct` and `sacctmgr`, writes by `scontrol` and, where slurmctld takes no more changes of a job, `sacctmgr`.
+Another tool's words are never lost: slurmctld and slurmdbd are read just before a write, and what either has is kept.
+`sacctmgr` writes everything in small letters (seen on 22.05): a comment that would suffer from it is left as it is.
+Calls block; a service makes them in a thread of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from accounting.jobpage import JobPage, job_pages
 from accounting.reconcile import SACCT_OPTIONS, SacctRow, read_sacct, settled
 from accounting.records import AccountRecord
 from accounting.selection import JobSelector
-from accounting.summary import joined, merge_summary, summary_segment, summed_run
+from accounting.summary import is_ours, joined, merge_summary, summary_segment, summed_run
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
 from nodedaemon.config.keys import Slurm as SlurmSettings
@@ -35,11 +36,16 @@ ARRIVAL_NS = 60 * SECOND_NS
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 
+class WordsInDangerError(OperatingError):
+    """The only way to change a job's comment would change another tool's words in it."""
+
+
 @dataclass(frozen=True)
 class Stored:
-    """How many summaries were written, and why others were not."""
+    """How many summaries were written, how many left out for the sake of others' words, and why the rest failed."""
 
     count: int = 0
+    left_out_count: int = 0
     failures: list[str] = field(default_factory=list)
 
 
@@ -74,7 +80,8 @@ def store_summaries(
     wanted = [row for row in wanted if config.for_partition(row.record.partition).storage.is_summary_written]
     whole = settled(database, [row.record.key for row in wanted])
     patience_ns = config.settings.storage.usage_interval_ns + ARRIVAL_NS
-    done = Stored()
+    count = left_out_count = 0
+    failures: list[str] = []
     ready = [
         row
         for row in wanted
@@ -88,10 +95,12 @@ def store_summaries(
         page = next(page for page in pages if (page.job_id, page.restart_count) == (key.job_id, key.restart_count))
         try:
             store_summary(commands, page)
-            done = Stored(done.count + 1, done.failures)
+            count += 1
+        except WordsInDangerError:
+            left_out_count += 1
         except OperatingError as error:
-            done.failures.append(f"job {key.job_id}: {error}")
-    return done
+            failures.append(f"job {key.job_id}: {error}")
+    return Stored(count, left_out_count, failures)
 
 
 def store_summary(commands: SlurmCommands, page: JobPage) -> str:
@@ -99,11 +108,18 @@ def store_summary(commands: SlurmCommands, page: JobPage) -> str:
     # Of an array's first task sacct lists the others as well.
     lines = commands.run("sacct", "-X", "-n", "-P", "-j", str(page.job_id), "-o", "JobIDRaw,AdminComment").splitlines()
     told = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
-    merged = merge_summary(joined(told, _living(commands, page.job_id)), summary_segment(page))
+    comment = joined(told, _living(commands, page.job_id))
+    merged = merge_summary(comment, summary_segment(page))
     try:
         commands.run("scontrol", "update", f"JobId={page.job_id}", f"AdminComment={merged}")
     except OperatingError:
         # slurmctld has forgotten the job, or changes none that has ended (22.05).
+        others = [word for word in comment.split() if not is_ours(word) and word != word.lower()]
+        if others:
+            raise WordsInDangerError(
+                f"summary not stored: job {page.job_id}: sacctmgr would write {others[0][:40]!r} of another tool in "
+                "small letters; nothing was changed"
+            ) from None
         where = ("where", f"jobid={page.job_id}", "set", f"AdminComment={merged}")
         commands.run("sacctmgr", "-i", "modify", "job", *where)
     return merged

@@ -42,6 +42,7 @@ class Counters:
 
     compared_count: int = 0
     summary_count: int = 0
+    left_out_count: int = 0
     failure_count: int = 0
     rolled_up_count: int = 0
     purged_count: int = 0
@@ -99,6 +100,7 @@ class Upkeep:
         self.counters.compared_count += len(changed)
         stored = store_summaries(self._commands, self._config, database, rows, now_utc_ns=now_ns)
         self.counters.summary_count += stored.count
+        self.counters.left_out_count = stored.left_out_count
         self.counters.failure_count += len(stored.failures)
         for failure in stored.failures:
             log.warning("summary not stored", reason=failure)

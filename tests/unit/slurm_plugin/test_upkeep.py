@@ -61,7 +61,8 @@ class FakeSlurm:
                 return ""
             case ("sacctmgr", "-i", "modify", "job", "where", job, "set", comment):
                 self.changes.append(argv)
-                self.kept[job.partition("=")[2]] = comment.partition("=")[2]
+                # As sacctmgr 22.05 does.
+                self.kept[job.partition("=")[2]] = comment.partition("=")[2].lower()
                 return ""
             case ("sacctmgr", *_):
                 return "alpha|vision|science|\n"
@@ -95,17 +96,32 @@ def test_a_finished_job_gets_its_summary_beside_other_words(
     slurm.is_strict = is_strict
     slurm.rows = [("101", "gpu", 0, 3600), ("102", "gpu", 600, 2400)]
     # One tool wrote to slurmdbd alone, another to slurmctld alone.
-    slurm.kept = {"101": "salus:1;adm=a101 JS1:x", "102": "salus:1;adm=a102"}
+    slurm.kept = {"101": "salus:1;adm=a101 js1:x", "102": "salus:1;adm=a102"}
     slurm.living = {"101": "salus:1;adm=a101 other:y"}
     upkeep = upkeep_of(tmp_path, database, slurm)
     upkeep.compare()
-    assert slurm.kept["101"].startswith(f"salus:1;adm=a101 JS1:x other:y {MARK};held=3600;occ=2250;busy=1500;")
+    assert slurm.kept["101"].startswith(f"salus:1;adm=a101 js1:x other:y {MARK};held=3600;occ=2250;busy=1500;")
     # slurmctld has forgotten this one.
     assert slurm.kept["102"].startswith(f"salus:1;adm=a102 {MARK};held=1800;")
     before = len(slurm.changes)
     upkeep.compare()
     assert len(slurm.changes) == before == 2
     assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (2, 0)
+
+
+def test_words_that_sacctmgr_would_change_are_not_touched(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows = [("101", "gpu", 0, 3600)]
+    slurm.kept = {"101": "salus:1;adm=a101;P=5 JS1:H4sIAB"}
+    slurm.living = dict(slurm.kept)
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    upkeep.compare()
+    assert slurm.kept == {"101": "salus:1;adm=a101;P=5 JS1:H4sIAB"}
+    assert (upkeep.counters.left_out_count, upkeep.counters.failure_count) == (1, 0)
+    # Where slurmctld still takes changes, nothing is in danger.
+    slurm.is_strict = False
+    upkeep.compare()
+    assert slurm.kept["101"].startswith(f"salus:1;adm=a101;P=5 JS1:H4sIAB {MARK};held=3600;")
 
 
 def test_a_summary_waits_for_the_usage_but_not_for_ever(tmp_path: Path, database: Database) -> None:
