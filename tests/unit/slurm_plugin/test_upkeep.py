@@ -1,5 +1,6 @@
 """The upkeep beside admission: Slurm's times, summaries once a job's usage is there, retention by its keys."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,11 +70,21 @@ class FakeSlurm:
         raise AssertionError(argv)
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    database = open_database(f"sqlite:///{tmp_path}/salus.db", is_created=True)
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the hand-computed hour; making the schema costs more than any test here."""
+    path = tmp_path_factory.mktemp("filled") / "salus.db"
+    database = open_database(f"sqlite:///{path}", is_created=True)
     schema.upgrade(database)
     LedgerWriter(database).write(records())
+    database.close()
+    return path
+
+
+@pytest.fixture
+def database(filled: Path, tmp_path: Path) -> Iterator[Database]:
+    shutil.copyfile(filled, tmp_path / "salus.db")
+    database = open_database(f"sqlite:///{tmp_path}/salus.db")
     yield database
     database.close()
 
