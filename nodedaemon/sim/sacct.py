@@ -237,8 +237,9 @@ def _admitted_bytes(comment: str) -> tuple[int, int] | None:
     found = _SEGMENT.search(comment)
     if found is None:
         return None
-    fields = dict(part.partition("=")[::2] for part in found.group(1).split(";"))
-    persistent, ephemeral = fields.get("P", ""), fields.get("E", "")
+    # sacctmgr writes comments in small letters, and a job's summary may have come that way.
+    fields = dict(part.partition("=")[::2] for part in found.group(1).lower().split(";"))
+    persistent, ephemeral = fields.get("p", ""), fields.get("e", "")
     if not (persistent.isdecimal() and ephemeral.isdecimal()):
         return None
     return int(persistent), int(ephemeral)

@@ -28,8 +28,9 @@ def test_submit_length_user_and_devices_are_read(tmp_path):
     assert abs(second.work_ns - 90 * SECOND_NS) <= second.iteration_ns
 
 
-def test_memory_comes_from_the_admission_that_salus_wrote(tmp_path):
-    comment = f"site note salus:1;adm=77;P={300 * MIB};E={2000 * MIB}"
+@pytest.mark.parametrize("written", [str, str.lower], ids=["as admitted", "by sacctmgr"])
+def test_memory_comes_from_the_admission_that_salus_wrote(tmp_path, written):
+    comment = written(f"site note salus:1;adm=77;P={300 * MIB};E={2000 * MIB}")
     path = write(tmp_path, f"1|ann|phys|100|110|200|90|COMPLETED|gres/gpu=1|{comment}")
     workload = read_sacct(path, seed=1)
     assert (workload.jobs[0].persistent_bytes, workload.jobs[0].ephemeral_bytes) == (300 * MIB, 2000 * MIB)
