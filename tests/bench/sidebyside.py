@@ -65,7 +65,7 @@ def run_alone(stage, program, name, options):
     return found
 
 
-def calibrate(stage, program):
+def calibrate(stage, program, jobs):
     """Times of each kind alone, plain and under Salus, and the profiles that Salus has learned."""
     say("each kind alone: unknown to Salus")
     by_name = lambda kind: ("--gres=salus:1", f"--salus-profile={kind.name}")  # noqa: E731
@@ -82,7 +82,7 @@ def calibrate(stage, program):
             "ephemeral_mib": round(profile["ephemeral_bytes"] / MIB, 1),
             "peak_bytes": profile["persistent_bytes"] + profile["ephemeral_bytes"],
             "boundary_rule": profile["boundary_rule"][:60],
-            "jobs": sum(job.kind is kind for job in mix.mix()),
+            "jobs": sum(job.kind is kind for job in jobs),
             **{f"{side}_{key}": value for side, found in (("unknown", unknown), ("known", known), ("plain", plain))
                for key, value in found[kind.name].items()},
         }  # fmt: skip
@@ -95,7 +95,7 @@ def solo_s(kinds, job, side):
     return kind[f"{side}_startup_s"] + job.iterations * kind[f"{side}_iteration_ms"] / 1000
 
 
-def orders_of(configuration, stage, program, kinds):
+def orders_of(configuration, stage, program, kinds, jobs):
     """How a configuration submits the jobs."""
     plan = stage.cluster.plan
 
@@ -110,20 +110,18 @@ def orders_of(configuration, stage, program, kinds):
             return (f"--gres=shard:{min(plan.device_shards, -int(-share * plan.device_shards // 1))}",)
         return ("--gres=salus:1", f"--salus-profile={job.kind.name}", f"--salus-time={slurm_time(work_s)}")
 
-    return [
-        Order(job.name, job.submit_s, options(job), argv_of(program, job.kind, job.iterations)) for job in mix.mix()
-    ]
+    return [Order(job.name, job.submit_s, options(job), argv_of(program, job.kind, job.iterations)) for job in jobs]
 
 
-def run_configurations(stage, program, kinds, names):
+def run_configurations(stage, program, kinds, jobs, names):
     """Every configuration once: figures, and the times of submission of the policies for the simulator."""
-    alone = {job.name: solo_s(kinds, job, "plain") for job in mix.mix()}
+    alone = {job.name: solo_s(kinds, job, "plain") for job in jobs}
     found, submits, checksums = {}, {}, {}
     for name in names:
         if name in POLICIES:
             stage.set_policy(name)
         started = time.monotonic()
-        ended = stage.run(name, orders_of(name, stage, program, kinds))
+        ended = stage.run(name, orders_of(name, stage, program, kinds, jobs))
         for job in ended.values():
             if checksums.setdefault(job.name, job.told["checksum"]) != job.told["checksum"]:
                 raise LostError(f"{name}: {job.name}: another result than in {names[0]}")
@@ -136,7 +134,7 @@ def run_configurations(stage, program, kinds, names):
     return found, submits
 
 
-def predict(kinds, submits, found):
+def predict(kinds, jobs, submits, found):
     """The same jobs in `salus simulate`, and how far its average completion is from the real one."""
     predicted = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -144,7 +142,7 @@ def predict(kinds, submits, found):
             if name not in found:
                 continue
             path = Path(folder) / f"{name}.csv"
-            latencies_s = write_jobs(path, name, kinds, submits[name])
+            latencies_s = write_jobs(path, name, kinds, jobs, submits[name])
             options = ("--gpus", str(mix.DEVICE_COUNT), "--nodes", str(mix.DEVICE_COUNT), "--gpu-memory",
                        f"{mix.DEVICE_MIB}M", "--lane-reserve", f"{mix.LANE_RESERVE_MIB}M", "--startup-weight",
                        f"{NICE_WEIGHT:.2f}", "--policy", simulated if name in POLICIES else "fifo")  # fmt: skip
@@ -176,14 +174,14 @@ def iteration_ms_of(name, kind):
     return kind["known_iteration_ms" if name in POLICIES else "plain_iteration_ms"]
 
 
-def write_jobs(path, name, kinds, submits):
+def write_jobs(path, name, kinds, jobs, submits):
     """Write the table of jobs for the simulator; returns what each job loses to Slurm before it takes a core."""
     latencies_s = []
     with path.open("w", newline="") as stream:
         rows = csv.writer(stream)
         rows.writerow(["job", "submit_s", "model", "persistent_mb", "ephemeral_mb", "iteration_ms", "iterations",
                        "startup_s"])  # fmt: skip
-        for job in mix.mix():
+        for job in jobs:
             kind = kinds[job.kind.name]
             startup_s, latency_s = start_of(name, kind)
             latencies_s.append(latency_s)
@@ -237,24 +235,25 @@ def other_draws(kinds, *, in_random_order):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="configurations to run, separated by commas; for trying it out")
+    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths and gaps; for trying it out")
     options = parser.parse_args()
+    jobs = tuple(job.scaled(options.scale) for job in mix.mix())
     names = [name for name in SIMULATED if not options.only or name in options.only.split(",")]
     with cluster_of(mix.DEVICE_MIB, mix.LANE_RESERVE_MIB, devices=mix.DEVICE_COUNT, say=say) as stage:
         program = stage.program("mix_job.py")
-        kinds = calibrate(stage, program)
-        found, submits = run_configurations(stage, program, kinds, names)
+        kinds = calibrate(stage, program, jobs)
+        found, submits = run_configurations(stage, program, kinds, jobs, names)
     result = {
         "bench": "sidebyside",
-        "n": len(mix.mix()),
+        "n": len(jobs),
+        "scale": options.scale,
         "lost": 0,
         "failed": 0,
         "seed": mix.SEED,
-        "work_s": round(
-            sum(job.iterations * kinds[job.kind.name]["plain_iteration_ms"] for job in mix.mix()) / 1000, 1
-        ),
+        "work_s": round(sum(job.iterations * kinds[job.kind.name]["plain_iteration_ms"] for job in jobs) / 1000, 1),
         "kinds": kinds,
         "configurations": found,
-        "simulated": predict(kinds, submits, found),
+        "simulated": predict(kinds, jobs, submits, found),
         "other_seeds": len(OTHER_SEEDS),
         "other_seeds_gain": other_draws(kinds, in_random_order=False),
         "random_order_gain": other_draws(kinds, in_random_order=True),

@@ -60,6 +60,9 @@ class Planned:
     def iterations(self):
         return max(1, round(self.length_s * 1000 / self.kind.iteration_ms))
 
+    def scaled(self, factor):
+        return replace(self, submit_s=self.submit_s * factor, length_s=self.length_s * factor)
+
 
 def mix(seed=SEED, *, in_random_order=False):
     """The jobs in the order of their submission."""
