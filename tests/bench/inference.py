@@ -74,7 +74,7 @@ def run_together(stage, program, found):
     folder = stage.folder("together")
     go = folder / "go"
     node = stage.cluster.plan.nodes[0]
-    names, submitted = [], time.time()
+    names, numbers, submitted = [], [], time.time()
     for copy in range(COPIES):
         for number, (name, sizes) in enumerate(found.items()):
             seed = 1 + copy * len(found) + number
@@ -82,20 +82,23 @@ def run_together(stage, program, found):
             options = ("--gres=salus:1", f"--salus-profile={name}", f"--nodelist={node}")
             names.append(f"{name}-{copy}")
             # Their start is not what is measured: any core will do, and salusd pins them once they have a session.
-            stage.sbatch(folder, Order(names[-1], 0.0, options, argv), ",CORES=0-1023")
+            numbers.append(stage.sbatch(folder, Order(names[-1], 0.0, options, argv), ",CORES=0-1023"))
 
-    def are_all_resident():
-        sessions = stage.node_status(node)["sessions"]
-        return len({row["job"] for row in sessions}) == len(names)
+    def are_all_ready():
+        return len(list(folder.glob("go.*"))) == len(names)
 
-    wait_for(are_all_resident, lambda: f"all servers: {stage.cluster.run(['squeue']).stdout}", 240)
+    wait_for(are_all_ready, lambda: f"all servers: {stage.cluster.run(['squeue']).stdout}", 280)
     ready_s = time.time() - submitted
     status = stage.node_status(node)
+    if len({row["job"] for row in status["sessions"]}) != len(names):
+        raise LostError(f"{len(status['sessions'])} sessions of {len(names)} servers")
     say(f"{len(names)} servers resident after {ready_s:.0f} s")
-    (folder / "go.part").write_text(str(time.time() + 3))
-    (folder / "go.part").rename(go)
+    (folder / "part").write_text(str(time.time() + 3))
+    (folder / "part").rename(go)
     stage.wait_ends(folder, names, time.time() + REQUESTS * INTERVAL_MS / 1000 * FACTOR + 120)
     ended = {name: stage.read(folder, name, submitted) for name in names}
+    stage.wait_empty("together")
+    stage.check_books("together", numbers)
     return ended, round(ready_s, 1), status
 
 

@@ -1,7 +1,8 @@
 """A model server of the inference case: real PyTorch, keeps its weights, answers requests that come now and then.
 
 Requests come at times drawn with a seed; the latency of one is from the time it was due to its answer. With a file
-named, the times count from the moment that the file holds, so that many servers begin together.
+named, the times count from the moment that the file holds, so that many servers begin together; FILE.SEED says that
+this one is ready.
 """
 
 import gc
@@ -14,10 +15,11 @@ from pathlib import Path
 GO_SECONDS = 300
 
 
-def wait_for_go(path):
+def wait_for_go(path, seed):
     """The moment from which requests count: now, or what the file says once it is there."""
     if path == "-":
         return time.time()
+    Path(f"{path}.{seed}").touch()
     deadline = time.time() + GO_SECONDS
     while not Path(path).exists():
         if time.time() > deadline:
@@ -50,7 +52,7 @@ def main():
     with torch.no_grad():
         for _ in range(3):
             model(request)
-        at = wait_for_go(sys.argv[7])
+        at = wait_for_go(sys.argv[7], seed)
         latencies = []
         for _ in range(count):
             at += interval_ms / 1000 * dice.uniform(1, factor)

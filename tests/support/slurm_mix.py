@@ -142,7 +142,7 @@ class Stage:
             numbers[order.name] = self.sbatch(folder, order)
         self.wait_ends(folder, [order.name for order in orders], begun + seconds)
         ended = {order.name: self.read(folder, order.name, submitted[order.name]) for order in orders}
-        wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
+        self.wait_empty(name)
         self.check_books(name, numbers.values())
         return ended
 
@@ -154,7 +154,7 @@ class Stage:
         names = [f"{order.name}-{task}" for task in range(1, count + 1)]
         self.wait_ends(folder, names, submitted + seconds)
         ended = {name: self.read(folder, name, submitted) for name in names}
-        wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
+        self.wait_empty(name)
         self.check_books(name, [f"{number}_{task}" for task in range(1, count + 1)])
         return ended
 
@@ -165,6 +165,9 @@ class Stage:
                 queue = self.cluster.run(["squeue", "-o", "%i %j %T %r"]).stdout
                 raise LostError(f"{folder.name}: did not end in time: {sorted(missing)}\n{queue}")
             time.sleep(0.1)
+
+    def wait_empty(self, name):
+        wait_for(lambda: not self.cluster.run(["squeue", "-h"]).stdout.strip(), f"the queue of {name} to be empty", 60)
 
     def read(self, folder, name, submitted):
         code, ended, node = (folder / f"{name}.end").read_text().split()
