@@ -100,11 +100,13 @@ ON_CUDA := \
     $(FAULTS)/test_storage.py::test_24_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
 
 integration: native
-	$(PYTEST) $(NORMAL) tests/integration tests/packaging
+	$(PYTEST) $(NORMAL) --ignore=tests/integration/cuda tests/integration tests/packaging
+	@# These wait for devices and daemons more than they compute: two at a time take little more than half as long.
+	$(PYTEST) $(NORMAL) -n 2 tests/integration/cuda
 	@$(MAKE) --no-print-directory integration-on-cuda
 
 integration-on-cuda: native
-	SALUS_TEST_DEVICE=cuda $(PYTEST) $(ON_CUDA)
+	SALUS_TEST_DEVICE=cuda $(PYTEST) -n 2 $(ON_CUDA)
 
 test-slurm: $(STAMP)
 	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
