@@ -105,30 +105,31 @@ def store_summaries(
 
 def store_summary(commands: SlurmCommands, page: JobPage) -> str:
     """Write the page's summary into the job's AdminComment; what stands there now."""
-    # Of an array's first task sacct lists the others as well.
-    lines = commands.run("sacct", "-X", "-n", "-P", "-j", str(page.job_id), "-o", "JobIDRaw,AdminComment").splitlines()
+    # As Slurm writes it, 5_3 or 5+1: by its number alone, a task that has its array's would stand for all of them.
+    name = page.job
+    lines = commands.run("sacct", "-X", "-n", "-P", "-j", name, "-o", "JobIDRaw,AdminComment").splitlines()
     told = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
-    comment = joined(told, _living(commands, page.job_id))
+    comment = joined(told, _living(commands, name))
     merged = merge_summary(comment, summary_segment(page))
     try:
-        commands.run("scontrol", "update", f"JobId={page.job_id}", f"AdminComment={merged}")
+        commands.run("scontrol", "update", f"JobId={name}", f"AdminComment={merged}")
     except OperatingError:
         # slurmctld has forgotten the job, or changes none that has ended (22.05).
         others = [word for word in comment.split() if not is_ours(word) and word != word.lower()]
         if others:
             raise WordsInDangerError(
-                f"summary not stored: job {page.job_id}: sacctmgr would write {others[0][:40]!r} of another tool in "
+                f"summary not stored: job {name}: sacctmgr would write {others[0][:40]!r} of another tool in "
                 "small letters; nothing was changed"
             ) from None
-        where = ("where", f"jobid={page.job_id}", "set", f"AdminComment={merged}")
+        where = ("where", f"jobid={name}", "set", f"AdminComment={merged}")
         commands.run("sacctmgr", "-i", "modify", "job", *where)
     return merged
 
 
-def _living(commands: SlurmCommands, job_id: int) -> str:
+def _living(commands: SlurmCommands, name: str) -> str:
     """The comment that slurmctld has; empty where it has forgotten the job."""
     try:
-        shown = commands.run("scontrol", "show", "job", str(job_id))
+        shown = commands.run("scontrol", "show", "job", name)
     except OperatingError:
         return ""
     lines = (line.strip() for line in shown.splitlines())

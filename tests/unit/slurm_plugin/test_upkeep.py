@@ -32,6 +32,8 @@ class FakeSlurm:
         self.living: dict[str, str] = {}
         self.rows: list[tuple[str, str, int, int]] = []
         self.changes: list[tuple[str, ...]] = []
+        #: Numbers of array tasks, by the name that Slurm gives them.
+        self.raws: dict[str, str] = {}
         self.state = "COMPLETED"
         #: 22.05 changes no job that has ended; later releases do.
         self.is_strict = True
@@ -39,12 +41,12 @@ class FakeSlurm:
     def run(self, *argv: str) -> str:
         match argv:
             case ("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment"):
-                # Of an array it lists every task.
-                return f"9999|not this one\n{job}|{self.kept[job]}\n"
+                return f"9999|not this one\n{job if job.isdigit() else self.raws[job]}|{self.kept[job]}\n"
             case ("sacct", *_):
                 lines = [
                     "\x1f".join(
-                        [job, job, "alpha", "ada", "vision", part, self.state, str(T0 // S + start), str(T0 // S + end),
+                        [self.raws.get(job, job), job, "alpha", "ada", "vision", part, self.state,
+                         str(T0 // S + start), str(T0 // S + end),
                          str(end - start), "gres/salus=1", self.kept[job]]
                     )
                     for job, part, start, end in self.rows
@@ -118,6 +120,20 @@ def test_a_finished_job_gets_its_summary_beside_other_words(
     upkeep.compare()
     assert len(slurm.changes) == before == 2
     assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (2, 0)
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_task_with_its_arrays_number_stands_for_itself_alone(
+    tmp_path: Path, database: Database, is_strict: bool
+) -> None:
+    slurm = FakeSlurm()
+    slurm.is_strict = is_strict
+    slurm.rows, slurm.raws = [("900_1", "gpu", 0, 60), ("900_2", "gpu", 0, 90)], {"900_1": "901", "900_2": "900"}
+    slurm.kept = {"900_1": "", "900_2": ""}
+    slurm.living = dict(slurm.kept)
+    upkeep_of(tmp_path, database, slurm).compare()
+    assert [slurm.kept[name].split(";")[1] for name in ("900_1", "900_2")] == ["held=60", "held=90"]
+    assert all("900_" in word for argv in slurm.changes for word in argv if word.lower().startswith("jobid="))
 
 
 def test_words_that_sacctmgr_would_change_are_not_touched(tmp_path: Path, database: Database) -> None:
