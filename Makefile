@@ -144,13 +144,13 @@ deb: wheel docs
 test-deb: deb
 	@bash tests/packaging/deb.sh "$$(ls -t build/deb/salus_*.deb | head -1)"
 
-bench: $(STAMP)
+bench: native
 	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
 	@test -f tests/bench/$(BENCH).py || { echo "bench: no tests/bench/$(BENCH).py" >&2; exit 2; }
 	@$(PY) tests/bench/$(BENCH).py $(ARGS)
 
 # A benchmark whose result stays in the tree (docs/benchmarks/NAME.json, the last RUNS runs), and the pages that cite it.
-record: $(STAMP)
+record: native
 	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5] [REPEAT=5]" >&2; exit 2; }
 	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) --repeat $(or $(REPEAT),1) $(ARGS)
 
