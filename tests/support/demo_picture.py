@@ -8,7 +8,7 @@ from pathlib import Path
 #: As wide as README is shown, and down to the end of the lanes.
 WIDTH, HEIGHT = 1100, 800
 #: The summary and the lanes are what a newcomer can read at a glance.
-SHORT = "<style>section:not(#section-lanes), details, .modebar { display: none !important }</style></head>"
+SHORT = "<style>section:not(#section-lanes), details, footer, .modebar { display: none !important }</style></head>"
 
 
 def main(report, picture):
