@@ -12,6 +12,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 # Where `make native-libsalus native-spank` leaves a file, and where the installed packages look for it.
 NATIVE = {
     "nodedaemon/job/libsalus/libsalus.so": "nodedaemon/job/libsalus/libsalus.so",
+    "nodedaemon/job/libsalus/libsalus-preload.so": "nodedaemon/job/libsalus/libsalus-preload.so",
     "nodedaemon/job/libsalus/cuda/libcuda.so.1": "nodedaemon/job/libsalus/cuda/libcuda.so.1",
     "build/spank/salus_spank.so": "slurm_plugin/spank/salus_spank.so",
 }

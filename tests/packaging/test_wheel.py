@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 NATIVE = (
     "nodedaemon/job/libsalus/libsalus.so",
+    "nodedaemon/job/libsalus/libsalus-preload.so",
     "nodedaemon/job/libsalus/cuda/libcuda.so.1",
     "slurm_plugin/spank/salus_spank.so",
 )

@@ -328,6 +328,8 @@ class Watch:
         self._thread, self._thread_id = threading.current_thread(), get_ident()
         if not self._is_attached:
             self._attach()
+        elif self._session is not None:
+            self._session.take_over()
         return not self.is_off
 
     def _is_loader_worker(self) -> bool:

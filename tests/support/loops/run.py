@@ -40,6 +40,8 @@ class CountingSession:
         self.depth += 1
         return 0
 
+    def take_over(self) -> None: ...
+
     def leave_entry(self) -> None:
         self.depth = max(0, self.depth - 1)
 
