@@ -159,7 +159,8 @@ def test_13_a_stepped_clock_changes_no_turn_and_is_told_in_the_records(step_ns, 
         "SALUS_TEST_CLOCK": str(offset),
         "WATCHDOG_USEC": "400000",
     }
-    daemon = salusd(config="MaxLanes=1\nPolicy=fair\nHangTimeout=5\nOnHang=kill", environment=environment)
+    config = "MaxLanes=1\nPolicy=fair\nHangTimeout=5\nIdleRelease=4\nOnHang=kill"
+    daemon = salusd(config=config, environment=environment)
     group = crew(daemon)
     workers = [group.start(iteration_us=1000) for _ in range(2)]
     group.ready()
