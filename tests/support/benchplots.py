@@ -106,6 +106,7 @@ def sidebyside_average():
         name: [(middle[name]["average_s"], low[name]["average_s"], high[name]["average_s"], colour,
                 f"{middle[name]['average_s']:.1f}")]
         for name, colour in zip(CONFIGURATIONS, COLOURS, strict=True)
+        if name in middle
     }  # fmt: skip
     return bars("Average completion time; line: smallest to largest run", "seconds from submit to end", groups).done()
 
@@ -115,7 +116,7 @@ def sidebyside_ends():
     curves = {
         name: (sorted(found[name]["completion_s"]), colour)
         for name, colour in zip(CONFIGURATIONS, COLOURS, strict=True)
-        if name in ("gpu", "gpu-shortest", "shard", "srtf", "fair")
+        if name in ("gpu", "gpu-shortest", "shard", "srtf", "fair") and name in found
     }
     return steps("How many jobs took at most so long (last run)", "seconds from submit to end", "jobs", curves).done()
 
@@ -123,7 +124,7 @@ def sidebyside_ends():
 def sidebyside_simulated():
     found = look_up("sidebyside.median.simulated")
     groups = {}
-    for name in CONFIGURATIONS:
+    for name in found:
         real, predicted = found[name]["real_s"], found[name]["predicted_s"]
         groups[name] = [(real, real, real, COLOURS[4], f"{real:.1f}"),
                         (predicted, predicted, predicted, COLOURS[2], f"{predicted:.1f}")]  # fmt: skip
