@@ -40,7 +40,7 @@ assert ok(d.cuStreamIsCapturing(stream)) == d.CUstreamCaptureStatus.CU_STREAM_CA
 loop._mix(block, 5)
 loop._mix(block, 6)
 # The other job waits for the lane meanwhile; a boundary inside the capture must neither spoil it nor hand over.
-before, end_s = loop.salus.handed_over(), time.monotonic() + 30
+before, end_s = loop.salus.handed_over(), time.monotonic() + 50
 while not lib.salus_cuda_will_yield():
     assert time.monotonic() < end_s, "nobody came to wait"
 loop.salus.boundary(loop.allocator)
@@ -49,7 +49,10 @@ graph = ok(d.cuStreamEndCapture(stream))
 assert ok(d.cuGraphGetNodes(graph, 8))[1] == 2
 run = ok(d.cuGraphInstantiate(graph, 0))
 block.word = 7
-for _ in range(40):
+count, end_s = 0, time.monotonic() + 50
+while count < 40 or loop.salus.handed_over()[0] < 5:
+    assert time.monotonic() < end_s, loop.salus.handed_over()
+    count += 1
     loop.salus.boundary(loop.allocator)
     ok(d.cuGraphLaunch(run, stream))
     for value in (5, 6): block.word = (block.word * MULTIPLIER + value) % WORD
