@@ -118,7 +118,7 @@ def test_an_epilog_that_never_came_is_made_up_for_and_a_live_job_is_not_touched(
     lab.ask("salloc", "--gres=salus:1", MEMORY, "--no-shell", "--job-name=idle", user="games")
     idle = lab.ask("squeue", "-h", "-n", "idle", "-o", "%A").strip()
     lab.run("scancel", ends)
-    lab.ask("scontrol", "requeue", again)
+    lab.ask("scontrol", "requeuehold", again)
     for job in (ends, again):
         wait_released(lab, job)
         assert not any(lab.cluster.plan.path("run", node, "jobs", job).exists() for node in lab.cluster.plan.nodes)

@@ -10,7 +10,7 @@ import pytest
 from nodedaemon.core.memory import charge_units, with_headroom
 from nodedaemon.core.types import MIB
 from tests.e2e.conftest import SLURM_ROOT
-from tests.support.lab import wait_for
+from tests.support.lab import Lab, wait_for
 
 ROOT = Path(__file__).parents[2]
 #: Several of these fit one device, each with a lane of its own.
@@ -26,6 +26,18 @@ def training(cluster):
     if not folder.exists():
         shutil.copytree(ROOT / "examples", folder)
     return f"--export=ALL,PYTHON={cluster.python}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def put_back(cluster, training):
+    """An unknown job under UnknownJob=requeue, started before the other tests: Slurm takes its time to put it back."""
+    lab = Lab(cluster)
+    job = lab.sbatch(
+        training, "-p", "back", "--nodelist=node2", "--open-mode=append", "--salus-profile=put-back",
+        "examples/train.sh", "--iterations", 100_000, output=f"{lab.work}/back.txt",
+    )  # fmt: skip
+    yield job
+    lab.run("scancel", job)
 
 
 def train(lab, training, *argv, user="games", iterations=15):
@@ -192,6 +204,29 @@ def test_a_notebook_in_an_allocation_idles_and_nobody_waits_for_it(lab, training
         (folder / "cell2").touch()
         assert notebook.wait(60) == 0
     assert float((folder / "done2").read_text()) < float((folder / "done1").read_text())
+
+
+def is_served(lab, job):
+    """Whether its process is connected to a salusd, or it is over."""
+    return lab.state(job) == "COMPLETED" or any(row["is_connected"] for row in lab.sessions(job))
+
+
+def test_an_unknown_job_is_put_back_after_it_was_measured_and_runs_on_with_its_real_charge(lab, put_back):
+    wait_for(lambda: lab.field(put_back, "Restarts") == "1", "the job to be put back", 60)
+    lab.wait_state(put_back, "RUNNING", seconds=150)
+    segment = lab.segment(put_back)
+    assert segment.kind == "shared"
+    assert lab.charge(put_back) == {"salus": 1, "shard": segment.shard_count}
+    assert segment.shard_count < lab.cluster.plan.device_shards
+    wait_for(lambda: lab.sessions(put_back), lambda: f"its second run: {lab.story('node2')}")
+    wait_for(lambda: is_served(lab, put_back), lambda: f"its process: {lab.story('node2')}")
+    (session,) = lab.sessions(put_back)
+    assert session["persistent_bytes"] == segment.persistent_bytes
+    # Never srun, salloc or a job that must not start twice.
+    told = lab.run("sbatch", "-H", "-p", "back", "--no-requeue", "--gres=salus:1", "--wrap", "true", user="games")
+    once = told.stdout.split()[-1]
+    assert lab.segment(once).kind == "exclusive"
+    lab.run("scancel", once)
 
 
 def test_training_goes_on_through_suspension_a_killed_slurmstepd_and_restarts(lab, training):
