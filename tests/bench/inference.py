@@ -23,8 +23,8 @@ from tests.support.slurm_mix import LostError, Order, cluster_of, quantile
 MODELS = Path("nodedaemon/sim/data/models.csv")
 COPIES = 3
 SCALE = 32
-DEVICE_MIB = 8192  # the next power of two above what the 42 keep together; a device of any size holds more by Salus
-LANE_RESERVE_MIB = 256
+DEVICE_MIB = 8704  # a little more than what the 42 keep together and one borrows; less than the sum of their peaks
+LANE_RESERVE_MIB = 128
 ALONE_REQUESTS, ALONE_INTERVAL_MS = 15, 150
 REQUESTS, INTERVAL_MS, FACTOR = 8, 4000, 3
 
