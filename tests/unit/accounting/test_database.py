@@ -1,11 +1,7 @@
 """Who may open the database, and what a mistake in its address says. Also: what an installed wheel carries."""
 
 import os
-import shutil
 import stat
-import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -108,24 +104,3 @@ def test_a_writer_that_finds_the_file_locked_says_so(tmp_path: Path, monkeypatch
     first.write(work)
     first.close()
     second.close()
-
-
-def test_an_installed_wheel_brings_its_migrations(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns("__pycache__", "build", ".git", ".venv", "tests")
-    for name in ("accounting", "cli", "migrations", "nodedaemon", "slurm_plugin"):
-        shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source / name)
-    build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    site = tmp_path / "site"
-    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
-        wheel.extractall(site)
-    program = "from accounting import schema; print(schema.migrations_directory(), schema.head())"
-    told = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(site)}, capture_output=True, text=True
-    )
-    assert told.stdout.split() == [str(site / "accounting" / "_migrations"), schema.head()], told.stderr
-    assert (site / "cli" / "report" / "page.html.j2").is_file()
