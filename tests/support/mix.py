@@ -1,8 +1,8 @@
-"""The jobs of the side-by-side: drawn with a seed, and fixed before any of them ran on the cluster.
+"""The jobs of the side-by-side: drawn with a seed, and fixed before the runs that are recorded.
 
 Many short jobs behind a few long ones: most of the work is in a small part of the jobs, as in traces of GPU clusters.
 One long training a device comes first, then short jobs come at random times, while the long ones would still run.
-Parameters were chosen with the simulator, so that the cluster is busy for about a minute; `make bench BENCH=sidebyside`
+Parameters were looked for with the simulator, by the gain of `srtf`: a mix that suits it. `make bench BENCH=sidebyside`
 also simulates other seeds and a random order, which says how much of the result is due to this choice.
 """
 
