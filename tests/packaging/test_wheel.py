@@ -57,6 +57,8 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(installed: Path, folder: Path, *argv: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SALUS"))}
+    # Else --show-completion takes the shell that it runs in for the one that is named.
+    environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
     done = subprocess.run(
         [str(installed / argv[0]), *argv[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

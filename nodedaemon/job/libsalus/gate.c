@@ -252,7 +252,14 @@ static void spin(uint32_t bell)
     } while (clock_ns() < end_ns);
 }
 
-/* Until a grant is ours. 0; -EINTR; -ENOTCONN when the session was switched off meanwhile. */
+/* Half of it: the receiver's second began before this wait did. */
+static bool is_nudged(uint64_t since_ns)
+{
+    return clock_ns() - since_ns >= NUDGE_MS * 500000ull;
+}
+
+/* Until a grant is ours. 0; -EINTR, also after a second of waiting; -ENOTCONN when the session was
+ * switched off meanwhile. */
 static int wait_turn(uint64_t since_ns)
 {
     bool may_spin = true;
@@ -281,8 +288,11 @@ static int wait_turn(uint64_t since_ns)
         error = futex_wait(&gate->slot->bell, bell, NULL);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
-        if (error == -EINTR && session.is_interruptible)
+        /* A signal that came just before the sleep interrupts nothing: a nudge lets it be seen. */
+        if (session.is_interruptible && (error == -EINTR || is_nudged(since_ns))) {
+            gate->wait_ns += clock_ns() - since_ns;
             return -EINTR;
+        }
     }
     now_ns = clock_ns();
     gate->wait_last_ns = now_ns - since_ns;

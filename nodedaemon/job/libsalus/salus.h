@@ -20,8 +20,8 @@
 #define SALUS_API         __attribute__((visibility("default")))
 #define SALUS_API_VERSION 1u
 
-/* Enter and boundary answer -EINTR when a signal handler ran while they waited: call again, the
- * place is kept. */
+/* Enter and boundary answer -EINTR when a signal handler ran while they waited, and every second
+ * of waiting, for one that ran just before: call again, the place is kept. */
 #define SALUS_INTERRUPTIBLE 0x100u
 
 struct salus_options {

@@ -15,8 +15,8 @@ from tests.support.salusd import ROOT, Salusd, wait_until
 from tests.support.torch_job import DEADLINE_S, TorchJob, environment_of, example
 
 MIB = 1 << 20
-LSTM = example("lstm", iterations=30, width=32)
-GAN = example("gan", iterations=30, width=64)
+LSTM = example("lstm", iterations=200, width=32)
+GAN = example("gan", iterations=200, width=64)
 SIZES = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 32 * MIB, "wait_ms": 60_000}
 HOLDER = """
 import sys, torch

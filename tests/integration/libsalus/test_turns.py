@@ -281,3 +281,17 @@ def test_a_signal_is_seen_while_waiting_and_the_place_in_the_gate_is_kept(
     first.ask("leave")
     assert second.answer() == 1
     assert [session for session, _ in daemon.grants] == [1, 2]
+
+
+def test_a_signal_that_came_before_the_sleep_is_seen_at_the_next_nudge(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    daemon = start_daemon()
+    first, second = start_session(daemon), start_session()
+    second.ask("hello", path=str(daemon.path), flags=INTERRUPTIBLE)
+    first.ask("boundary")
+    # Nothing interrupts the sleep, as when the handler ran before it: the wait must come back by itself.
+    assert second.ask("boundary") == -errno.EINTR
+    second.send("boundary")
+    first.ask("leave")
+    assert second.answer() in (1, -errno.EINTR)
