@@ -125,7 +125,8 @@ static void replay(struct block *block, uint32_t iteration)
     handle graph, run;
     uint32_t word = block->word;
 
-    OK(cuStreamBeginCapture_v2(stream, 0));
+    /* Of this thread only: a global one would fail the other thread's calls, as on a GPU. */
+    OK(cuStreamBeginCapture_v2(stream, 1));
     mix(block, iteration);
     salus_boundary();
     OK(cuStreamEndCapture(stream, &graph));
