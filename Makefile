@@ -99,10 +99,13 @@ ON_CUDA := \
     "$(FAULTS)/test_hostile.py::test_another_users_lane_comes_back_from_one_who_never_unmaps[disconnect]" \
     $(FAULTS)/test_storage.py::test_24_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
 
+# These wait for devices, daemons and databases more than they compute, and share nothing: two at a time take little more
+# than half as long.
+TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda libsalus test_newcomer.py test_site.py) tests/packaging
+
 integration: native
-	$(PYTEST) $(NORMAL) --ignore=tests/integration/cuda tests/integration tests/packaging
-	@# These wait for devices and daemons more than they compute: two at a time take little more than half as long.
-	$(PYTEST) $(NORMAL) -n 2 tests/integration/cuda
+	$(PYTEST) $(NORMAL) $(foreach part,$(TWO_AT_A_TIME),--ignore=$(part)) tests/integration
+	$(PYTEST) $(NORMAL) -n 2 $(TWO_AT_A_TIME)
 	@$(MAKE) --no-print-directory integration-on-cuda
 
 integration-on-cuda: native

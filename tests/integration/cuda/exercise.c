@@ -97,6 +97,9 @@ static void check(const struct block *block)
 }
 
 /* Never the gating thread: its blocks are the job's own. */
+/* A free waits for the device, and would spoil a capture of another thread, as on a GPU. */
+static pthread_mutex_t capturing = PTHREAD_MUTEX_INITIALIZER;
+
 static void *allocate_beside(void *unused)
 {
     (void)unused;
@@ -105,8 +108,10 @@ static void *allocate_beside(void *unused)
         address block;
         size_t free_bytes, total_bytes;
 
+        pthread_mutex_lock(&capturing);
         if (!cuMemAlloc_v2(&block, 64 * 1024))
             OK(cuMemFree_v2(block));
+        pthread_mutex_unlock(&capturing);
         OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
     }
     return NULL;
@@ -125,11 +130,12 @@ static void replay(struct block *block, uint32_t iteration)
     handle graph, run;
     uint32_t word = block->word;
 
-    /* Of this thread only: a global one would fail the other thread's calls, as on a GPU. */
-    OK(cuStreamBeginCapture_v2(stream, 1));
+    pthread_mutex_lock(&capturing);
+    OK(cuStreamBeginCapture_v2(stream, 0));
     mix(block, iteration);
     salus_boundary();
     OK(cuStreamEndCapture(stream, &graph));
+    pthread_mutex_unlock(&capturing);
     block->word = word;
     OK(cuGraphInstantiateWithFlags(&run, graph, 0));
     for (int i = 0; i < 2; i++) {
