@@ -265,11 +265,14 @@ def overtakings(daemon, session):
 @pytest.mark.parametrize("overtakes_max", [20, 10_000_000], ids=["bound", "control"])
 def test_23_no_waiter_is_overtaken_more_often_than_allowed(overtakes_max, salusd, crew):
     """fifo keeps the lane with the first as long as it wants; only the bound on overtaking lets the second run."""
-    # A worker's iterations are outside every entry point: one that a busy machine holds up must not lose the lane as idle.
+    # A worker's iterations are outside every entry point: one that a busy machine holds up must not count as idle.
     daemon = salusd(config=f"MaxLanes=1\nPolicy=fifo\nIdleRelease=50\nMaxOvertakes={overtakes_max}")
     group = crew(daemon)
-    first, late = (group.start(iteration_us=500) for _ in range(2))
-    group.ready()
+    # One after the other: fifo goes by who came first, not by who was started first.
+    first = group.start(iteration_us=500)
+    group.ready(first)
+    late = group.start(iteration_us=500)
+    group.ready(late)
     first.go()
     first.wait_iterations(5)
     late.go()
