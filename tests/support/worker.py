@@ -146,6 +146,11 @@ def main() -> None:
     options = Options(size_bytes=ctypes.sizeof(Options), timeout_ms=given.hello_timeout_ms)
     tell("says hello")
     tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))
+    if "SALUS_TEST_GPU" in os.environ:
+        # On a host device the process itself is what it keeps; a GPU sees only what was asked of it.
+        block = ctypes.c_uint64()
+        if code := library.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(given.persistent * MIB)):
+            tell("no memory", code=code)
     sys.stdin.readline()
     iterate(given, library)
     library.salus_bye()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.device_kind import worker_environment
 from tests.support.salusd import wait_until
 from tests.support.workers import overlaps
 
@@ -150,7 +151,7 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
     # The second session's process is registered to the same job, as Slurm's hooks do it for a second rank.
     second = subprocess.Popen(
         [sys.executable, "-c", f"import sys;sys.stdin.readline()\n{program}", str(daemon.socket)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **worker_environment(daemon.gpu)},
     )  # fmt: skip
     try:
         daemon.hook("task_start", job=first.job, uid=os.getuid(), pid=second.pid, step="0", task="1")
