@@ -28,6 +28,8 @@ USER = "games"
 #: Everything of a job that is measured hangs on this script; SALUS_ is kept out, so that all configurations run it.
 SCRIPT = """#!/bin/sh
 export OMP_NUM_THREADS=1
+# What an iteration frees stays with the process, as it stays with a GPU's caching allocator.
+export MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=17179869184
 case "$SLURMD_NODENAME" in {cases} esac
 name="$WHERE/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}"
 taskset -c "${{CORES:-$core}}" "{python}" "$@" >"$name.out" 2>"$name.err"

@@ -19,6 +19,15 @@ def test_a_seed_gives_the_same_jobs():
     assert [job.submit_s for job in jobs] == sorted(job.submit_s for job in jobs)
 
 
+def test_lengths_are_those_of_the_paper_workload():
+    lengths_s = mix.lengths_s(1001)
+    # A lognormal with a mean of 180 s and sigma 2 has its median at 180 / e^2 = 24.36 s.
+    assert lengths_s[500] == pytest.approx(24.36 / mix.SCALE, rel=1e-3)
+    assert (lengths_s[0], lengths_s[-1]) == (pytest.approx(10 / mix.SCALE), mix.LONG_S)
+    drawn = sorted(job.length_s for job in mix.mix() if not job.is_long)
+    assert drawn == [round(length_s, 3) for length_s in mix.lengths_s(len(drawn))]
+
+
 def test_a_random_order_keeps_jobs_and_times():
     jobs, shuffled = mix.mix(), mix.mix(in_random_order=True)
     assert [job.submit_s for job in shuffled] == [job.submit_s for job in jobs]
