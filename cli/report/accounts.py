@@ -21,7 +21,7 @@ def accounts(report: Report) -> Chart:
             "name": name,
             "x": names,
             "y": [round(getattr(row.measures, attribute) / HOUR_NS, 4) for row in outer],
-            "marker": {"color": color, "pattern": {"shape": pattern}},
+            "marker": {"color": color, "pattern": {"shape": pattern}, "line": {"width": 1, "color": color}},
         }
         for name, attribute, color, pattern in (
             ("Held", "held_ns", ORANGE, "/"),

@@ -47,6 +47,6 @@ def changes(figures: Figures) -> Chart:
         title="Profile changes",
         note="Each point is a new version of a profile.",
         traces=traces if shown else (),
-        layout={"xaxis": time_axis(), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
+        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
         table=Table(headings, rows, frozenset({4, 5, 6})),
     )

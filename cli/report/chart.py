@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from accounting.bins import Bin, MemoryBin
+from accounting.figures import Figures
+
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW)
@@ -57,6 +60,26 @@ def milliseconds(utc_ns: int) -> int:
     return utc_ns // 1_000_000
 
 
-def time_axis() -> dict[str, Any]:
-    """The axis that all charts over time share."""
-    return {"type": "date", "title": {"text": "UTC"}, "automargin": True}
+def step_line(
+    steps: Sequence[Bin | MemoryBin], values: Sequence[float], *, between: float | None = None
+) -> dict[str, Any]:
+    """Both axes of a line that keeps each value until its step ends, and is `between` where steps are missing."""
+    line: dict[str, Any] = {"x": [], "y": []}
+    for number, (step, value) in enumerate(zip(steps, values, strict=True)):
+        end_ns = step.start_utc_ns + step.span_ns
+        is_followed = number + 1 < len(steps) and steps[number + 1].start_utc_ns <= end_ns
+        line["x"] += [milliseconds(step.start_utc_ns)] + ([] if is_followed else [milliseconds(end_ns)] * 2)
+        line["y"] += [value] + ([] if is_followed else [value, between])
+    return line
+
+
+def time_axis(figures: Figures) -> dict[str, Any]:
+    """The axis that all charts over time share: the same moment stands at the same place in each."""
+    axis: dict[str, Any] = {"type": "date", "title": {"text": "UTC"}, "automargin": True}
+    if figures.bins:
+        last = figures.bins[-1]
+        first_ns, last_ns = figures.bins[0].start_utc_ns, last.start_utc_ns + last.span_ns
+        # Room for half a mark at either edge.
+        room_ns = (last_ns - first_ns) // 100
+        axis["range"] = [milliseconds(first_ns - room_ns), milliseconds(last_ns + room_ns)]
+    return axis

@@ -1,21 +1,21 @@
-"""Fairness over time: Jain's index of achieved over entitled, one point a step."""
+"""Fairness over time: Jain's index of achieved over entitled, one value a step."""
 
 from accounting.figures import Figures
 from cli.moments import format_moment
-from cli.report.chart import PURPLE, Chart, Table, milliseconds, time_axis
+from cli.report.chart import PURPLE, Chart, Table, step_line, time_axis
 
 
 def fairness(figures: Figures) -> Chart:
-    """Steps in which nobody wanted a device have no point: the line is broken there."""
+    """Steps in which nobody wanted a device have no value: the line is broken there."""
     points = [(step, step.measures.jain) for step in figures.bins]
+    known = [(step, value) for step, value in points if value is not None]
     traces = [
         {
             "type": "scatter",
-            "mode": "lines+markers",
+            "mode": "lines",
             "name": "Jain index",
-            "x": [milliseconds(step.start_utc_ns) for step, _ in points],
-            "y": [None if value is None else round(value, 4) for _, value in points],
-            "line": {"color": PURPLE, "width": 2},
+            **step_line([step for step, _ in known], [round(value, 4) for _, value in known]),
+            "line": {"color": PURPLE, "shape": "hv", "width": 3},
             "connectgaps": False,
         }
     ]
@@ -27,7 +27,7 @@ def fairness(figures: Figures) -> Chart:
         key="fairness",
         title="Fairness",
         note="1 means that every job had the same part of what it was entitled to.",
-        traces=traces if any(value is not None for _, value in points) else (),
-        layout={"xaxis": time_axis(), "yaxis": {"title": {"text": "Jain index"}, "range": [0, 1.05]}},
+        traces=traces if known else (),
+        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "Jain index"}, "range": [0, 1.05]}},
         table=Table(("From", "Jain", "Shares"), rows, frozenset({1, 2})),
     )

@@ -48,7 +48,7 @@ def lanes(figures: Figures) -> Chart:
         traces=traces if figures.spans else (),
         layout={
             "barmode": "overlay",
-            "xaxis": time_axis(),
+            "xaxis": time_axis(figures),
             "yaxis": {"type": "category", "categoryarray": places, "automargin": True},
             "height": min(HEIGHT_MAX, 160 + ROW_HEIGHT * len(places)),
         },

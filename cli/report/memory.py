@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 
-from accounting.figures import Figures, MemoryBin
+from accounting.bins import MemoryBin
+from accounting.figures import Figures
 from cli.jobtext import size
 from cli.moments import format_moment
-from cli.report.chart import BLUE, GREY, ORANGE, SKY, Chart, Table, milliseconds, time_axis
+from cli.report.chart import BLUE, GREY, ORANGE, SKY, Chart, Table, step_line, time_axis
 
 GIB = 1 << 30
 # More small charts than this help nobody; the sum over all devices stands first in any case.
@@ -24,21 +25,22 @@ def memory(figures: Figures) -> list[Chart]:
     by_device: dict[tuple[str, str], list[MemoryBin]] = defaultdict(list)
     for step in figures.memory:
         by_device[step.node, step.device].append(step)
-    charts = [_chart("memory", "Memory of all devices", _sum(figures.memory))]
+    charts = [_chart(figures, "memory", "Memory of all devices", _sum(figures.memory))]
     if 1 < len(by_device) <= DEVICES_MAX:
         for number, ((node, device), steps) in enumerate(sorted(by_device.items())):
-            charts.append(_chart(f"memory-{number}", f"Memory of {node} {device}", steps))
+            charts.append(_chart(figures, f"memory-{number}", f"Memory of {node} {device}", steps))
     return charts
 
 
 def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
-    sums: dict[int, list[int]] = defaultdict(lambda: [0] * len(KINDS))
+    sums: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * len(KINDS))
     for step in steps:
         for number, (_, name, _, _, _) in enumerate(KINDS):
-            sums[step.start_utc_ns][number] += getattr(step, name)
+            sums[step.start_utc_ns, step.span_ns][number] += getattr(step, name)
     return [
         MemoryBin(
             start_utc_ns=start_ns,
+            span_ns=span_ns,
             node="",
             device="",
             persistent_bytes=values[0],
@@ -46,19 +48,19 @@ def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
             foreign_bytes=values[2],
             free_bytes=values[3],
         )
-        for start_ns, values in sorted(sums.items())
+        for (start_ns, span_ns), values in sorted(sums.items())
     ]
 
 
-def _chart(key: str, title: str, steps: list[MemoryBin]) -> Chart:
+def _chart(figures: Figures, key: str, title: str, steps: list[MemoryBin]) -> Chart:
     traces = [
         {
             "type": "scatter",
             "mode": "lines",
             "stackgroup": "memory",
             "name": name,
-            "x": [milliseconds(step.start_utc_ns) for step in steps],
-            "y": [round(getattr(step, attribute) / GIB, 4) for step in steps],
+            # Nothing is known of a time without records, say while the daemon was down.
+            **step_line(steps, [round(getattr(step, attribute) / GIB, 4) for step in steps], between=0),
             "line": {"color": color, "width": 1, "shape": "hv"},
             "fillcolor": fill,
             "fillpattern": {"shape": pattern, "size": 7, "solidity": 0.3, "fgcolor": "#ffffff", "bgcolor": fill}
@@ -76,6 +78,6 @@ def _chart(key: str, title: str, steps: list[MemoryBin]) -> Chart:
         title=title,
         note="Means over each step. Ephemeral is what the lanes held, whoever ran in them.",
         traces=traces if steps else (),
-        layout={"xaxis": time_axis(), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
+        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
         table=Table(("From", *(name for name, _, _, _, _ in KINDS)), rows, frozenset({1, 2, 3, 4})),
     )

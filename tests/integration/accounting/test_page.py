@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from accounting import schema
+from accounting.bins import BINS_MAX
 from accounting.database import open_database
-from accounting.figures import BINS_MAX, Figures, make_figures
+from accounting.figures import Figures, make_figures
 from accounting.ledger import LedgerWriter
 from accounting.records import JobRecord
 from accounting.reports import Report, make_report
@@ -31,7 +32,7 @@ MARKS = {
     "lanes": ".bars .point path",
     "memory": "path.js-fill",
     "accounts": ".bars .point path",
-    "fairness": "path.point",
+    "fairness": "path.js-line",
     "waits": ".bars .point path",
     "changes": "path.point",
 }

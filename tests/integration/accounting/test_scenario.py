@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from accounting.database import Database
+from accounting.figures import make_figures
 from accounting.ledger import LedgerWriter
 from accounting.records import decode, encode
 from accounting.reports import Report, ReportKind, ReportRow, make_report
@@ -112,6 +113,22 @@ def test_device_time_is_given_away_once(filled: Database) -> None:
     assert seconds(rows[("d0",)], "occupied_ns", "busy_ns") == (3600, 2400)
     assert seconds(rows[("d1",)], "occupied_ns", "busy_ns") == (2800, 2500)
     assert [rows[(device,)].measures.job_count for device in ("d0", "d1")] == [2, 3]
+
+
+def test_the_charts_bins_sum_to_the_table_and_hold_no_more_than_the_devices(filled: Database) -> None:
+    total = report(filled).total
+    for window in (DAY, Selection(start_utc_ns=T0, end_utc_ns=T0 + 3300 * S)):
+        figures = make_figures(filled, ROOT, window, now_utc_ns=END)
+        assert all(step.measures.busy_ns <= step.measures.occupied_ns <= 2 * step.span_ns for step in figures.bins)
+        # One term a job run and device, as in the table.
+        assert max(step.measures.share_count for step in figures.bins) <= 3
+        for step in figures.memory:
+            held = step.persistent_bytes + step.ephemeral_bytes + step.foreign_bytes
+            assert held + step.free_bytes == pytest.approx(1024 * MIB, abs=4)
+    bins = make_figures(filled, ROOT, DAY, now_utc_ns=END).bins
+    assert sum(step.measures.busy_ns for step in bins) == total.busy_ns
+    assert sum(step.measures.occupied_ns for step in bins) == total.occupied_ns
+    assert sum(step.held_ns for step in bins) == total.held_ns
 
 
 def test_profiles_and_clusters_have_their_own_tables(filled: Database) -> None:
