@@ -14,6 +14,8 @@ def changes(figures: Figures) -> Chart:
     traces = [
         {
             "type": "scatter",
+            # A whole mark also where it stands on the axis.
+            "cliponaxis": False,
             "mode": "markers",
             "name": name,
             "x": [milliseconds(change.changed_utc_ns) for change in shown],

@@ -4,17 +4,23 @@ from accounting.figures import Figures, LongWait
 from cli.moments import format_duration, format_moment
 from cli.report.chart import SKY, Chart, Table, label
 
+SECOND_NS = 1_000_000_000
+UNITS = (("hours", 3600 * SECOND_NS), ("minutes", 60 * SECOND_NS))
+
 
 def waits(figures: Figures) -> Chart:
     """Longest first."""
     shown = figures.waits
+    unit, unit_ns = next(
+        ((name, ns) for name, ns in UNITS if any(wait.wait_ns >= 2 * ns for wait in shown)), ("seconds", SECOND_NS)
+    )
     traces = [
         {
             "type": "bar",
             "orientation": "h",
             "name": "wait",
             "y": [label(f"job {_run(wait)} ({wait.user})") for wait in reversed(shown)],
-            "x": [round(wait.wait_ns / 60e9, 3) for wait in reversed(shown)],
+            "x": [round(wait.wait_ns / unit_ns, 3) for wait in reversed(shown)],
             "marker": {"color": SKY, "line": {"width": 1, "color": "#555555"}},
         }
     ]
@@ -35,7 +41,7 @@ def waits(figures: Figures) -> Chart:
         note="From eligible to start, as sacct's Planned.",
         traces=traces if shown else (),
         layout={
-            "xaxis": {"title": {"text": "minutes"}},
+            "xaxis": {"title": {"text": unit}},
             "yaxis": {"type": "category", "automargin": True},
             "height": 140 + 22 * max(3, len(shown)),
         },
