@@ -68,8 +68,13 @@ class Session:
         while answer == INTERRUPTED:
             answer = self._boundary()
         # The entry point that the boundary lies before is under way.
-        self.entry.depth = 1
-        return int(answer)
+        entry = self.entry
+        entry.depth = 1
+        if entry.is_calm or answer < 0:
+            return int(answer)
+        # Held up for IdleRelease after the call (another thread kept the interpreter's lock), we were taken for idle.
+        entry.depth = 0
+        return self.enter()
 
     def attach(self, framework: int, model_hash: int, input_hash: int, declared: Tuple[int, int]) -> str:
         """Says hello. Empty on success, else why not. `declared`: persistent and ephemeral bytes, 0 for as measured."""

@@ -62,3 +62,30 @@ def test_a_long_entry_is_not_idleness(start_daemon: StartDaemon, start_session: 
     daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "idle once the entry is over")
     daemon.call(daemon.schedule)
     assert other.answer() == 1
+
+
+def test_who_is_held_up_between_boundary_and_entry_may_lose_its_lease_and_asks_again(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    """In the adaptor the entry point begins after the boundary: the time between the two looks idle."""
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    held_up, mate = start_session(daemon), start_session(daemon)
+    assert held_up.ask("boundary_of_adaptor") == 1
+    held_up.send("boundary_of_adaptor", is_held_up=True)
+    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "it looks idle")
+    assert mate.ask("enter") == 1
+    assert daemon.sessions[1].page.read().state is GateState.REVOKED
+    held_up.send("go on")
+    daemon.wait_for_waiter(held_up.process.pid)
+    mate.ask("leave")
+    assert held_up.answer() == 1
+    assert daemon.sessions[1].page.read().state is GateState.RUNNING
+
+
+def test_who_passed_the_adaptors_boundary_is_not_idle(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    busy = start_session(daemon)
+    assert busy.ask("boundary_of_adaptor") == 1
+    for _ in range(200):
+        busy.ask("own_bytes")
+    assert daemon.sessions[1].page.read().state is GateState.RUNNING
