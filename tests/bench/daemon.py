@@ -109,7 +109,9 @@ def measure_handover() -> dict[str, float]:
     with Salusd(config="MaxLanes=1\nPolicy=fair\nSampleInterval=5\nLedgerInterval=5") as daemon:
         crew = Crew(daemon)
         try:
-            workers = [crew.start(iteration_us=WORK_US, iterations=ROUNDS, collect=True) for _ in range(2)]
+            workers = [
+                crew.start(iteration_us=WORK_US, iterations=ROUNDS, collect=True, outside=True) for _ in range(2)
+            ]
             crew.ready()
             for worker in workers:
                 worker.go()

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from tests.support.salusd import ROOT
+from tests.support.workers import overlaps
 
 
 def salus(daemon, *arguments):
@@ -46,7 +47,7 @@ def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew)
     daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
     group = crew(daemon)
     # It looks idle: a long pause outside every entry point, as a notebook between two cells.
-    idle, mate = group.start(iteration_us=2_000_000, iterations=2), group.start(iteration_us=300)
+    idle, mate = group.start(iteration_us=1_500_000, iterations=2, outside=True), group.start(iteration_us=300)
     group.ready()
     idle.go()
     daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "it holds the lane")
@@ -56,6 +57,24 @@ def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew)
     idle.finish()
     mate.stop()
     mate.finish()
+    assert overlaps([idle, mate]) > 0
+
+
+def test_a_holder_inside_an_entry_point_keeps_its_lane_however_long_it_takes(salusd, crew):
+    """The same two as above, but for the entry point: ten times IdleRelease go by, and nobody is lent the lane."""
+    daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
+    group = crew(daemon)
+    busy, mate = group.start(iteration_us=500_000, iterations=1, tell_inside=True), group.start(iteration_us=300)
+    group.ready()
+    busy.go()
+    busy.wait_told("inside")
+    mate.go()
+    busy.finish()
+    mate.wait_iterations(50)
+    mate.stop()
+    mate.finish()
+    assert len(busy.iterations()) == 1
+    assert overlaps([busy, mate]) == 0
 
 
 def test_a_drained_device_takes_nobody_and_why_says_what_would_help(salusd, crew):

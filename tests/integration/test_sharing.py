@@ -17,7 +17,7 @@ def run_together(daemon, crew, options, iterations):
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "pack", "fair", "priority"])
 def test_three_jobs_take_turns_in_one_lane_under(policy, salusd, crew):
-    daemon = salusd(config=f"MaxLanes=1\nIdleRelease=50\nPolicy={policy}")
+    daemon = salusd(config=f"MaxLanes=1\nPolicy={policy}")
     workers = run_together(daemon, crew(daemon), [{"iteration_us": 1000}] * 3, 100)
     assert [worker.wait_told("done")["count"] for worker in workers] == [100] * 3
     assert overlaps(workers) == 0
@@ -52,7 +52,7 @@ def test_fair_gives_equal_service_to_long_and_short_iterations(salusd, crew):
 
 
 def test_priority_starts_the_high_job_at_the_next_boundary(salusd, crew):
-    daemon = salusd(config="MaxLanes=1\nIdleRelease=50\nPolicy=priority")
+    daemon = salusd(config="MaxLanes=1\nPolicy=priority")
     group = crew(daemon)
     low = [group.start(iteration_us=20_000, job_class="normal") for _ in range(2)]
     high = group.start(iteration_us=1000, job_class="high", iterations=5)

@@ -77,7 +77,7 @@ class ExampleJobs:
         self._commands: dict[str, list[str]] = {}
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._plain: PlainRun | None = None
-        self._blocker = crew.start(iteration_us=1 << 40, persistent=4, ephemeral=96, inside=True)
+        self._blocker = crew.start(iteration_us=1 << 40, persistent=4, ephemeral=96)
         crew.ready(self._blocker)
         self._blocker.go()
         daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "the lane is held")

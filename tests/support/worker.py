@@ -1,5 +1,6 @@
 """A job without a framework: the real libsalus and iterations that do nothing but take their time.
 
+Each iteration is inside an entry point, as a framework's are: between its start and its end the lane is its own.
 Run as a program. Each line on standard output is a JSON object: what it did and when (monotonic). Commands come on
 standard input, one a line: `go` starts the loop, end of file ends it after the present iteration.
 """
@@ -67,7 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=1 << 40)
     parser.add_argument("--iteration-us", type=int, default=2000)
     parser.add_argument("--pause-us", type=int, default=0, help="idle time between iterations")
-    parser.add_argument("--inside", action="store_true", help="never looks idle")
+    parser.add_argument("--outside", action="store_true", help="iterations outside entry points: they look idle")
+    parser.add_argument("--tell-inside", action="store_true", help="tell that an iteration has begun")
     parser.add_argument("--hello-timeout-ms", type=int, default=60_000)
     parser.add_argument("--quiet", action="store_true", help="do not tell every iteration")
     parser.add_argument("--collect", action="store_true", help="tell all iterations at the end")
@@ -100,16 +102,20 @@ def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
     while count < given.iterations and not (has_line() and not sys.stdin.readline()):
         before_ns = time.monotonic_ns()
         code = library.salus_boundary()
+        if code >= 0 and not given.outside:
+            # A machine that held us up since may have lent the lane on; then this waits for it.
+            code = library.salus_enter()
         start_ns = time.monotonic_ns()
         if code < 0 and not is_off:
             # As a real job it runs on without lanes.
             is_off = True
             tell("off", code=code)
-        if given.inside:
-            library.salus_enter()
+        if given.tell_inside:
             tell("inside")
         spin_until(start_ns + given.iteration_us * 1000)
         end_ns = time.monotonic_ns()
+        if not given.outside:
+            library.salus_exit()
         waited_ns += start_ns - before_ns
         ran_ns += end_ns - start_ns
         count += 1

@@ -12,7 +12,7 @@ from tests.support.salusd import wait_until
 from tests.support.workers import overlaps
 
 #: Whoever held the lane while the daemon was away has had much service; it need not wait long for the others here.
-FAIR = "Policy=fair\nDecayHalfLife=500ms\nIdleRelease=50"
+FAIR = "Policy=fair\nDecayHalfLife=500ms"
 
 
 def replay_counts(daemon):

@@ -16,8 +16,7 @@ from tests.support.workers import overlaps
 
 @pytest.mark.parametrize("kill_count", [5, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
 def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill_count, salusd, crew):
-    # A worker's iterations are outside every entry point: one that a busy machine holds up must not count as idle.
-    daemon = salusd(config="MaxLanes=1\nIdleRelease=50")
+    daemon = salusd(config="MaxLanes=1")
     group = crew(daemon)
     mate = group.start(iteration_us=300)
     group.ready()
@@ -84,7 +83,7 @@ def test_03_where_no_other_lane_fits_the_mates_of_a_stopped_holder_wait_and_nobo
 def test_03_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew):
     daemon = salusd(memory="64M", config=f"MaxLanes=1\nHangTimeout=1\nOnHang={action}")
     group = crew(daemon)
-    holder = group.start(iteration_us=60_000_000, persistent=4, ephemeral=40, inside=True)
+    holder = group.start(iteration_us=60_000_000, persistent=4, ephemeral=40, tell_inside=True)
     mate = group.start(iteration_us=300, persistent=4, ephemeral=40)
     group.ready()
     holder.go()

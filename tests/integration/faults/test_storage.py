@@ -159,7 +159,7 @@ def test_13_a_stepped_clock_changes_no_turn_and_is_told_in_the_records(step_ns, 
         "SALUS_TEST_CLOCK": str(offset),
         "WATCHDOG_USEC": "400000",
     }
-    config = "MaxLanes=1\nPolicy=fair\nHangTimeout=5\nIdleRelease=4\nOnHang=kill"
+    config = "MaxLanes=1\nPolicy=fair\nHangTimeout=5\nOnHang=kill"
     daemon = salusd(config=config, environment=environment)
     group = crew(daemon)
     workers = [group.start(iteration_us=1000) for _ in range(2)]
@@ -265,8 +265,7 @@ def overtakings(daemon, session):
 @pytest.mark.parametrize("overtakes_max", [20, 10_000_000], ids=["bound", "control"])
 def test_23_no_waiter_is_overtaken_more_often_than_allowed(overtakes_max, salusd, crew):
     """fifo keeps the lane with the first as long as it wants; only the bound on overtaking lets the second run."""
-    # A worker's iterations are outside every entry point: one that a busy machine holds up must not count as idle.
-    daemon = salusd(config=f"MaxLanes=1\nPolicy=fifo\nIdleRelease=50\nMaxOvertakes={overtakes_max}")
+    daemon = salusd(config=f"MaxLanes=1\nPolicy=fifo\nMaxOvertakes={overtakes_max}")
     group = crew(daemon)
     # One after the other: fifo goes by who came first, not by who was started first.
     first = group.start(iteration_us=500)
@@ -294,7 +293,7 @@ def test_23_no_waiter_is_overtaken_more_often_than_allowed(overtakes_max, salusd
 
 def test_23_a_waiting_high_job_is_not_held_up_by_the_low_ones_it_waits_for(salusd, crew):
     """No inversion: under priority the low holder ends at its next boundary, however many low ones wait before."""
-    daemon = salusd(config="MaxLanes=1\nPolicy=priority\nIdleRelease=50")
+    daemon = salusd(config="MaxLanes=1\nPolicy=priority")
     group = crew(daemon)
     low = [group.start(iteration_us=3000, job_class="best-effort") for _ in range(4)]
     high = group.start(iteration_us=500, job_class="high", iterations=3)
