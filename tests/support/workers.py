@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from bisect import bisect_left
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,14 @@ class Worker:
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **worker_environment(daemon.gpu)},
         )
         self.told: list[dict[str, Any]] = []
+        self._iterations: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout:
-            self.told.append(json.loads(line))
+            one = json.loads(line)
+            (self._iterations if one["what"] == "iteration" else self.told).append(one)
 
     @property
     def pid(self) -> int:
@@ -66,13 +69,25 @@ class Worker:
         self.process.stdin.flush()
 
     def iterations(self) -> list[dict[str, Any]]:
-        return [one for one in list(self.told) if one["what"] == "iteration"]
+        return self._iterations[:]
+
+    @property
+    def iteration_count(self) -> int:
+        return len(self._iterations)
+
+    def count_since(self, start_ns: int) -> int:
+        """Iterations that began then or later."""
+        return len(self._iterations) - bisect_left(self._iterations, start_ns, key=lambda one: one["start_ns"])
+
+    def forget_iterations(self) -> None:
+        """Those told so far; of a worker that goes on for long."""
+        del self._iterations[:]
 
     def wait_iterations(self, count: int) -> None:
         wait_until(
-            lambda: len(self.iterations()) >= count,
+            lambda: self.iteration_count >= count,
             f"worker {self.pid} does {count} iterations",
-            lambda: f"did {len(self.iterations())}, last told {self.told[-1:]}",
+            lambda: f"did {self.iteration_count}, last told {self.told[-1:]}",
         )
 
     def stop(self) -> None:

@@ -17,6 +17,7 @@ from nodedaemon.core.commands import Grant
 from nodedaemon.core.events import GrantReturned, GrantWanted
 from nodedaemon.service.dispatcher import replay
 from nodedaemon.service.journal import read_journal, segment_paths
+from nodedaemon.service.metrics import CONNECTIONS_MAX
 from tests.support.salusd import ROOT, Salusd, wait_until
 from tests.support.workers import overlaps
 
@@ -217,6 +218,9 @@ def test_14_a_reload_that_the_engine_refuses_changes_nothing(salusd, crew):
     answer = daemon.ask("reload")
     assert "drain" in answer["why"]
     assert daemon.status()["devices"][0]["policy"] == "fair"
+    # What the next reload changes is counted from the configuration that stayed.
+    daemon.config.write_text(daemon.config.read_text().replace("LaneReserve=32M", "LaneReserve=64M"))
+    assert daemon.ask("reload")["changed"] == ["Policy"]
     worker.go()
     worker.stop()
     worker.finish()
@@ -339,7 +343,19 @@ def test_24_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one(salusd):
     )
 
 
-def test_25_scrapes_are_answered_during_load(salusd, crew):
+def scrape(port, path="/metrics"):
+    """The page; None while salusd has no connection to spare."""
+    try:
+        return urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30).read().decode()
+    except OSError:
+        return None
+
+
+def told_iterations(page):
+    return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("salus_iterations_total{"))
+
+
+def test_25_scrapes_are_answered_during_load(salusd, crew, request):
     port = free_port()
     daemon = salusd(config=f"MetricsPort={port}\nMaxLanes=1")
     group = crew(daemon)
@@ -347,8 +363,17 @@ def test_25_scrapes_are_answered_during_load(salusd, crew):
     group.ready()
     for worker in workers:
         worker.go()
+    # As many scrapers as are served at once ask half a question and say no more.
+    for _ in range(CONNECTIONS_MAX):
+        stalled = socket.create_connection(("127.0.0.1", port))
+        request.addfinalizer(stalled.close)
+        stalled.sendall(b"GET /metrics HTTP/1.1\r\n")
+    first = wait_until(lambda: scrape(port), "a scrape is answered", daemon.story)
+    for worker in workers:
+        worker.wait_iterations(worker.iteration_count + 20)
     for _ in range(20):
-        page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+        page = scrape(port)
+    assert told_iterations(page) > told_iterations(first)
     for name in (
         "salus_iterations_total",
         "salus_iteration_wait_seconds_bucket",
@@ -356,7 +381,7 @@ def test_25_scrapes_are_answered_during_load(salusd, crew):
         "salus_db_up",
     ):
         assert name in page
-    assert urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30).read() == b"ok\n"
+    assert scrape(port, "/healthz") == "ok\n"
     counts = [len(worker.iterations()) for worker in workers]
     for worker, count in zip(workers, counts, strict=True):
         worker.wait_iterations(count + 5)
