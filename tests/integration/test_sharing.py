@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.example_jobs import HighWaits
 from tests.support.workers import overlaps
 
 
@@ -62,12 +63,19 @@ def test_priority_starts_the_high_job_at_the_next_boundary(salusd, crew):
         worker.wait_iterations(2)
     high.go()
     high.finish()
+    # One that pauses asks anew for each of its iterations.
+    server = group.start(iteration_us=1000, job_class="high", iterations=10, pause_us=5000)
+    group.ready(server)
+    server.go()
+    server.finish()
     for worker in low:
         worker.stop()
     for worker in low:
         worker.finish()
     first_ns, last_ns = high.iterations()[0]["start_ns"], high.iterations()[-1]["end_ns"]
-    asked_ns = high.wait_told("job")["at_ns"]
     between = [one for worker in low for one in worker.iterations() if first_ns <= one["start_ns"] < last_ns]
     assert between == []
-    assert asked_ns < first_ns
+    overtaken = HighWaits(daemon).overtaken
+    # One hand-over may be under way when the high one asks; it was decided before.
+    assert len(overtaken) > 10
+    assert set(overtaken) <= {0, 1}, overtaken

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nodedaemon.core import events
-from nodedaemon.core.commands import Command, Grant
+from nodedaemon.core.commands import Command, Grant, Revoke
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import Rank
 from nodedaemon.service.dispatcher import replay
@@ -153,20 +153,27 @@ def jain(values: Sequence[int]) -> float:
 
 
 class HighWaits:
-    """From the journal: for each wait of a class high session, how many grants of others began while it lasted."""
+    """From the journal: for each wait of a class high session, how many grants of others began while it lasted.
+
+    A grant begins by salusd's word or by a mate's hand-over to the successor that it was named.
+    """
 
     def __init__(self, daemon: Salusd) -> None:
         self.overtaken: list[int] = []
         self._high: set[int] = set()
         self._others = 0
         self._waiting: set[int] = set()
+        self._offered: dict[int, int] = {}
         for segment in read_journal(daemon.state / "journal"):
             self._waiting.clear()
+            self._offered.clear()
             replay(segment, self._watch)
 
     def _watch(self, event: Event, _now_ns: int, made: list[Command]) -> None:
         if isinstance(event, events.SessionArrived) and event.rank is Rank.HIGH:
             self._high.add(event.session)
+        if isinstance(event, events.GrantReturned) and event.handed_over in self._offered:
+            self._begin(self._offered[event.handed_over])
         is_wish = isinstance(event, events.GrantWanted) or (
             isinstance(event, events.GrantReturned) and event.wants_next
         )
@@ -174,10 +181,14 @@ class HighWaits:
             self._waiting.add(event.session)
             self._others = 0
         for command in made:
-            if not isinstance(command, Grant):
-                continue
-            if command.session in self._waiting:
-                self._waiting.discard(command.session)
-                self.overtaken.append(self._others)
-            elif self._waiting:
-                self._others += 1
+            if isinstance(command, Revoke) and command.successor is not None:
+                self._offered[command.successor_epoch] = command.successor
+            elif isinstance(command, Grant):
+                self._begin(command.session)
+
+    def _begin(self, session: int) -> None:
+        if session in self._waiting:
+            self._waiting.discard(session)
+            self.overtaken.append(self._others)
+        elif self._waiting:
+            self._others += 1
