@@ -101,7 +101,7 @@ ON_CUDA := \
 
 # These wait for devices, daemons and databases more than they compute, and share nothing: two at a time take little more
 # than half as long.
-TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda libsalus test_newcomer.py test_site.py) tests/packaging
+TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/packaging
 
 integration: native
 	$(PYTEST) $(NORMAL) $(foreach part,$(TWO_AT_A_TIME),--ignore=$(part)) tests/integration
