@@ -140,7 +140,7 @@ def test_five_examples_share_a_device_under(policy, examples):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_fifty_kills_of_the_daemon_at_random_moments_harm_no_example(examples):
-    jobs = examples(40, "Policy=fair")
+    jobs = examples(30, "Policy=fair")
     assert kill_often(jobs, 50, seed=9) == 50
     jobs.finish(1800)
     check_books(jobs, len(EXAMPLES) + 1)
