@@ -22,7 +22,7 @@ local FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_t
 local MODIFY_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account",
   "qos", "features", "req_nodes" }
 
-local connection, timeout_count, silent_until = nil, 0, 0
+local connection, timeout_count, timeout_at, silent_until = nil, 0, 0, 0
 
 local function fields_of(record, names)
   local found = {}
@@ -51,9 +51,8 @@ local function options_of(record)
   return found
 end
 
--- One line out, one line back, within the deadline; nil and the reason otherwise.
-local function exchange(line)
-  local deadline = socket.gettime() + known.timeout_s
+-- One line out, one line back, by the deadline; nil and the reason otherwise.
+local function exchange(line, deadline)
   for attempt = 1, 2 do
     local is_reused = connection ~= nil
     local peer = connection or new_socket()
@@ -78,12 +77,12 @@ end
 local function ask(request)
   if socket.gettime() < silent_until then return nil, "not asked again yet" end
   local started = socket.gettime()
-  local reply, why = exchange(cjson.encode(request))
+  -- Who comes right after a time-out has waited behind it: many at once wait little longer than one.
+  local is_behind = timeout_count > 0 and started - timeout_at < known.timeout_s
+  local reply, why = exchange(cjson.encode(request), started + known.timeout_s / (is_behind and 20 or 1))
   if not reply then
-    timeout_count = why == "timeout" and timeout_count + 1 or 0
-    if timeout_count >= known.timeouts_max then
-      timeout_count, silent_until = 0, socket.gettime() + known.pause_s
-    end
+    timeout_count, timeout_at = why == "timeout" and timeout_count + 1 or 0, socket.gettime()
+    if timeout_count >= known.timeouts_max then timeout_count, silent_until = 0, timeout_at + known.pause_s end
     return nil, string.format("%s after %.3f s", tostring(why), socket.gettime() - started)
   end
   timeout_count = 0

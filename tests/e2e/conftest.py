@@ -48,6 +48,8 @@ def cluster():
         slurm_lines=("PartitionName=back Nodes=node1,node2 MaxTime=1:00:00 State=UP OverSubscribe=NO",),
         salus_lines=(
             "HighQOS=gold",
+            # The tests of a hung service wait until it is asked again.
+            "AdmissionPause=4",
             f"Operators={OPERATOR}",
             "PartitionName=main ProbeTasks=1",
             "PartitionName=back UnknownJob=requeue",
