@@ -1,6 +1,6 @@
 """`salus demo`: real PyTorch jobs of two users share host devices of a private Slurm cluster, from sbatch to report.
 
-Creates no system user and leaves nothing behind but the HTML report; on Ctrl-C too.
+Creates no system user and leaves nothing behind but the HTML report; on Ctrl-C too. Where it fails, the logs stay.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.entry import FailedError
+from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import GIB, MIB
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 VIEW_SECONDS = 10.0
 POLL_SECONDS = 0.5
 COMMAND_SECONDS = 60.0
+TAIL_LINES = 5
+LOGS = ("supervisor.log", "log/*", "mysql/mysqld.log", "munge/munged.log", "work/out-*.txt")
 INTERRUPTED = 130
 
 
@@ -140,6 +143,11 @@ def _play(told: Told, report: Path, seconds: int, *, is_kept: bool) -> None:
             report.parent.mkdir(parents=True, exist_ok=True)
             _salus(cluster, "salus-acct", "report", "--html", str(report.resolve()))
             is_whole = True
+        except SalusError as error:
+            _end(control.Cluster(plan), told)
+            kept = report.resolve().parent / "failed"
+            _keep_logs(base, kept, str(error), told)
+            raise type(error)(str(error).replace(str(base), str(kept))) from error
         finally:
             if not (is_whole and is_kept):
                 _end(control.Cluster(plan), told)
@@ -174,7 +182,24 @@ def _end(cluster: Cluster, told: Told) -> None:
         signal.signal(number, signal.SIG_IGN)
     if cluster.plan.path("plan.json").exists():
         told.say("ending the cluster")
-        cluster.down()
+        cluster.down(keep=True)
+
+
+def _keep_logs(base: Path, kept: Path, why: str, told: Told) -> None:
+    """Move the cluster's logs to where they stay, and show the ends of those that tell why."""
+    shutil.rmtree(kept, ignore_errors=True)
+    kept.mkdir(parents=True)
+    logs = [path for pattern in LOGS for path in sorted(base.glob(pattern)) if path.is_file() and path.stat().st_size]
+    for path in logs:
+        shutil.copyfile(path, kept / path.name)
+    # The part that the error names; where it names none, those that say why nodes and jobs do not start.
+    named = [path for path in logs if path.stem in why]
+    for path in named or [path for path in logs if path.name.startswith(("slurmctld.log", "slurmd.", "salusd."))]:
+        lines = path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
+        told.show(f"tail {kept / path.name}", "\n".join(lines))
+    if (kept / "supervisor.log").exists():
+        told.show(f"tail {kept / 'supervisor.log'}", (kept / "supervisor.log").read_text(errors="replace")[-2000:])
+    told.say(f"failed; the logs are kept in {kept}")
 
 
 def _say_how_to_use(directory: Path, told: Told) -> None:

@@ -176,7 +176,9 @@ class Supervisor:
         for name in self.children:
             if name.startswith(("admitd", "salusd", "slurmd.")):
                 self.wait_ready(name)
-        wait_until(lambda: self.idle_count() == plan.node_count, "all nodes idle", START_TIMEOUT_S)
+        for node in plan.nodes:
+            slurmd = self.children[f"slurmd.{node}"]
+            wait_until(lambda node=node: node in self.idle_nodes(), f"{node} to be idle", START_TIMEOUT_S, slurmd)  # type: ignore[misc]
         if plan.with_salus:
             admitd = self.children["admitd"]
             wait_until(lambda: knows_nodes(plan.admission_socket), "salus-admitd to know them", START_TIMEOUT_S, admitd)
@@ -208,10 +210,10 @@ class Supervisor:
                 stderr=log,
             )
 
-    def idle_count(self) -> int:
+    def idle_nodes(self) -> set[str]:
         # By name: a node is listed once for each of its partitions.
         told = run([*self.plan.slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")], self.plan.environment())
-        return len(set(told.split()))
+        return set(told.split())
 
     def start(self, name: str) -> None:
         """Start a part and return when it serves."""

@@ -89,3 +89,26 @@ def test_ctrl_c_leaves_nothing(closed_tree, moment, is_reached):
         demo.wait()
         demo.stdout.close()
         shutil.rmtree(place, ignore_errors=True)
+
+
+def test_a_demo_that_fails_shows_the_end_of_that_parts_log_and_keeps_the_logs(open_directory):
+    programs, place = open_directory / "bin", open_directory / "tmp"
+    for folder in (programs, place):
+        folder.mkdir()
+    (programs / "munged").write_text("#!/bin/sh\necho this machine has no entropy today >&2\nexit 1\n")
+    (programs / "munged").chmod(0o755)
+    report = open_directory / "out" / "report.html"
+    done = subprocess.run(
+        [sys.executable, "-m", "cli.main", "demo", "--report", str(report)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place), "PATH": f"{programs}:{os.environ['PATH']}"},
+        capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False,
+    )  # fmt: skip
+    kept = report.parent / "failed"
+    assert done.returncode == 1, done.stderr
+    assert f"failed; the logs are kept in {kept}" in done.stdout
+    assert "  this machine has no entropy today\n" in done.stdout
+    assert "no entropy today" in (kept / "munged.out").read_text()
+    assert done.stderr.startswith("salus: cluster: start munged: it ended")
+    assert str(kept) in done.stderr
+    assert str(place) not in done.stderr
+    assert list(place.iterdir()) == []
