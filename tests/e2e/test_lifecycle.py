@@ -1,11 +1,13 @@
 """A job's life as salusd of its node sees it, on real Slurm: none lost, none counted twice, nothing drains a node."""
 
+import asyncio
 import signal
 import time
 
 import pytest
 
 from nodedaemon.core.types import MIB
+from nodedaemon.drivers.slurm import NodeCommands
 from tests.support.lab import wait_for
 
 # Not the text of other modules: a script with the same text has the same profile.
@@ -43,7 +45,7 @@ def test_a_job_is_known_to_its_daemon_from_prolog_to_epilog(lab):
 
 def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
     output = lab.work / "environment.txt"
-    # Not by --export=NAME=value: 26.05 then logs the user in, and these accounts have no shell.
+    # Not by --export=NodeCommands=value: 26.05 then logs the user in, and these accounts have no shell.
     job = lab.sbatch("--gres=salus:1", MEMORY, "--wrap", "env", output=str(output), PYTHONPATH="/mine")
     lab.wait_state(job, "COMPLETED")
     told = dict(line.partition("=")[::2] for line in output.read_text().splitlines())
@@ -75,6 +77,17 @@ def test_suspend_and_resume_keep_the_charge(lab):
     lab.ask("scontrol", "resume", job)
     lab.wait_state(job, "RUNNING")
     assert len(lab.sessions(job)) == 1
+
+
+def test_slurm_adds_waited_minutes_to_a_time_limit_as_salusd_asks_for_it(lab, monkeypatch):
+    """ExtendTime's last step, on real Slurm; how minutes are earned is in unit/service/test_timelimits.py."""
+    plan = lab.cluster.plan
+    for name, value in plan.environment().items():
+        monkeypatch.setenv(name, value)
+    job = start(lab, "--time=5")
+    slurm = NodeCommands(lab.device(job)[0], str(plan.path("bin")) if plan.root else "")
+    asyncio.run(slurm.extend_limit(job, 2))
+    assert lab.field(job, "TimeLimit") == "00:07:00"
 
 
 def test_a_killed_slurmstepd_is_cleaned_up_by_the_epilog(lab):
@@ -126,8 +139,10 @@ def test_an_epilog_that_never_came_is_made_up_for_and_a_live_job_is_not_touched(
         assert (lab.state(job), len(lab.sessions(job))) == ("RUNNING", 1)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice(lab, how):
+@pytest.mark.parametrize(
+    ("how", "is_together"), [(signal.SIGTERM, False), (signal.SIGKILL, True)], ids=["one by one", "together"]
+)
+def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice(lab, how, is_together):
     jobs = [start(lab) for _ in range(3)]
     before = {job: lab.device(job) for job in jobs}
     # A killed slurmctld knows what it had written; it writes every few seconds.
@@ -136,13 +151,11 @@ def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice
     lab.ask("scontrol", "update", "nodename=node1", "comment=saved")
     wait_for(lambda: saved.stat().st_mtime > now, "slurmctld to save its state")
     wait_for(saved.with_name("node_state").exists, "slurmctld to save its nodes")
-    for name in lab.PARTS:
-        lab.cluster.stop(name, how)
-        lab.cluster.start(name)
-    for name in lab.PARTS:
-        lab.cluster.stop(name, how)
-    for name in lab.PARTS:
-        lab.cluster.start(name)
+    for parts in [lab.PARTS] if is_together else [[name] for name in lab.PARTS]:
+        for name in parts:
+            lab.cluster.stop(name, how)
+        for name in parts:
+            lab.cluster.start(name)
     wait_for(lambda: "unk" not in lab.ask("sinfo", "-h", "-N", "-o", "%T"), "the nodes")
     for job in jobs:
         assert lab.state(job) == "RUNNING"
