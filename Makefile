@@ -8,7 +8,7 @@ PYTEST := $(PY) -m pytest -q
 NORMAL := -m "not soak and not gpu"
 
 .PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
-.PHONY: wheel deb test-deb test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
+.PHONY: wheel deb test-deb test-clean test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
 # For the demo alone a smaller set-up will do, where there is none yet.
 ifeq ($(MAKECMDGOALS)$(wildcard .venv/.stamp),demo)
@@ -146,6 +146,10 @@ deb: wheel docs
 # Installs it in a clean root file system, runs it there, and removes it again.
 test-deb: deb
 	@bash tests/packaging/deb.sh "$$(ls -t build/deb/salus_*.deb | head -1)"
+
+# As a newcomer has it: a clean Debian 12, a fresh clone of the last commit, and a stop-watch.
+test-clean:
+	@bash tests/packaging/clean.sh $(or $(PART),demo) $(TARGETS)
 
 bench: native
 	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }

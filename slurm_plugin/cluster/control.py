@@ -214,14 +214,14 @@ class Cluster:
         if not self.plan.is_tree_shown:
             return list(argv)
         ids = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--"] if entry else []
-        return ["nsenter", "-t", str(self.state()["supervisor"][0]), "-m", "--wd=.", *ids, *argv]
+        return ["nsenter", "-t", str(self.state()["supervisor"][0]), "-m", "-r", "--wd=.", *ids, *argv]
 
     def _inside(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
         """A command as it runs in the cluster's other root; the account has the same ids there."""
         supervisor = str(self.state()["supervisor"][0])
         identity = [f"--userspec={entry.pw_uid}:{entry.pw_gid}", "--groups="] if entry else []
         inside = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(self.plan.path("work")), *argv]
-        return ["nsenter", "-t", supervisor, "-m", "--", "chroot", *identity, str(self.plan.root), *inside]
+        return ["nsenter", "-t", supervisor, "-m", "-r", "--", "chroot", *identity, str(self.plan.root), *inside]
 
     @property
     def python(self) -> str:
