@@ -7,13 +7,13 @@ what the driver raises leaves as OperatingError, with the address but never with
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Dialect, Engine, String, Table, create_engine, event, exc
+from sqlalchemy import Connection, Dialect, Engine, Integer, String, Table, create_engine, event, exc
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.sql import ColumnElement, func
 
@@ -27,6 +27,8 @@ CONNECT_WAIT_S = 5
 ANSWER_WAIT_S = 120
 ATTEMPTS_MAX = 12
 SQLITE_CACHE_KIB = 64 * 1024
+# Pages of the log, 16 MiB, before they go into the file: at the default of 1,000 the same pages go many times over.
+SQLITE_LOG_PAGES = 4_000
 
 DRIVERS = {
     "sqlite": "sqlite",
@@ -107,7 +109,9 @@ def open_database(address: str, password_file: Path | None = None, *, is_created
     if url.get_backend_name() == "sqlite":
         _prepare_file(url, is_created=is_created)
     try:
-        engine = create_engine(url, pool_pre_ping=True, connect_args=_connect_arguments(url))
+        # A server may have gone since the last transaction; a file cannot, and asking it costs a batch a statement.
+        is_pinged = url.get_backend_name() != "sqlite"
+        engine = create_engine(url, pool_pre_ping=is_pinged, connect_args=_connect_arguments(url))
     except ModuleNotFoundError as error:
         raise OperatingError(
             f"database not opened: {url.render_as_string()}: no driver {error.name}; "
@@ -159,19 +163,38 @@ def insert_rows(
     connection: Connection,
     table: Table,
     names: Sequence[str],
-    rows: Sequence[tuple[object, ...]],
+    rows: Iterable[tuple[object, ...]],
     *,
     keys: Sequence[str] = (),
 ) -> None:
     """Insert `rows`, values in the order of `names`. With `keys`, a row whose key is there already is left alone;
     without, it raises, and `Database.write` starts over. Dialects differ in this statement: it is made nowhere else.
     """
-    if not rows:
+    statement = _insert_text(connection.dialect, table, tuple(names), tuple(keys))
+    if connection.dialect.name == "sqlite":
+        # Row by row from the caller's iterator: rows that live only while they are bound cost no collections.
+        with _cursor(connection, statement) as cursor:
+            cursor.executemany(statement, rows)
+        return
+    kept = list(rows)
+    if not kept:
         return
     # One array a column on PostgreSQL: the server plans once and no row costs a message of its own.
     is_by_column = connection.dialect.name == "postgresql"
-    parameters: Any = tuple(map(list, zip(*rows, strict=True))) if is_by_column else list(rows)
-    connection.exec_driver_sql(_insert_text(connection.dialect, table, tuple(names), tuple(keys)), parameters)
+    parameters: Any = _columns(table, names, kept) if is_by_column else kept
+    connection.exec_driver_sql(statement, parameters)
+
+
+def _columns(table: Table, names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
+    """One array a column. Those of numbers are written here: the driver takes each element through Python, which costs
+    more than the server's work. A list of ints is its own text but for its brackets and None.
+    """
+    return tuple(
+        "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
+        if isinstance(table.c[name].type, Integer)
+        else list(column)
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    )
 
 
 @lru_cache(maxsize=256)
@@ -204,23 +227,39 @@ def select_rows(
 
     The ledger asks this for each batch; as plain text it costs a fifth of an expression that is built for each list.
     """
-    quote = connection.dialect.identifier_preparer.quote
-    mark = "?" if connection.dialect.name == "sqlite" else "%s"
-    conditions = [f"{quote(name)} IN ({', '.join([mark] * len(values))})" for name, values in among.items()]
-    statement = f"SELECT {', '.join(map(quote, names))} FROM {quote(table.name)} WHERE {' AND '.join(conditions)}"  # noqa: S608
-    if is_locked and connection.dialect.name != "sqlite":
-        statement += f" ORDER BY {quote(next(iter(table.primary_key.columns)).name)} FOR UPDATE"
+    counts = tuple((name, len(values)) for name, values in among.items())
+    statement = _select_text(connection.dialect, table, tuple(names), counts, is_locked=is_locked)
     parameters = tuple(value for values in among.values() for value in values)
     return [dict(zip(names, row, strict=True)) for row in _fetch(connection, statement, parameters)]
 
 
+@lru_cache(maxsize=1024)
+def _select_text(
+    dialect: Dialect, table: Table, names: tuple[str, ...], counts: tuple[tuple[str, int], ...], *, is_locked: bool
+) -> str:
+    quote = dialect.identifier_preparer.quote
+    mark = "?" if dialect.name == "sqlite" else "%s"
+    conditions = [f"{quote(name)} IN ({', '.join([mark] * count)})" for name, count in counts]
+    statement = f"SELECT {', '.join(map(quote, names))} FROM {quote(table.name)} WHERE {' AND '.join(conditions)}"  # noqa: S608
+    if is_locked and dialect.name != "sqlite":
+        statement += f" ORDER BY {quote(next(iter(table.primary_key.columns)).name)} FOR UPDATE"
+    return statement
+
+
 def _fetch(connection: Connection, statement: str, parameters: tuple[object, ...]) -> list[tuple[Any, ...]]:
     """Rows straight from the driver: describing forty columns costs the ledger more than finding nothing in them."""
+    with _cursor(connection, statement) as cursor:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall())
+
+
+@contextmanager
+def _cursor(connection: Connection, statement: str) -> Iterator[Any]:
+    """The driver's own cursor in the connection's transaction."""
     base_error = connection.dialect.loaded_dbapi.Error
     cursor = connection.connection.cursor()
     try:
-        cursor.execute(statement, parameters)
-        return list(cursor.fetchall())
+        yield cursor
     except base_error as error:
         # As SQLAlchemy raises it, so that retries and messages know it.
         raise exc.DBAPIError.instance(statement, None, error, base_error, dialect=connection.dialect) from error
@@ -289,7 +328,7 @@ def _set_up_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None
     pragmas = ["journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={LOCK_WAIT_S * 1000}"]
     # A report sorts a month of rows; with the default of 2 MiB it does so on disk.
-    for pragma in (*pragmas, f"cache_size=-{SQLITE_CACHE_KIB}"):
+    for pragma in (*pragmas, f"cache_size=-{SQLITE_CACHE_KIB}", f"wal_autocheckpoint={SQLITE_LOG_PAGES}"):
         connection.execute(f"PRAGMA {pragma}")
 
 

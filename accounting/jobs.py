@@ -126,8 +126,10 @@ class JobStore:
         for rows in found.values():
             for row in rows:
                 stored = row.pop("_stored", None)
-                changed = {name: row[name] for name in COLUMNS if stored is not None and stored[name] != row[name]}
-                if stored is not None and changed:
+                if stored is None:
+                    continue
+                changed = {name: row[name] for name in COLUMNS if stored[name] != row[name]}
+                if changed:
                     self._connection.execute(update(JOBS).where(JOBS.c.id == stored["id"]).values(changed))
 
     def _number(self, keys: Sequence[JobKey]) -> None:

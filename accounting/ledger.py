@@ -32,12 +32,13 @@ from accounting.records import (
     SuspensionRecord,
     UsageRecord,
 )
+from accounting.usage import HEAD, Head
 
 # What a writer remembers of job numbers; a node has a few hundred jobs a day.
 JOBS_REMEMBERED_MAX = 100_000
 
 
-_place_of = attrgetter("job.cluster", "node", "device", "incarnation")
+_head_of = attrgetter(*HEAD)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class _Batch:
     sessions: list[SessionRecord] = field(default_factory=list)
     lane_spans: list[LaneSpanRecord] = field(default_factory=list)
     usage: list[UsageRecord] = field(default_factory=list)
+    # Who and where the usage is of, each pair once: all that has to be found for it.
+    usage_heads: set[Head] = field(default_factory=set)
     device_usage: list[DeviceUsageRecord] = field(default_factory=list)
     events: list[EventRecord] = field(default_factory=list)
     measurements: list[MeasurementRecord] = field(default_factory=list)
@@ -102,7 +105,7 @@ def _write_batch(connection: Connection, places: Places, numbers: dict[JobKey, i
     jobs.record_admissions(connection, places, batch.admissions)
     usage.record_sessions(connection, places, numbers, batch.sessions)
     usage.record_lane_spans(connection, places, numbers, batch.lane_spans)
-    usage.record_usage(connection, places, numbers, batch.usage)
+    usage.record_usage(connection, places, numbers, batch.usage, batch.usage_heads)
     usage.record_device_usage(connection, places, batch.device_usage)
     usage.record_events(connection, places, numbers, batch.events)
     for measurement in batch.measurements:
@@ -110,11 +113,11 @@ def _write_batch(connection: Connection, places: Places, numbers: dict[JobKey, i
 
 
 def _find_places(connection: Connection, places: Places, batch: _Batch) -> None:
-    found: set[tuple[str, str, str, str]] = set()
-    for facts in (batch.usage, batch.sessions, batch.lane_spans):
-        found.update(map(_place_of, facts))
-    devices = {(cluster, node, device) for cluster, node, device, _ in found}
-    incarnations = {(cluster, node, incarnation) for cluster, node, _, incarnation in found}
+    found = set(batch.usage_heads)
+    for facts in (batch.sessions, batch.lane_spans):
+        found.update(map(_head_of, facts))
+    devices = {(job.cluster, node, device) for job, node, device, _ in found}
+    incarnations = {(job.cluster, node, incarnation) for job, node, _, incarnation in found}
     happenings: list[DeviceUsageRecord | EventRecord] = [*batch.device_usage, *batch.events]
     for happening in happenings:
         incarnations.add((happening.cluster, happening.node, happening.incarnation))
@@ -127,7 +130,7 @@ def _find_places(connection: Connection, places: Places, batch: _Batch) -> None:
 def _sort(records: Sequence[Record]) -> _Batch:
     """By kind. Usage is nearly all of a batch, so it is taken by one comprehension and the rest is small."""
     usages = [record for record in records if type(record) is UsageRecord]
-    batch = _Batch(usage=usages)
+    batch = _Batch(usage=usages, usage_heads=set(map(_head_of, usages)))
     lists: dict[type, list[Any]] = {
         IncarnationRecord: batch.incarnations,
         DeviceRecord: batch.devices,
@@ -147,7 +150,7 @@ def _sort(records: Sequence[Record]) -> _Batch:
 
 
 def _mentioned(batch: _Batch) -> set[JobKey]:
-    found = {record.job for record in batch.usage}
+    found = {job for job, _, _, _ in batch.usage_heads}
     found |= {record.key for record in batch.suspensions}
     for facts in (batch.sessions, batch.lane_spans, batch.measurements):
         found |= {fact.job for fact in facts}

@@ -4,7 +4,7 @@ An interval is never changed after it was written, so its insert ignores a key t
 hello to bye, and are merged.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import astuple
 from sqlalchemy import Connection, update
@@ -29,18 +29,24 @@ LANE_SPANS, SESSIONS, EVENTS = table_of(LaneSpanRow), table_of(SessionRow), tabl
 USAGE_NAMES = tuple(column.name for column in USAGE.columns)
 DEVICE_USAGE_NAMES = tuple(column.name for column in DEVICE_USAGE.columns)
 # A record names its job, node, device and incarnation first; all that follows is a column of the same name.
-_USAGE_HEAD = ("job", "node", "device", "incarnation")
-_USAGE_COLUMNS = (*USAGE_NAMES[:3], *UsageRecord.__struct_fields__[len(_USAGE_HEAD) :])
-assert UsageRecord.__struct_fields__[: len(_USAGE_HEAD)] == _USAGE_HEAD
+HEAD = ("job", "node", "device", "incarnation")
+_USAGE_COLUMNS = (*USAGE_NAMES[:3], *UsageRecord.__struct_fields__[len(HEAD) :])
+assert UsageRecord.__struct_fields__[: len(HEAD)] == HEAD
 assert set(_USAGE_COLUMNS) == set(USAGE_NAMES)
 
 Numbers = dict[JobKey, int]
+Head = tuple[JobKey, str, str, str]
 
 
-def record_usage(connection: Connection, places: Places, jobs: Numbers, records: Sequence[UsageRecord]) -> None:
-    """Insert intervals; the hot path of the ledger, hence tuples."""
-    devices, incarnations = places.devices, places.incarnations
-    rows = [(jobs[r[0]], devices[r[0].cluster, r[1], r[2]], incarnations[r[3]], *r[4:]) for r in map(astuple, records)]
+def record_usage(
+    connection: Connection, places: Places, jobs: Numbers, records: Sequence[UsageRecord], heads: Iterable[Head]
+) -> None:
+    """Insert intervals, whose heads are `heads`; the hot path of the ledger, hence tuples and one look-up a row."""
+    numbers = {
+        head: (jobs[head[0]], places.devices[head[0].cluster, head[1], head[2]], places.incarnations[head[3]])
+        for head in heads
+    }
+    rows = (numbers[row[:4]] + row[4:] for row in map(astuple, records))
     insert_rows(connection, USAGE, _USAGE_COLUMNS, rows, keys=USAGE_NAMES[:4])
 
 
