@@ -414,17 +414,23 @@ int gate_enter(void)
     return answer;
 }
 
+/* The load and the compare. */
+static bool is_lease_open(void)
+{
+    uint64_t word = load(&gate->page->lease);
+
+    return __builtin_expect(word == gate->lease_seen && gate->started_count < (uint32_t)word &&
+                                !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED),
+                            1);
+}
+
 int gate_boundary(void)
 {
     uint64_t now_ns = clock_ns();
-    uint64_t word;
     int answer;
 
     end_iteration(now_ns);
-    word = load(&gate->page->lease);
-    if (__builtin_expect(word == gate->lease_seen && gate->started_count < (uint32_t)word &&
-                             !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED),
-                         1)) {
+    if (is_lease_open()) {
         begin_iteration(now_ns);
         return 0;
     }
@@ -432,6 +438,15 @@ int gate_boundary(void)
     answer = renew(true, now_ns);
     pthread_mutex_unlock(&session.gate_lock);
     return answer;
+}
+
+bool gate_try_boundary(uint64_t now_ns)
+{
+    if (!is_lease_open())
+        return false;
+    end_iteration(now_ns);
+    begin_iteration(now_ns);
+    return true;
 }
 
 int gate_leave(void)

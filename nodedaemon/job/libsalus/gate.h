@@ -19,6 +19,10 @@ int gate_enter(void);
  * -ENOTCONN. */
 int gate_boundary(void);
 
+/* As gate_boundary where the lease is still ours; false, and nothing done, where it would have to
+ * look further. */
+bool gate_try_boundary(uint64_t now_ns);
+
 /* Gives the grant back and asks for none. 0, or 1 if it must be kept because the stash does not
  * fit. */
 int gate_leave(void);

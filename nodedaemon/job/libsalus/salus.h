@@ -129,6 +129,54 @@ SALUS_API struct salus_entry *salus_entry_words(void);
  */
 SALUS_API int salus_boundary(void);
 
+/*
+ * A loop whose iterations repeat: while each event is the expected one, what the adaptor has to do
+ * for it is done here, because a call that comes once in milliseconds finds nothing of the
+ * interpreter's in the caches. The words are shared with the adaptor and changed only by whoever
+ * holds the interpreter's lock. `at` is the place of the next event in `keys`, or -1; `last` is the
+ * boundary; `count` is 0 where nothing is expected any more.
+ */
+#define SALUS_LAP_EVENTS_MAX 257
+
+struct salus_lap {
+    int64_t at;
+    int64_t last;
+    uint64_t count;
+    uint64_t laps;
+    uint64_t thread;        /* the only one whose events count, as pthread_self() has it; 0: none */
+    uint64_t report_due_ns; /* a boundary from then on is left to the adaptor */
+    uint64_t keys[SALUS_LAP_EVENTS_MAX];
+};
+SALUS_API struct salus_lap *salus_lap_words(void);
+
+/* Keys of events without an object; the others are made from its address. */
+enum salus_lap_key {
+    SALUS_LAP_FORWARD_LEFT_OPEN = 2,
+    SALUS_LAP_FORWARD_LEFT = 4,
+    SALUS_LAP_LOADER_ENTERED = 6,
+    SALUS_LAP_LOADER_LEFT = 8,
+    SALUS_LAP_BACKWARD_ENTERED = 10,
+    SALUS_LAP_BACKWARD_LEFT = 12,
+};
+
+/* What the functions below need of the interpreter; this library is not linked to one. */
+struct salus_interpreter {
+    void *yes, *no;                /* its True and False */
+    void (*keep)(void *object);    /* Py_IncRef */
+    long (*as_long)(void *object); /* PyLong_AsLong */
+};
+SALUS_API void salus_lap_interpreter(const struct salus_interpreter *interpreter);
+
+/*
+ * Built-in functions of the interpreter, by the signatures of METH_FASTCALL and METH_O. True: the
+ * event was the expected one and is dealt with. False: nothing was done, and the adaptor does it.
+ */
+SALUS_API void *salus_lap_forward(void *self, void *const *arguments, long count);
+SALUS_API void *salus_lap_forward_left(void *self, void *opens);
+SALUS_API void *salus_lap_event(void *self, void *key);
+SALUS_API void *salus_lap_step(void *self, void *optimizer);
+SALUS_API void *salus_lap_step_left(void *self, void *optimizer);
+
 /* The iteration is over and no other begins: gives the grant back. The next enter or boundary asks
  * again. */
 SALUS_API int salus_leave(void);

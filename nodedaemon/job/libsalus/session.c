@@ -219,10 +219,9 @@ static bool is_attached(void)
     return session.phase == PHASE_GATED || session.phase == PHASE_UNGATED;
 }
 
-static int count_iteration(bool is_boundary)
+static int count_iteration(bool is_boundary, uint64_t now_ns)
 {
     struct gate *gate = &session.gate;
-    uint64_t now_ns = clock_ns();
 
     if (!is_boundary && gate->iteration_count)
         return 0;
@@ -240,15 +239,19 @@ static int count_iteration(bool is_boundary)
     return 0;
 }
 
+static uint64_t spill_told_bytes;
+
+static bool is_spill_untold(void)
+{
+    return session.counts.spill_bytes_max > spill_told_bytes;
+}
+
 /* After a spill: tell once for each new maximum, so that the lane may grow at a boundary. */
 static void tell_spill(void)
 {
-    static uint64_t told_bytes;
     uint64_t bytes = session.counts.spill_bytes_max;
 
-    if (bytes <= told_bytes)
-        return;
-    told_bytes = bytes;
+    spill_told_bytes = bytes;
     client_tell_overrun(session.counts.cap_persistent_bytes,
                         session.counts.cap_ephemeral_bytes + bytes);
 }
@@ -268,7 +271,7 @@ int salus_enter(void)
     __atomic_add_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
     gate_mark_activity();
     if (session.phase != PHASE_GATED)
-        return count_iteration(false);
+        return count_iteration(false, clock_ns());
     answer = gate_enter();
     /* It comes again, and is to be counted once. */
     if (answer == -EINTR)
@@ -294,10 +297,24 @@ int salus_boundary(void)
     __atomic_store_n(&session.gate.entry.depth, 0, __ATOMIC_RELAXED);
     gate_mark_activity();
     if (session.phase == PHASE_UNGATED)
-        return count_iteration(true);
-    if (session.counts.spill_count)
+        return count_iteration(true, clock_ns());
+    if (is_spill_untold())
         tell_spill();
     return gate_boundary();
+}
+
+bool session_try_boundary(uint64_t now_ns)
+{
+    struct gate *gate = &session.gate;
+
+    if (!__atomic_load_n(&gate->entry.is_calm, __ATOMIC_RELAXED) || is_spill_untold() ||
+        __atomic_load_n(&gate->told_epoch, __ATOMIC_RELAXED))
+        return false;
+    host_mark_thread();
+    gate_mark_activity();
+    if (session.phase == PHASE_UNGATED)
+        return !count_iteration(true, now_ns);
+    return session.phase == PHASE_GATED && gate_try_boundary(now_ns);
 }
 
 int salus_leave(void)

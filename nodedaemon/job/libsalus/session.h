@@ -95,6 +95,10 @@ void session_reason(const char *text);
 /* True if SALUS_DISABLE is set to anything but "" or 0. */
 bool session_is_disabled(void);
 
+/* salus_boundary where that takes neither a wait nor a message; false, and nothing done, elsewhere.
+ */
+bool session_try_boundary(uint64_t now_ns);
+
 /* Without a message: lane blocks become private, nothing waits any more. Takes both locks. */
 void session_detach(void);
 

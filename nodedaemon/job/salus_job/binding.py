@@ -36,6 +36,26 @@ class EntryWords(ctypes.Structure):
     _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_uint64) for name in ("activity", "is_calm", "depth")]
 
 
+class LapWords(ctypes.Structure):
+    """salus_lap of salus.h."""
+
+    _fields_: ClassVar[List[Tuple[str, Any]]] = [
+        ("at", ctypes.c_int64),
+        ("last", ctypes.c_int64),
+        ("count", ctypes.c_uint64),
+        ("laps", ctypes.c_uint64),
+        ("thread", ctypes.c_uint64),
+        ("report_due_ns", ctypes.c_uint64),
+        ("keys", ctypes.c_uint64 * 257),
+    ]
+
+
+class Interpreter(ctypes.Structure):
+    """salus_interpreter of salus.h."""
+
+    _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_void_p) for name in ("yes", "no", "keep", "as_long")]
+
+
 class Range(ctypes.Structure):
     """Device memory: salus_cuda_range of cuda_lane.h."""
 
@@ -92,6 +112,8 @@ def load(path: Optional[str] = None) -> Any:
         ("salus_hello", ctypes.c_int, [ctypes.c_char_p, pointer(Options), pointer(View)]),
         ("salus_enter", ctypes.c_int, []),
         ("salus_entry_words", pointer(EntryWords), []),
+        ("salus_lap_words", pointer(LapWords), []),
+        ("salus_lap_interpreter", None, [pointer(Interpreter)]),
         ("salus_exit", None, []),
         ("salus_boundary", ctypes.c_int, []),
         ("salus_leave", ctypes.c_int, []),

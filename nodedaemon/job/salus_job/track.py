@@ -4,7 +4,7 @@ Once in an iteration of 5 ms our code is cold, and a call costs microseconds tha
 rule took most of the 2 % that watching cost. The rule is a machine without clock or dice: from the same state the same
 events give the same answers and lead to the same state. So once an iteration has led from a state to an equal one, it
 is enough to see that the events are the same again; the rule stands still meanwhile, and at the first event that
-differs it is told what it missed.
+differs it is told what it missed. Where the interpreter allows it libsalus sees the expected events (lap.py).
 """
 
 from typing import Any, List, Optional, Tuple
@@ -28,22 +28,59 @@ BACKWARD_LEFT = 12
 Event = Tuple[str, Tuple[Any, ...]]
 
 
-class Track:
-    """`at` is the place of the next event in `keys`, or -1 while the rule is asked. The last event is the boundary."""
+class Place:
+    """Where a loop is on its track: the words of libsalus' salus_lap, for a watch without libsalus."""
 
-    __slots__ = ("_misses", "_previous", "_rest", "_seen", "_state", "at", "events", "keys", "laps", "last")
+    __slots__ = ("at", "count", "keys", "laps", "last", "report_due_ns", "thread")
 
     def __init__(self) -> None:
-        self.at = -1
-        self.keys: List[int] = []
+        self.at = self.last = -1
+        self.count = self.laps = self.thread = self.report_due_ns = 0
+        self.keys = [0] * (EVENTS_MAX + 1)
+
+
+class Track:
+    """Follows a loop; `place` is libsalus' where that follows it too, so that either may see the next event."""
+
+    __slots__ = ("_misses", "_previous", "_rest", "_seen", "_spoiled", "_state", "events", "place")
+
+    def __init__(self, place: Any = None) -> None:
+        self.place = Place() if place is None else place
+        self.place.at, self.place.count = -1, 0
         self.events: List[Event] = []
-        self.last = -1
-        self.laps = 0
         self._seen: List[Tuple[int, Event]] = []
         self._previous: Optional[List[Tuple[int, Event]]] = None
         self._state: Optional[Tuple[Any, ...]] = None
+        self._spoiled = False
         self._misses = 0
         self._rest = 0
+
+    def take(self, key: int) -> bool:
+        """Whether the event is the expected one; the next is expected then."""
+        place = self.place
+        at: int = place.at
+        if not 0 <= at < place.count or place.keys[at] != key:
+            return False
+        place.at = at + 1
+        return True
+
+    def turn(self) -> bool:
+        """Whether the event just taken was the boundary; the first one is expected then."""
+        place = self.place
+        if place.at <= place.last:
+            return False
+        place.at = 0
+        place.laps += 1
+        return True
+
+    @property
+    def is_followed(self) -> bool:
+        """The rule is not asked, and stands still."""
+        return bool(self.place.at >= 0)
+
+    @property
+    def is_at_boundary(self) -> bool:
+        return bool(self.place.at == self.place.last)
 
     def note(self, rule: BoundaryRule, key: int, event: Event, fires: bool) -> None:
         """Off the track: an event, and what the rule has answered."""
@@ -58,26 +95,30 @@ class Track:
 
     def spoil(self) -> None:
         """Something happened that no key tells of: no event is the expected one any more. Safe at any instruction."""
-        self.keys = [-1] * len(self.keys)
+        self._spoiled = True
+        self.place.count = 0
 
     def leave(self, rule: BoundaryRule) -> None:
         """Tell the rule what it has missed; it is asked from now on."""
-        missed = self.events[: self.at] if self.at > 0 else []
-        self.at = -1
-        self._misses = 0 if self.laps > MISSES_BEFORE_REST else self._misses + 2
+        missed = self.events[: max(0, self.place.at)]
+        self.place.at = -1
+        self._misses = 0 if self.place.laps > MISSES_BEFORE_REST else self._misses + 2
         self._seen, self._previous, self._state = [], None, None
         for name, arguments in missed:
             getattr(rule, name)(*arguments)
 
     def _close(self, rule: BoundaryRule) -> None:
         seen, self._seen = self._seen, []
+        # What is gone leaves its address to others: such a key tells nothing of the next iteration.
+        was_spoiled, self._spoiled = self._spoiled, False
         state = rule.state()
-        if state == self._state and seen == self._previous:
-            self.keys = [key for key, _ in seen]
+        if state == self._state and seen == self._previous and not was_spoiled:
+            place = self.place
+            place.keys[: len(seen)] = [key for key, _ in seen]
             self.events = [event for _, event in seen]
-            self.last = len(seen) - 1
-            self.laps = 0
-            self.at = 0
+            place.last, place.laps, place.at, place.count = len(seen) - 1, 0, 0, len(seen)
+            if self._spoiled:
+                place.count = 0
             return
         self._previous, self._state = seen, state
         self._misses += 1

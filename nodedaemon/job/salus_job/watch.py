@@ -12,7 +12,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from salus_job import binding, complaint, shapes
+from salus_job import binding, complaint, lap, shapes
 from salus_job.accelerator import Accelerator
 from salus_job.boundary import BoundaryRule
 from salus_job.session import Session
@@ -29,8 +29,6 @@ from salus_job.track import (
 REPORT_EVERY_NS = 1_000_000_000
 # Jobs that make a new loss module for every iteration would fill our tables: from here on all share one number.
 NUMBER_MAX = 63
-# Root, whether gradients are on, whether it is in training mode.
-Entry = Tuple[Any, ...]
 
 
 class Numbers:
@@ -65,8 +63,9 @@ class Watch:
     def __init__(self) -> None:
         self.is_off = False
         self.rule = BoundaryRule()
+        # Asked before the methods below, which need not be called where they answer True.
+        self.followers = lap.Followers()
         self._torch: Any = None
-        self._is_grad_enabled: Any = bool
         self._tensor_type: Any = ()
         self._has_accelerator = False
         self._accelerator: Optional[Accelerator] = None
@@ -89,11 +88,13 @@ class Watch:
     def use_torch(self, torch: ModuleType) -> None:
         """Right after torch was imported, before it allocated anything."""
         self._torch = torch
-        self._is_grad_enabled = torch.is_grad_enabled
         self._tensor_type = torch.Tensor
         self._has_accelerator = torch.version.cuda is not None
-        self._session = Session(binding.load())
+        library = binding.load()
+        self._session = Session(library)
         self._session.hook()
+        self._track.place = library.salus_lap_words().contents
+        self.followers = lap.make(library)
 
     def declare(self, persistent_bytes: int, ephemeral_bytes: int) -> bool:
         if self._is_attached or self.is_off:
@@ -101,42 +102,38 @@ class Watch:
         self._declared = (persistent_bytes, ephemeral_bytes)
         return True
 
-    def on_forward_entered(self, module: Any, args: Tuple[Any, ...]) -> Optional[Entry]:
+    def on_forward_entered(self, module: Any, grad: bool, args: Tuple[Any, ...]) -> bool:
+        """`grad`: gradients are on. False: not an entry that counts, so nobody is to tell when it is left."""
         try:
             if get_ident() != self._thread_id and not self._is_watched():
-                return None
-            grad, training = self._is_grad_enabled(), module.training
+                return False
+            training = module.training
             key = id(module) * 8 + (7 if training else 3) - (0 if grad else 2)
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == key:
-                self._go_on(track, at)
-                return track.events[at][1]
-            entry = (self._roots.of(module), grad, training)
+            if self._track.take(key):
+                self._go_on()
+                return True
             if not self._input_hash and args:
                 self._input_hash = shapes.hash_inputs(args)
-            self._enter(self._ask(key, "forward_entered", entry))
+            self._enter(self._ask(key, "forward_entered", (self._roots.of(module), grad, training)))
             if self._first_step is not None:
                 self._session.persist_end()
-            return entry
+            return True
         except Exception as error:
             self._fail("forward", error)
-            return None
+            return False
 
-    def on_forward_left(self, entry: Optional[Entry], output: Any) -> None:
-        if entry is None or self.is_off:
+    def on_forward_left(self, module: Any, grad: bool, output: Any) -> None:
+        """`grad`: gradients were on when it was entered."""
+        if self.is_off:
             return
         try:
             # Only a tensor is looked into: of anything else we assume that it carries gradients.
             opens = output.requires_grad if isinstance(output, self._tensor_type) else output is not None
             key = FORWARD_LEFT_OPEN if opens else FORWARD_LEFT
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == key:
-                track.at = at + 1
+            if self._track.take(key):
                 self._session.leave_entry()
                 return
-            self._ask(key, "forward_left", (entry[0], entry[1], opens))
+            self._ask(key, "forward_left", (self._roots.of(module), grad, opens))
             if self._first_step is not None:
                 self._session.persist_begin()
             self._session.leave_entry()
@@ -147,10 +144,8 @@ class Watch:
         try:
             if get_ident() != self._thread_id and not self._is_watched():
                 return False
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == LOADER_ENTERED:
-                self._go_on(track, at)
+            if self._track.take(LOADER_ENTERED):
+                self._go_on()
                 return True
             self._enter(self._ask(LOADER_ENTERED, "loader_entered", ()))
             return True
@@ -162,11 +157,7 @@ class Watch:
         if not entered or self.is_off:
             return
         try:
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == LOADER_LEFT:
-                track.at = at + 1
-            else:
+            if not self._track.take(LOADER_LEFT):
                 self._ask(LOADER_LEFT, "loader_left", ())
             self._session.leave_entry()
         except Exception as error:
@@ -176,10 +167,7 @@ class Watch:
         if get_ident() != self._thread_id or not self._is_attached:
             return False
         try:
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == BACKWARD_ENTERED:
-                track.at = at + 1
+            if self._track.take(BACKWARD_ENTERED):
                 return True
             self._ask(BACKWARD_ENTERED, "backward_entered", ())
             if self._first_step is not None:
@@ -193,10 +181,7 @@ class Watch:
         if not entered or self.is_off:
             return
         try:
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == BACKWARD_LEFT:
-                track.at = at + 1
+            if self._track.take(BACKWARD_LEFT):
                 return
             self._ask(BACKWARD_LEFT, "backward_left", ())
             if self._first_step is not None:
@@ -225,10 +210,8 @@ class Watch:
             if get_ident() != self._thread_id and not self._is_watched():
                 return
             key = id(optimizer) * 8 + 2
-            track = self._track
-            at = track.at
-            if at >= 0 and track.keys[at] == key:
-                self._go_on(track, at)
+            if self._track.take(key):
+                self._go_on()
                 return
             number = self._optimizers.of(optimizer)
             self._enter(self._ask(key, "step_entered", (number,)))
@@ -246,10 +229,7 @@ class Watch:
             return
         try:
             key = id(optimizer) * 8 + 4
-            track = self._track
-            at = track.at
-            if at >= 0 and at != track.last and track.keys[at] == key:
-                track.at = at + 1
+            if not self._track.is_at_boundary and self._track.take(key):
                 self._session.leave_entry()
                 return
             number = self._optimizers.of(optimizer)
@@ -279,20 +259,13 @@ class Watch:
         except Exception as error:
             self._fail("iteration", error)
 
-    def _go_on(self, track: Track, at: int) -> None:
+    def _go_on(self) -> None:
         """The event that was expected has come, and it is an entry point."""
-        if at == track.last:
-            track.at = 0
-            track.laps += 1
-            self._boundary()
-        else:
-            track.at = at + 1
-            if self._session.enter() < 0:
-                self.is_off = True
+        self._enter(self._track.turn())
 
     def _catch_up(self) -> None:
         """The rule is told what it has missed."""
-        if self._track.at >= 0:
+        if self._track.is_followed:
             self._track.leave(self.rule)
         while self._later:
             name, number = self._later.pop(0)
@@ -310,6 +283,7 @@ class Watch:
         """In a forked child: what the parent learned and holds is not ours. A trainer attaches at its first entry."""
         self._is_attached = False
         self._thread, self._thread_id = None, 0
+        self._track.place.thread = 0
         self._first_step = None
         self._catch_up()
         self.rule = BoundaryRule()
@@ -326,6 +300,7 @@ class Watch:
             self.is_off = True
             return False
         self._thread, self._thread_id = threading.current_thread(), get_ident()
+        self._track.place.thread = self._thread_id
         if not self._is_attached:
             self._attach()
         elif self._session is not None:
@@ -381,6 +356,8 @@ class Watch:
         now_ns = time.monotonic_ns()
         if now_ns >= self._report_due_ns:
             self._report_due_ns = now_ns + REPORT_EVERY_NS
+            if not self._has_accelerator:
+                self._track.place.report_due_ns = self._report_due_ns
             self._report()
 
     def _finish_on_device(self) -> None:
