@@ -3,7 +3,9 @@
 Paired, in one process: blocks of iterations with the adaptor's wrappers in place and blocks without them take turns in
 random order; a null control compares blocks without them to each other in the same way. Processor time of the thread is
 compared, since other programs' work would drown the difference; the wall clock is printed beside it. What it costs to
-place blocks in the lane instead of private memory is compared apart, without the wrappers.
+place blocks in the lane instead of private memory is compared apart, without the wrappers. The size of an iteration is
+set by warm ones; what is reported as its time is that of the compared blocks themselves, without the wrappers, and
+where the first of them miss the target by more than a tenth the size is set anew and all begins again.
 
 usage: make bench BENCH=gate [ARGS="--pairs 200"]
 """
@@ -30,6 +32,11 @@ BLOCK_ITERATIONS = 14
 # The first ones of a block pay for the switch: type caches are empty after a method was replaced.
 BLOCK_SKIPPED = 6
 BOUNDARY_CALLS = 2_000_000
+# Iterations before the time of one is believed: kernels are chosen, caches filled and the job's rule learned by then.
+WARM_ITERATIONS = 60
+TOLERANCE = 0.1
+PILOT_PAIRS = 10
+CALIBRATIONS_MAX = 6
 CALLER = """
 #include <time.h>
 long call_ns(int (*boundary)(void), long count)
@@ -95,24 +102,43 @@ def build_network(torch: Any, width: int) -> Any:
     return nn.Sequential(*layers, nn.Flatten())
 
 
-def calibrate(torch: Any) -> tuple[Any, Any]:
-    """A training step that takes about ITERATION_NS of processor time, as a function."""
-    for width in (4, 6, 8, 12, 16, 24):
-        network = build_network(torch, width)
-        optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
-        rows = torch.randn(4, 3, 16, 16)
+class Training:
+    """A training loop whose iterations take as long as the width of its pictures makes them."""
 
-        def iterate(network: Any = network, optimizer: Any = optimizer, rows: Any = rows) -> None:
-            optimizer.zero_grad()
-            network(rows).square().mean().backward()
-            optimizer.step()
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._network = build_network(torch, 8)
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=1e-4, momentum=0.9)
+        self.set_columns(16)
 
-        for _ in range(5):
-            iterate()
-        cost_ns = statistics.median(measure(iterate)[0] for _ in range(15))
-        if cost_ns >= ITERATION_NS:
-            break
-    return iterate, cost_ns
+    def set_columns(self, columns: int) -> None:
+        self.columns = max(4, columns)
+        self._rows = self._torch.randn(4, 3, 16, self.columns)
+
+    def iterate(self) -> None:
+        self._optimizer.zero_grad()
+        self._network(self._rows).square().mean().backward()
+        self._optimizer.step()
+
+    def calibrate(self) -> None:
+        """About ITERATION_NS of processor time, by warm iterations."""
+        for _ in range(CALIBRATIONS_MAX):
+            costs = [measure(self.iterate)[0] for _ in range(WARM_ITERATIONS + 30)][WARM_ITERATIONS:]
+            if not self.correct(statistics.median(costs)):
+                return
+
+    def correct(self, cost_ns: float) -> bool:
+        """Whether an iteration of `cost_ns` is too far off; the size is another one then."""
+        columns = self.columns
+        if is_near(cost_ns):
+            return False
+        self.set_columns(round(columns * ITERATION_NS / cost_ns))
+        print(f"gate: {cost_ns / 1e6:.2f} ms an iteration: {columns} to {self.columns} columns", file=sys.stderr)
+        return self.columns != columns
+
+
+def is_near(cost_ns: float) -> bool:
+    return abs(cost_ns - ITERATION_NS) <= TOLERANCE * ITERATION_NS
 
 
 def measure(iterate: Any) -> tuple[int, int]:
@@ -154,32 +180,51 @@ def boundary_in_c_ns(session: Any) -> float:
         return min(caller.call_ns(boundary, BOUNDARY_CALLS) for _ in range(5)) / BOUNDARY_CALLS
 
 
+Block = tuple[float, float]
+Pairs = dict[str, list[tuple[Block, Block]]]
+
+
+def run_pairs(switch: Switch, training: Training, count: int, dice: random.Random) -> Pairs:
+    seen: Pairs = {name: [] for name in KINDS}
+    for number in range(count):
+        for name, modes in KINDS.items():
+            order = [0, 1] if dice.random() < 0.5 else [1, 0]
+            blocks: dict[int, Block] = {}
+            for place in order:
+                blocks[place] = run_block(switch, training.iterate, modes[place])
+            seen[name].append((blocks[0], blocks[1]))
+        if number % 50 == 49:
+            print(f"gate: {number + 1} of {count} pairs", file=sys.stderr, flush=True)
+    return seen
+
+
+def iteration_ns(seen: Pairs) -> float:
+    """Without the wrappers, in the blocks that are compared."""
+    return statistics.median(second[0] for _, second in seen["adaptor"])
+
+
 def run_job(pairs: int) -> None:
     import torch
     from salus_job import process
 
     torch.manual_seed(0)
-    iterate, cost_ns = calibrate(torch)
+    training = Training(torch)
+    training.calibrate()
     watch = process.current_watch()
     assert watch is not None
     assert watch._is_attached
     session = watch._session
     dice = random.Random(0)
     switch = Switch(torch, session)
-    seen: dict[str, list[tuple[tuple[float, float], tuple[float, float]]]] = {name: [] for name in KINDS}
+    for _ in range(CALIBRATIONS_MAX):
+        if not training.correct(iteration_ns(run_pairs(switch, training, PILOT_PAIRS, dice))):
+            break
     begun = session.figures()
-    for number in range(pairs):
-        for name, modes in KINDS.items():
-            order = [0, 1] if dice.random() < 0.5 else [1, 0]
-            blocks: dict[int, tuple[float, float]] = {}
-            for place in order:
-                blocks[place] = run_block(switch, iterate, modes[place])
-            seen[name].append((blocks[0], blocks[1]))
-        if number % 50 == 49:
-            print(f"gate: {number + 1} of {pairs} pairs", file=sys.stderr, flush=True)
+    seen = run_pairs(switch, training, pairs, dice)
     switch.set(WATCHED)
     ended = session.figures()
-    result: dict[str, Any] = {"n": pairs, "iteration_ns": round(cost_ns)}
+    cost_ns = iteration_ns(seen)
+    result: dict[str, Any] = {"n": pairs, "iteration_ns": round(cost_ns), "is_on_target": is_near(cost_ns)}
     for name, rows in seen.items():
         result[name] = compare([(first[0], second[0]) for first, second in rows], dice)
         result[f"{name}_wall"] = compare([(first[1], second[1]) for first, second in rows], dice)

@@ -51,9 +51,7 @@ def make(library: Any) -> Followers:
     python = ctypes.pythonapi
     library.salus_lap_interpreter(
         ctypes.byref(
-            binding.Interpreter(
-                id(True), id(False), _address(python.Py_IncRef), _address(python.PyLong_AsLong)
-            )
+            binding.Interpreter(id(True), id(False), _address(python.Py_IncRef), _address(python.PyLong_AsLong))
         )
     )
     return Followers(

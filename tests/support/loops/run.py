@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "nodedaemon" / "job"))
 
-from salus_job import hooks
+from salus_job import binding, hooks, lap
 from salus_job.boundary import BoundaryRule
 from salus_job.track import Track
 from salus_job.watch import Numbers, Watch
@@ -27,6 +27,7 @@ from salus_job.watch import Numbers, Watch
 from tests.support.loops.recorder import Recorder
 
 UNMARKED = ("compile",)
+NEVER_NS = 1 << 80
 
 
 class CountingSession:
@@ -58,15 +59,24 @@ class CountingSession:
 
 
 class LoopWatch(Watch):
-    """A watch that is attached to a recorder and can start afresh for the next loop."""
+    """A watch that is attached to a recorder and can start afresh for the next loop.
+
+    libsalus follows the loops that repeat themselves; boundaries are left to the watch, which tells the recorder.
+    """
+
+    def follow(self, library: Any) -> None:
+        self._library = library
+        self.followers = lap.make(library)
+        library.salus_entry_words().contents.is_calm = 1
 
     def start(self, recorder: Recorder, learned: str) -> None:
         self.is_off = False
         self._is_attached = True
         self._session = CountingSession(recorder)
-        self._track, self._later = Track(), []
+        self._track, self._later = Track(self._library.salus_lap_words().contents), []
         self._roots, self._optimizers = Numbers(self._track), Numbers(self._track)
         self._stepped, self._first_step = set(), None
+        self._report_due_ns = NEVER_NS
         self.rule = BoundaryRule(learned)
 
 
@@ -87,7 +97,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     watch = LoopWatch()
-    watch._torch, watch._is_grad_enabled, watch._tensor_type = torch, torch.is_grad_enabled, torch.Tensor
+    watch._torch, watch._tensor_type = torch, torch.Tensor
+    watch.follow(binding.load())
     watch._attach = lambda: None  # type: ignore[method-assign]
     hooks.install(torch, watch)
     results = {}
