@@ -73,16 +73,25 @@ def test_06_records_wait_while_the_database_is_locked_and_none_is_lost(salusd, c
     assert len(rows(daemon, "select 1 from sessions where end_utc_ns is not null")) == 2
 
 
+def set_schema(daemon, version):
+    with sqlite3.connect(daemon.database, timeout=30) as database:
+        database.execute("update alembic_version set version_num = ?", (version,))
+
+
 def test_06_a_newer_schema_is_refused_with_a_clear_line_and_the_node_works_on(salusd, crew):
     daemon = salusd()
     run_a_job(crew(daemon))
     wait_until(lambda: rows(daemon, "select 1 from sessions where end_utc_ns is not null"), "it is recorded")
     daemon.stop()
-    with sqlite3.connect(daemon.database) as database:
-        database.execute("update alembic_version set version_num = '9999'")
+    (known,) = rows(daemon, "select version_num from alembic_version")
+    set_schema(daemon, "9999")
     daemon.start()
     run_a_job(crew(daemon))
     daemon.wait_for(lambda status: "newer" in status["daemon"]["database_error"], "the schema is refused")
+    set_schema(daemon, *known)
+    daemon.wait_for(lambda status: status["daemon"]["is_database_up"], "it is taken again")
+    daemon.wait_for(lambda status: status["daemon"]["spool_records"] == 0, "the spool is handed over")
+    assert len(rows(daemon, "select 1 from sessions where end_utc_ns is not null")) == 2, "nothing was lost meanwhile"
 
 
 def test_07_a_full_disk_costs_records_by_value_and_no_job(salusd, crew):
