@@ -25,7 +25,7 @@ def main() -> None:
         return
     request = {"verb": "job_end", "job": job, "uid": int(os.environ.get("SLURM_JOB_UID", "0"))}
     # First the file: a daemon that is away and comes back must not take the job for a running one.
-    hook.remove_marker(options.socket, job)
+    hook.end_marker(options.socket, job)
     try:
         answer = hook.exchange(options.socket, request, options.connect_s, options.wait_s)
     except (OSError, ValueError) as error:

@@ -79,14 +79,29 @@ def leave_marker(socket_path: str, request: dict[str, object]) -> None:
     with open(marker + ".new", "w", encoding="utf-8") as file:  # noqa: PTH123
         json.dump(request, file)
     os.replace(marker + ".new", marker)  # noqa: PTH105
+    remove(ended_path(socket_path, str(request["job"])))
 
 
 def has_marker(socket_path: str, job: str) -> bool:
     return os.path.exists(marker_path(socket_path, job))  # noqa: PTH110
 
 
-def remove_marker(socket_path: str, job: str) -> None:
+def ended_path(socket_path: str, job: str) -> str:
+    return os.path.join(os.path.dirname(socket_path), "ended", job)  # noqa: PTH118, PTH120
+
+
+def end_marker(socket_path: str, job: str) -> None:
+    """Move a job's file to the ended ones: while slurmd has the id in memory it may start again without a Prolog."""
+    ended = ended_path(socket_path, job)
+    os.makedirs(os.path.dirname(ended), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
+    try:  # noqa: SIM105
+        os.replace(marker_path(socket_path, job), ended)  # noqa: PTH105
+    except FileNotFoundError:
+        pass
+
+
+def remove(path: str) -> None:
     try:  # noqa: SIM105 - contextlib is not loaded
-        os.unlink(marker_path(socket_path, job))  # noqa: PTH108
+        os.unlink(path)  # noqa: PTH108
     except FileNotFoundError:
         pass

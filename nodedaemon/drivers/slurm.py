@@ -22,6 +22,8 @@ HOLDING_STATES = frozenset(
 )
 # Fixed widths, and nothing that a user has named: no column can pass for another.
 _COLUMNS = (("JobID", 32), ("State", 32), ("RestartCnt", 16))
+# Account, QOS and partition are an admin's words, admin_comment is SlurmUser's; their widths are fixed all the same.
+_START_COLUMNS = (*_COLUMNS, ("Account", 64), ("QOS", 64), ("Partition", 64), ("admin_comment", 2048))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,17 @@ class JobWord:
     def is_over(self, restart_count: int) -> bool:
         """Whether the run with this restart count has ended."""
         return self.state not in HOLDING_STATES or self.restart_count > restart_count
+
+
+@dataclass(frozen=True, slots=True)
+class StartWord:
+    """What a Prolog would tell of a job, by slurmctld's word."""
+
+    restart_count: int
+    account: str
+    qos: str
+    partition: str
+    segment: str
 
 
 class NodeCommands:
@@ -59,6 +72,19 @@ class NodeCommands:
             found.setdefault(JobId(place.job or ""), set()).add(pid)
         return found
 
+    async def start(self, job: JobId) -> StartWord | None:
+        """A job that holds its devices, as its Prolog would tell; None for one that does not, or is not ours."""
+        wanted = ",".join(f"{name}:{width}" for name, width in _START_COLUMNS)
+        status, told, complaint = await self._run("squeue", "--noheader", f"--jobs={job}", f"--Format={wanted}")
+        if status != 0:
+            raise OperatingError(f"Slurm: squeue: job {job}: {_last(complaint)}; is slurmctld up?")
+        for line in told.splitlines():
+            number, state, restarts, account, qos, partition, comment = _cells(line, _START_COLUMNS)
+            segment = next((piece for piece in comment.split() if piece.startswith("salus:1")), "")
+            if number == job and state in HOLDING_STATES and segment:
+                return StartWord(int(restarts) if restarts.isdigit() else 0, account, qos, partition, segment)
+        return None
+
     async def job(self, job: JobId) -> JobWord:
         wanted = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
         status, told, complaint = await self._run(
@@ -70,7 +96,7 @@ class NodeCommands:
             raise OperatingError(f"Slurm: squeue: job {job}: {_last(complaint)}; is slurmctld up?")
         for line in told.splitlines():
             # An array's own id also brings its tasks.
-            cells = _cells(line)
+            cells = _cells(line, _COLUMNS)
             if cells[0] == job and cells[1]:
                 return JobWord(cells[1], int(cells[2]) if cells[2].isdigit() else 0)
         raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
@@ -106,9 +132,9 @@ class NodeCommands:
         return process.returncode or 0, told.decode(errors="replace"), complaint.decode(errors="replace")
 
 
-def _cells(line: str) -> list[str]:
+def _cells(line: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
     cells, place = [], 0
-    for _, width in _COLUMNS:
+    for _, width in columns:
         cells.append(line[place : place + width].strip())
         place += width
     return cells

@@ -33,7 +33,7 @@ from nodedaemon.service.desk import SessionDesk
 from nodedaemon.service.devices import make_devices
 from nodedaemon.service.dispatcher import DIGEST_INTERVAL_COUNT, Dispatcher, Replay, replay
 from nodedaemon.service.executor import Executor
-from nodedaemon.service.jobs import JobBook, Recorded, adaptor_environment
+from nodedaemon.service.jobs import JobBook, Recorded, TaskRequest, adaptor_environment
 from nodedaemon.service.journal import Journal
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.launches import LaunchKeeper
@@ -49,7 +49,7 @@ from nodedaemon.service.recovery import GATHER_TIMEOUT_S, Recovery
 from nodedaemon.service.rules import Rules
 from nodedaemon.service.sampler import Sampler
 from nodedaemon.service.server import Server
-from nodedaemon.service.slurmwatch import watch_slurm
+from nodedaemon.service.slurmwatch import node_commands, watch_slurm
 from nodedaemon.service.spool import Spool
 from nodedaemon.service.state import SessionFacts, ShellState
 from nodedaemon.service.status import StatusView, Viewer
@@ -191,6 +191,7 @@ class Daemon:
             utc_ns=time.time_ns,
             on_job=self._books.on_job,
             confine=self._memory_limits.confine,
+            announce=self._announce,
             log=self._log,
         )
         self._markers = Markers(
@@ -198,6 +199,7 @@ class Daemon:
             lambda: self._dispatcher.state.jobs,
             start=self._jobs.job_start,
             end=self._jobs.job_end,
+            ask=lambda job: node_commands(self._node, self._rules).start(job),
             log=self._log,
         )
         self._server = Server(
@@ -467,6 +469,9 @@ class Daemon:
     def _connection_limits(self) -> Limits:
         daemon = self._rules.settings.daemon
         return Limits(daemon.user_sessions_max, daemon.user_requests_per_s, daemon.hello_timeout_ns / 1e9)
+
+    async def _announce(self, task: TaskRequest) -> None:
+        await self._markers.announce(task)
 
     async def _environment(self, device: DeviceId, uid: int) -> dict[str, str]:
         given = self._rules.settings.daemon.adaptor_dir

@@ -92,6 +92,8 @@ class Recorded(msgspec.Struct, frozen=True):
 
 
 FindProfile = Callable[[str, str, str], Awaitable[Recorded | None]]
+#: Makes a job known whose Prolog did not come; nothing happens where it is not ours.
+Announce = Callable[[TaskRequest], Awaitable[None]]
 
 
 def parse_segment(text: str) -> dict[str, str]:
@@ -119,6 +121,7 @@ class JobBook:
         utc_ns: Callable[[], int],
         on_job: Callable[[JobFacts], None],
         confine: Callable[[JobFacts, int], None],
+        announce: Announce,
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
@@ -133,6 +136,7 @@ class JobBook:
         self._utc_ns = utc_ns
         self._on_job = on_job
         self._confine = confine
+        self._announce = announce
         self._log = log
 
     # Hooks of Slurm
@@ -185,6 +189,8 @@ class JobBook:
         return facts
 
     async def task_env(self, request: TaskRequest) -> Answer:
+        if JobId(request.job) not in self._dispatcher.state.jobs:
+            await self._announce(request)
         job = self._dispatcher.state.jobs.get(JobId(request.job))
         device = job.device if job is not None else self._emptiest()
         env = await self._environment(device, request.uid)

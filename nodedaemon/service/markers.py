@@ -3,23 +3,32 @@
 A Prolog writes `jobs/ID` before it asks and an Epilog removes it before it asks (docs/protocol.md). What happened while
 the daemon was away is found here: a file without a job is a missed start, a job without a file a missed end. After a
 reboot the folder is gone with /run, and with it every job of before.
+
+An Epilog moves the file to `ended/ID`. slurmd skips the Prolog of a job that starts again on its node while it still
+has the id in memory, if the launch overtakes the Prolog's message (seen on 22.05): then the SPANK plugin finds the
+ended file and asks, and what the Prolog would have told is had from slurmctld.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from nodedaemon.core.errors import SalusError
+from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.types import JobId
-from nodedaemon.service.jobs import JobEnd, JobStart
+from nodedaemon.drivers.slurm import StartWord
+from nodedaemon.service.jobs import JobEnd, JobStart, TaskRequest, user_name
 from nodedaemon.service.state import JobFacts
 
 FILE_BYTES_MAX = 16 * 1024
+#: Much longer than slurmd remembers an id (cred_expire, two minutes unless set otherwise).
+ENDED_KEPT_S = 3600
 
 
 class Markers:
@@ -30,12 +39,14 @@ class Markers:
         *,
         start: Callable[[JobStart], Awaitable[Any]],
         end: Callable[[JobEnd], Awaitable[Any]],
+        ask: Callable[[JobId], Awaitable[StartWord | None]],
         log: Any,
     ) -> None:
         self._folder = folder
         self._known = known
         self._start = start
         self._end = end
+        self._ask = ask
         self._log = log
         # Seen without a file once: a Prolog that is just being answered has a file, but a reader may come between.
         self._suspects: set[JobId] = set()
@@ -62,6 +73,40 @@ class Markers:
             self._log.info("job ended unseen", job=job)
             await self._end(JobEnd(job))
         self._suspects = missing - self._suspects
+        self._clear_ended()
+
+    async def announce(self, task: TaskRequest) -> None:
+        """Take up a job whose task starts and whose Prolog did not come, by slurmctld's word."""
+        job = JobId(task.job)
+        try:
+            word = await self._ask(job)
+            if word is None:
+                return
+            request = JobStart(
+                job=job, uid=task.uid, user=user_name(task.uid), gpus=task.cuda, restart=word.restart_count,
+                partition=word.partition, account=word.account, qos=word.qos, segment=word.segment,
+            )  # fmt: skip
+            self._log.warning("job without Prolog: taken up by its segment", job=job, restart=word.restart_count)
+            # First the file, as a Prolog does: a job without one would be ended.
+            self._leave(request)
+            await self._start(request)
+        except (OSError, OperatingError, SalusError) as error:
+            self._log.warning("job without Prolog: not taken up", job=job, why=str(error))
+
+    def _leave(self, request: JobStart) -> None:
+        folder = self._folder()
+        folder.mkdir(mode=0o755, exist_ok=True)
+        new = folder / f"{request.job}.new"
+        new.write_bytes(msgspec.json.encode(request))
+        new.replace(folder / request.job)
+        (folder.parent / "ended" / request.job).unlink(missing_ok=True)
+
+    def _clear_ended(self) -> None:
+        """Forget ended jobs that no slurmd remembers either."""
+        with contextlib.suppress(OSError):
+            for file in (self._folder().parent / "ended").iterdir():
+                if time.time() - file.stat().st_mtime > ENDED_KEPT_S:
+                    file.unlink(missing_ok=True)
 
     def read(self) -> dict[JobId, JobStart] | None:
         """The requests in the folder; None where no Prolog has ever made one. What cannot be read is left out."""

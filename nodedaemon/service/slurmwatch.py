@@ -15,12 +15,16 @@ from nodedaemon.service.steps import StepWatch
 from nodedaemon.service.timelimits import TimeLimits
 
 
+def node_commands(node: str, rules: Rules) -> NodeCommands:
+    slurm = rules.settings.slurm
+    return NodeCommands(node, slurm.bin_dir, slurm.timeout_ns / 1e9)
+
+
 def watch_slurm(
     node: str, rules: Rules, dispatcher: Dispatcher, jobs: JobBook, markers: Markers, sampler: Sampler, log: Any
 ) -> StepWatch:
     def commands() -> NodeCommands:
-        slurm = rules.settings.slurm
-        return NodeCommands(node, slurm.bin_dir, slurm.timeout_ns / 1e9)
+        return node_commands(node, rules)
 
     limits = TimeLimits(
         commands,

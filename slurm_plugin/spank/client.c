@@ -10,10 +10,11 @@
 
 #include "salus_spank.h"
 
-int salus_ask(const char *socket_path, const char *request, char *answer, size_t size)
+int salus_ask(const char *socket_path, const char *request, int timeout_s, char *answer,
+              size_t size)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct timeval limit = {.tv_sec = SALUS_TIMEOUT_S};
+    struct timeval limit = {.tv_sec = timeout_s};
     int fault = 0;
     ssize_t got;
     int peer = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -43,15 +44,22 @@ done:
     return fault;
 }
 
-/* The Prolog leaves a file for each job of ours, so that other jobs cost nothing and ours are known
- * without salusd. */
-bool salus_marker_exists(const char *socket_path, uint32_t job)
+static bool file_exists(const char *socket_path, const char *folder, uint32_t job)
 {
     char path[SALUS_PATH_MAX + 32];
     const char *slash = strrchr(socket_path, '/');
 
     if (!slash)
         return false;
-    snprintf(path, sizeof path, "%.*s/jobs/%u", (int)(slash - socket_path), socket_path, job);
+    snprintf(path, sizeof path, "%.*s/%s/%u", (int)(slash - socket_path), socket_path, folder, job);
     return access(path, F_OK) == 0;
+}
+
+/* The Prolog leaves a file for each job of ours, so that other jobs cost nothing and ours are known
+ * without salusd. The Epilog moves it: a job that starts again may get no Prolog. */
+enum salus_mark salus_mark_of(const char *socket_path, uint32_t job)
+{
+    if (file_exists(socket_path, "jobs", job))
+        return SALUS_ANNOUNCED;
+    return file_exists(socket_path, "ended", job) ? SALUS_ENDED : SALUS_NONE;
 }

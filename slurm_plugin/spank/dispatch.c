@@ -56,6 +56,7 @@ struct task {
     uid_t uid;
     pid_t pid;
     int status;
+    enum salus_mark mark;
 };
 
 /* True for a task of a job of ours. */
@@ -68,7 +69,8 @@ static bool task_of(spank_t spank, struct task *task)
     spank_get_item(spank, S_JOB_UID, &task->uid);
     spank_get_item(spank, S_TASK_GLOBAL_ID, &task->number);
     spank_get_item(spank, S_TASK_PID, &task->pid);
-    return salus_marker_exists(settings.socket, task->job);
+    task->mark = salus_mark_of(settings.socket, task->job);
+    return task->mark != SALUS_NONE;
 }
 
 /* The text reaches the user's own error stream; Slurm's log has it too. */
@@ -99,7 +101,9 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
              "{\"verb\":\"task_env\",\"job\":\"%u\",\"step\":\"%u\",\"uid\":%u,\"pid\":%d,\"cuda\":"
              "\"%s\"}",
              task.job, task.step, task.uid, getpid(), cuda);
-    fault = salus_ask(settings.socket, request, answer, SALUS_PACKET_MAX);
+    fault = salus_ask(settings.socket, request,
+                      task.mark == SALUS_ENDED ? SALUS_UNANNOUNCED_S : SALUS_TIMEOUT_S, answer,
+                      SALUS_PACKET_MAX);
     if (fault) {
         snprintf(text, sizeof text,
                  "salusd on this node does not answer (%s); ask your administrator",
@@ -130,7 +134,7 @@ static void report(spank_t spank, const char *verb)
              "{\"verb\":\"%s\",\"job\":\"%u\",\"step\":\"%u\",\"task\":%u,\"uid\":%u,\"pid\":%d,"
              "\"status\":%d}",
              verb, task.job, task.step, task.number, task.uid, task.pid, task.status);
-    fault = salus_ask(settings.socket, request, answer, sizeof answer);
+    fault = salus_ask(settings.socket, request, SALUS_TIMEOUT_S, answer, sizeof answer);
     if (fault)
         slurm_info("salus: %s: job %u: %s", verb, task.job, strerror(fault));
 }

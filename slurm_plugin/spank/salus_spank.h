@@ -18,6 +18,8 @@
 #define SALUS_PATH_MAX      108
 #define SALUS_SIGNATURE_MAX 72
 #define SALUS_TIMEOUT_S     2
+/* salusd first asks slurmctld what the Prolog would have told. */
+#define SALUS_UNANNOUNCED_S 12
 
 /* Arguments of the plugstack line. */
 struct salus_settings {
@@ -43,9 +45,11 @@ void salus_sha256_start(struct salus_sha256 *hash);
 void salus_sha256_add(struct salus_sha256 *hash, const void *bytes, size_t size);
 void salus_sha256_end(struct salus_sha256 *hash, uint8_t digest[32]);
 
-/* client.c: one request packet, one answer packet, within SALUS_TIMEOUT_S; 0 or an errno. */
-int salus_ask(const char *socket_path, const char *request, char *answer, size_t size);
-bool salus_marker_exists(const char *socket_path, uint32_t job);
+/* client.c: one request packet, one answer packet, within the time; 0 or an errno. */
+int salus_ask(const char *socket_path, const char *request, int timeout_s, char *answer,
+              size_t size);
+enum salus_mark { SALUS_NONE, SALUS_ANNOUNCED, SALUS_ENDED };
+enum salus_mark salus_mark_of(const char *socket_path, uint32_t job);
 
 /* reply.c: reads what salusd answers. Each returns false where the key is absent or malformed. */
 bool salus_reply_ok(const char *json);

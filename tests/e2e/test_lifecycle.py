@@ -57,16 +57,39 @@ def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
     assert "SALUS_SOCKET" not in output.read_text()
 
 
-def test_requeue_ends_the_earlier_run_and_counts_once(lab):
-    job = start(lab)
+def requeue(lab, job):
+    """Put a job back and let it start again, sooner than Slurm would."""
     lab.ask("scontrol", "requeue", job)
     wait_released(lab, job)
     lab.wait_state(job, "PENDING")
     wait_for(lambda: "COMPLETING" not in lab.ask("squeue", "-h", "-o", "%T", "-j", job), "the earlier run to end")
     lab.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
     lab.wait_state(job, "RUNNING", seconds=60)
+
+
+def test_requeue_ends_the_earlier_run_and_counts_once(lab):
+    job = start(lab)
+    requeue(lab, job)
     wait_for(lambda: len(lab.sessions(job)) == 1, "one session")
     assert lab.charge(job) == {"salus": 1, "shard": 10}
+
+
+def test_a_job_that_starts_again_without_a_prolog_is_taken_up(lab):
+    """slurmd leaves the Prolog out of jobs that it remembers, now and then; here it always does."""
+    job = start(lab)
+    script = lab.cluster.plan.path("etc", "prolog")
+    text = script.read_text()
+    script.write_text("#!/bin/sh\n")
+    try:
+        requeue(lab, job)
+        wait_for(lambda: len(lab.sessions(job)) == 1, lambda: f"its second run: {lab.story(lab.device(job)[0])}")
+        assert lab.charge(job) == {"salus": 1, "shard": 10}
+        # A job without a file would be ended at the second look.
+        assert (lab.cluster.plan.path("run", lab.device(job)[0], "jobs") / job).is_file()
+        lab.run("scancel", job)
+        wait_released(lab, job)
+    finally:
+        script.write_text(text)
 
 
 def test_suspend_and_resume_keep_the_charge(lab):

@@ -2,11 +2,16 @@
 
 import asyncio
 import json
+import os
+import time
 from types import SimpleNamespace
 
 import pytest
 
-from nodedaemon.service.markers import Markers
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.drivers.slurm import StartWord
+from nodedaemon.service.jobs import TaskRequest
+from nodedaemon.service.markers import ENDED_KEPT_S, Markers
 
 
 class Book:
@@ -14,6 +19,7 @@ class Book:
 
     def __init__(self):
         self.jobs, self.started, self.ended = {}, [], []
+        self.word = None
 
     def add(self, job, *, restart=0, is_local=False):
         self.jobs[job] = SimpleNamespace(restart_count=restart, is_local=is_local, is_ended=False)
@@ -21,6 +27,11 @@ class Book:
     async def start(self, request):
         self.started.append((request.job, request.restart))
         self.add(request.job, restart=request.restart)
+
+    async def ask(self, _job):
+        if isinstance(self.word, Exception):
+            raise self.word
+        return self.word
 
     async def end(self, request):
         self.ended.append(request.job)
@@ -35,7 +46,8 @@ def book():
 @pytest.fixture
 def markers(tmp_path, book):
     log = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
-    return Markers(lambda: tmp_path / "jobs", lambda: book.jobs, start=book.start, end=book.end, log=log)
+    folder = tmp_path / "jobs"
+    return Markers(lambda: folder, lambda: book.jobs, start=book.start, end=book.end, ask=book.ask, log=log)
 
 
 def leave(tmp_path, job, **fields):
@@ -91,3 +103,36 @@ def test_a_file_that_cannot_be_read_starts_nothing_and_ends_nothing(tmp_path, bo
     book.add("7")
     look(markers, times=3)
     assert (book.started, book.ended) == ([], [])
+
+
+def test_a_task_without_a_prolog_starts_its_job_by_slurms_word_and_leaves_a_file(tmp_path, book, markers):
+    ended = tmp_path / "ended" / "7"
+    ended.parent.mkdir()
+    ended.touch()
+    book.word = StartWord(2, "physics", "normal", "main", "salus:1;P=5;E=6")
+    asyncio.run(markers.announce(TaskRequest(job="7", uid=5, cuda="1")))
+    assert book.started == [("7", 2)]
+    left = json.loads((tmp_path / "jobs" / "7").read_text())
+    assert (left["gpus"], left["account"], left["segment"]) == ("1", "physics", "salus:1;P=5;E=6")
+    assert not ended.exists()
+    # With its file it is a job like others: it is not ended at the next looks, nor started again.
+    look(markers, times=3)
+    assert (book.started, book.ended) == ([("7", 2)], [])
+
+
+@pytest.mark.parametrize("word", [None, OperatingError("Slurm: squeue: no answer")])
+def test_a_task_of_which_slurm_says_nothing_starts_no_job(tmp_path, book, markers, word):
+    book.word = word
+    asyncio.run(markers.announce(TaskRequest(job="7", uid=5)))
+    assert (book.started, (tmp_path / "jobs" / "7").exists()) == ([], False)
+
+
+def test_ended_jobs_are_forgotten_when_no_slurmd_remembers_them(tmp_path, markers):
+    leave(tmp_path, "8")
+    (tmp_path / "ended").mkdir()
+    old, young = tmp_path / "ended" / "1", tmp_path / "ended" / "2"
+    old.touch(), young.touch()
+    then = time.time() - ENDED_KEPT_S - 1
+    os.utime(old, (then, then))
+    look(markers)
+    assert (old.exists(), young.exists()) == (False, True)

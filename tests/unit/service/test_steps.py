@@ -10,7 +10,7 @@ import pytest
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.drivers.process import read_stat
-from nodedaemon.drivers.slurm import JobWord, NodeCommands
+from nodedaemon.drivers.slurm import JobWord, NodeCommands, StartWord
 from nodedaemon.service.state import ProcessFacts
 from nodedaemon.service.steps import JOBS_ASKED_MAX, StepWatch
 
@@ -205,6 +205,22 @@ def test_slurms_answers_are_read_and_its_faults_are_no_answers(tmp_path):
                      squeue="echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")  # fmt: skip
     assert asyncio.run(slurm.step_pids()) == {}
     assert asyncio.run(slurm.job("7")) == JobWord("")
+
+
+def start_row(job, state, segment):
+    return f"{row(job, state, 1)}{'physics':64}{'normal':64}{'main':64}{segment:2048}"
+
+
+def test_what_a_prolog_would_tell_is_read_for_jobs_of_ours_that_run(tmp_path):
+    segment = "salus:1;P=5;E=6"
+    rows = [start_row("7", "RUNNING", f"other=1 {segment}"), start_row("8", "PENDING", segment),
+            start_row("9", "RUNNING", "(null)")]  # fmt: skip
+    slurm = commands(tmp_path, squeue="".join(f"echo '{one}'\n" for one in rows))
+    assert asyncio.run(slurm.start("7")) == StartWord(1, "physics", "normal", "main", segment)
+    assert asyncio.run(slurm.start("8")) is None
+    assert asyncio.run(slurm.start("9")) is None
+    with pytest.raises(OperatingError):
+        asyncio.run(commands(tmp_path, squeue="echo Unable to contact >&2; exit 1").start("7"))
 
 
 @pytest.mark.parametrize("fault", ["exit 0", "exec sleep 30", "echo Unable to contact >&2; exit 1", "echo garbage"])
