@@ -17,7 +17,7 @@ from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.dispatcher import Dispatcher
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.live import LiveSession, Roster
-from nodedaemon.service.pages import GateState
+from nodedaemon.service.pages import GateReading, GateState
 from nodedaemon.service.state import SessionFacts
 from nodedaemon.wire.messages import Allow, Deny, Notice
 
@@ -170,7 +170,9 @@ class Executor:
         if facts.successor_epoch is not None and live.page.withdraw_successor():
             self._disarm(facts.offers[facts.successor_epoch], facts.successor_epoch)
         self._dispatcher.submit(
-            events.GrantReturned(facts.session, Epoch(epoch), self._started_count(live), 0, wants_next=False)
+            events.GrantReturned(
+                facts.session, Epoch(epoch), self._noted_count(live.page.read(), epoch), wants_next=False
+            )
         )
         return True
 
@@ -195,9 +197,8 @@ class Executor:
         if reading.epoch != facts.grant_epoch or reading.state in (GateState.RUNNING, GateState.IDLE):
             return False
         epoch = Epoch(facts.grant_epoch)
-        is_noted = reading.returned_epoch == epoch
-        count = min(reading.returned_count if is_noted else reading.started_count, ITERATION_COUNT_MAX)
-        contended_count = min(reading.returned_contended_count, count) if is_noted else 0
+        count = self._noted_count(reading, epoch)
+        contended_count = min(reading.returned_contended_count, count) if reading.returned_epoch == epoch else 0
         wants_next = reading.state is GateState.WAITING
         started = self.settle(live, facts)
         self._dispatcher.submit(events.GrantReturned(facts.session, epoch, count, contended_count, wants_next, started))
@@ -265,6 +266,11 @@ class Executor:
             live.released.set()
         self._lanes.forget(session)
         self._roster.drop(session)
+
+    @staticmethod
+    def _noted_count(reading: GateReading, epoch: int) -> int:
+        is_noted = reading.returned_epoch == epoch
+        return min(reading.returned_count if is_noted else reading.started_count, ITERATION_COUNT_MAX)
 
     @staticmethod
     def _started_count(live: LiveSession) -> int:

@@ -44,6 +44,7 @@ class GateReading:
     iteration_count: int
     started_count: int
     boundary_ns: int
+    returned_count: int
 
 
 @cache
@@ -174,9 +175,10 @@ class GatePage(SharedPage):
 
     def read(self) -> GateReading:
         (state,) = self.words(_STATE_OFFSET, 1)
-        iteration_count, started_count, boundary_ns = self.words(_COUNTS_OFFSET, 3)
+        iteration_count, started_count, boundary_ns, _, returned_counts = self.words(_COUNTS_OFFSET, 5)
         known = GateState(state & 0xFF) if state & 0xFF in tuple(GateState) else None
-        return GateReading(known, state >> 16, iteration_count, started_count, boundary_ns)
+        returned_count = returned_counts & 0xFFFFFFFF
+        return GateReading(known, state >> 16, iteration_count, started_count, boundary_ns, returned_count)
 
 
 def _slot(slot: int) -> int:

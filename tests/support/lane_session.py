@@ -168,6 +168,37 @@ class _Session:
             adaptor._boundary = hold_up
         return int(adaptor.boundary())
 
+    def lap_boundary(self) -> int:
+        """One that libsalus passes in the adaptor's place, the adaptor doing what is left; 1: something was left."""
+        sys.path.insert(0, str(LIBSALUS.parent))
+        adaptor = {
+            name: importlib.import_module(f"salus_job.{name}") for name in ("binding", "lap", "session", "watch")
+        }
+        library = adaptor["binding"].load(self.library._name)
+        watch = adaptor["watch"].Watch()
+        watch._session, watch._is_attached, watch._is_hashed = adaptor["session"].Session(library), True, True
+        watch._report_due_ns, watch._thread_id = 1 << 62, threading.get_ident()
+        place = watch._track.place = library.salus_lap_words().contents
+        place.thread, place.report_due_ns = watch._thread_id, watch._report_due_ns
+        # A loop whose iterations are one batch each.
+        key = adaptor["watch"].LOADER_ENTERED
+        place.keys[0], place.last, place.count, place.at = key, 0, 1, 0
+        if adaptor["lap"].make(library).event(key):
+            return 0
+        assert watch.on_loader_entered()
+        assert not watch.is_off
+        return 1
+
+    def hold_at(self, point: int) -> None:
+        """Whoever comes to the point next, its entry over by then, goes on when the next line comes."""
+
+        def hold() -> None:
+            self.library.salus_exit()
+            sys.stdin.readline()
+
+        self.hold = ctypes.CFUNCTYPE(None)(hold)
+        self.library.salus_point_call(point, self.hold)
+
     def boundary_elsewhere(self) -> None:
         """On a thread of its own, so that this one can look around meanwhile."""
         self.thread = threading.Thread(target=self.boundary, daemon=True)

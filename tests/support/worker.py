@@ -68,6 +68,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--iterations", type=int, default=1 << 40)
     parser.add_argument("--iteration-us", type=int, default=2000)
     parser.add_argument("--pause-us", type=int, default=0, help="idle time between iterations")
+    parser.add_argument("--break-us", type=int, default=0, help="idle time inside each iteration")
     parser.add_argument("--outside", action="store_true", help="iterations outside entry points: they look idle")
     parser.add_argument("--tell-inside", action="store_true", help="tell that an iteration has begun")
     parser.add_argument("--hello-timeout-ms", type=int, default=60_000)
@@ -113,6 +114,10 @@ def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
         if given.tell_inside:
             tell("inside")
         spin_until(start_ns + given.iteration_us * 1000)
+        if given.break_us:
+            library.salus_exit()
+            spin_until(time.monotonic_ns() + given.break_us * 1000)
+            library.salus_enter()
         end_ns = time.monotonic_ns()
         if not given.outside:
             library.salus_exit()

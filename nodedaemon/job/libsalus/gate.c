@@ -39,6 +39,8 @@ static void set_calm(bool is_calm)
 
 static void begin_iteration(uint64_t now_ns)
 {
+    SALUS_POINT(POINT_BEFORE_COUNT);
+    gate->is_interrupted = false;
     gate->started_count++;
     gate->iteration_count++;
     gate->iteration_since_ns = now_ns;
@@ -59,6 +61,22 @@ static void end_iteration(uint64_t now_ns)
     pthread_mutex_lock(&session.memory_lock);
     host_roll_iteration();
     pthread_mutex_unlock(&session.memory_lock);
+}
+
+/*
+ * The rest of an iteration that was counted under the grant before. It uses the new grant up like
+ * one that starts, or mates would be overtaken once more than salusd has allowed.
+ */
+static void resume_iteration(void)
+{
+    gate->is_interrupted = false;
+    gate->resumed_count = 1;
+}
+
+/* Whether a lease word of ours lets another iteration start. */
+static bool has_room(uint64_t word)
+{
+    return (uint64_t)gate->started_count + gate->resumed_count < (uint32_t)word;
 }
 
 /* Moves `state` on from whatever salusd left there; only the session itself leaves RUNNING. */
@@ -137,6 +155,12 @@ static uint64_t start_successor(bool wants_next, bool *is_relayed)
     return word >> 16;
 }
 
+static void note_return(uint32_t iteration_count, uint32_t contended_count)
+{
+    store_relaxed(&gate->page->returned_epoch, gate->epoch);
+    store_relaxed(&gate->page->returned_counts, (uint64_t)contended_count << 32 | iteration_count);
+}
+
 /* 0: the grant is back; 1: it must be kept for another iteration. gate_lock held. */
 static int hand_over(bool wants_next)
 {
@@ -156,9 +180,7 @@ static int hand_over(bool wants_next)
     gate->lease_seen = 0;
     set_calm(false);
     gate->is_asking = wants_next;
-    store_relaxed(&gate->page->returned_epoch, frame.epoch);
-    store_relaxed(&gate->page->returned_counts,
-                  (uint64_t)frame.contended_count << 32 | frame.iteration_count);
+    note_return(frame.iteration_count, frame.contended_count);
     SALUS_POINT(POINT_RETURN_NOTED);
     /* Before the state: a count of this grant must not be taken for one of the next. */
     store_relaxed(&gate->page->started_count, 0);
@@ -202,6 +224,9 @@ static bool try_start(void)
      * fail. */
     if (load(&gate->page->lease) != lease)
         return false;
+    /* salusd has what was started before it took a lease back: a limit that comes now counts from
+     * here. */
+    store_relaxed(&gate->page->started_count, 0);
     pthread_mutex_lock(&session.memory_lock);
     /* LANE may still be with the receiver, which rings when it is mapped. */
     is_started = lane->mapped_bytes && lane->id == load(&gate->page->lane) &&
@@ -214,6 +239,7 @@ static bool try_start(void)
         SALUS_POINT(POINT_STARTED);
         gate->epoch = epoch;
         gate->started_count = 0;
+        gate->resumed_count = 0;
         gate->contended_from = 0;
         gate->lease_seen = load(&gate->page->lease);
         if (load(&gate->slot->offer) == epoch &&
@@ -358,6 +384,9 @@ static void end_idle(void)
         set_calm(true);
     } else {
         gate->lease_seen = 0;
+        /* A boundary that was held up while the lease was taken back falls under the next grant. */
+        gate->is_interrupted = gate->started_count == gate->idle_count;
+        gate->iteration_count -= gate->started_count - gate->idle_count;
     }
     pthread_mutex_unlock(&session.memory_lock);
 }
@@ -380,7 +409,7 @@ static int renew(bool is_boundary, uint64_t now_ns)
         if (word != gate->lease_seen)
             gate->contended_from = gate->started_count;
         /* A word of another epoch is no lease of ours: the grant is over. */
-        if (word >> 32 == (uint32_t)gate->epoch && gate->started_count < (uint32_t)word) {
+        if (word >> 32 == (uint32_t)gate->epoch && has_room(word)) {
             gate->lease_seen = word;
         } else if (!hand_over(true)) {
             is_new = true;
@@ -398,7 +427,10 @@ static int renew(bool is_boundary, uint64_t now_ns)
             return error;
         now_ns = gate->held_since_ns;
     }
-    begin_iteration(now_ns);
+    if (gate->is_interrupted && !is_boundary)
+        resume_iteration();
+    else
+        begin_iteration(now_ns);
     return is_new;
 }
 
@@ -419,7 +451,7 @@ static bool is_lease_open(void)
 {
     uint64_t word = load(&gate->page->lease);
 
-    return __builtin_expect(word == gate->lease_seen && gate->started_count < (uint32_t)word &&
+    return __builtin_expect(word == gate->lease_seen && has_room(word) &&
                                 !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED),
                             1);
 }
@@ -460,6 +492,7 @@ int gate_leave(void)
         end_iteration(clock_ns());
         answer = hand_over(false);
     }
+    gate->is_interrupted = false;
     pthread_mutex_unlock(&session.gate_lock);
     return answer;
 }
@@ -493,6 +526,9 @@ bool gate_try_idle(uint64_t activity)
         goto resume;
     /* Time without work is no part of an iteration. */
     gate->iteration_since_ns = 0;
+    /* What salusd finds should it take the lease back, whatever a thread that is held up counts. */
+    gate->idle_count = __atomic_load_n(&gate->started_count, __ATOMIC_RELAXED);
+    note_return(gate->idle_count, 0);
     seen = load(&gate->page->state);
     next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_IDLE);
     /* Only ours to change while RUNNING, so this cannot fail for long. */

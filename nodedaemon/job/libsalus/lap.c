@@ -47,13 +47,22 @@ static bool try_enter(void)
 
 static bool try_boundary(void)
 {
+    struct salus_entry *entry = &session.gate.entry;
     uint64_t now_ns = clock_ns();
 
     if (now_ns >= lap.report_due_ns || !session_try_boundary(now_ns))
         return false;
     /* The entry point that the boundary lies before is under way. */
-    __atomic_store_n(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
-    return true;
+    __atomic_store_n(&entry->depth, 1, __ATOMIC_SEQ_CST);
+    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
+        return true;
+    /*
+     * Held up for IdleRelease since the boundary we were taken for idle. To ask again may take a
+     * wait, and that is the adaptor's: it does not keep the interpreter's lock meanwhile.
+     */
+    __atomic_store_n(&entry->depth, 0, __ATOMIC_SEQ_CST);
+    lap.is_passed = 1;
+    return false;
 }
 
 static bool pass_entry(uint64_t key)

@@ -10,17 +10,26 @@
 
 #include "salus.h"
 
-static enum salus_point armed;
+static enum salus_point armed, called;
 static uint32_t remaining_count;
+static void (*callback)(void);
 
 /* Dies at the `nth` pass (from 1) through this point. */
 SALUS_API void salus_point_arm(uint32_t point, uint32_t nth);
+/* At the next pass through this point the function is called, and may take its time. */
+SALUS_API void salus_point_call(uint32_t point, void (*function)(void));
 SALUS_API uint32_t salus_point_count(void);
 
 void salus_point_arm(uint32_t point, uint32_t nth)
 {
     remaining_count = nth;
     armed = (enum salus_point)point;
+}
+
+void salus_point_call(uint32_t point, void (*function)(void))
+{
+    callback = function;
+    called = (enum salus_point)point;
 }
 
 uint32_t salus_point_count(void)
@@ -32,6 +41,10 @@ void salus_point(enum salus_point point)
 {
     if (point == armed && !--remaining_count)
         kill(getpid(), SIGKILL);
+    if (point == called) {
+        called = POINT_NONE;
+        callback();
+    }
 }
 #else
 typedef int salus_point_is_off; /* ISO C wants something in each file. */

@@ -7,6 +7,7 @@
 
 enum salus_point {
     POINT_NONE,
+    POINT_BEFORE_COUNT,     /* boundary: may start, nothing counted */
     POINT_COUNT_STORED,     /* boundary: iteration counts written */
     POINT_BEFORE_RETURN,    /* hand-over: nothing written yet */
     POINT_STASHED,          /* survivors are private, lane still held */

@@ -145,6 +145,7 @@ struct salus_lap {
     uint64_t laps;
     uint64_t thread;        /* the only one whose events count, as pthread_self() has it; 0: none */
     uint64_t report_due_ns; /* a boundary from then on is left to the adaptor */
+    uint64_t is_passed; /* 1: of the last event the boundary is passed, salus_enter is left to do */
     uint64_t keys[SALUS_LAP_EVENTS_MAX];
 };
 SALUS_API struct salus_lap *salus_lap_words(void);
@@ -169,7 +170,8 @@ SALUS_API void salus_lap_interpreter(const struct salus_interpreter *interpreter
 
 /*
  * Built-in functions of the interpreter, by the signatures of METH_FASTCALL and METH_O. True: the
- * event was the expected one and is dealt with. False: nothing was done, and the adaptor does it.
+ * event was the expected one and is dealt with. False: nothing was done, or nothing but what
+ * `is_passed` says, and the adaptor does it.
  */
 SALUS_API void *salus_lap_forward(void *self, void *const *arguments, long count);
 SALUS_API void *salus_lap_forward_left(void *self, void *opens);

@@ -52,6 +52,11 @@ struct gate {
     uint64_t lease_seen; /* word under which the last iteration started; 0 while no grant is held */
     uint32_t started_count;
     uint32_t contended_from; /* started_count when the last limit was seen */
+    uint32_t idle_count;     /* started_count when the receiver found us idle */
+    bool is_interrupted; /* salusd took the grant back from an idle session: the iteration is not
+                            over */
+    uint32_t
+        resumed_count; /* 1: the present grant began with the rest of an interrupted iteration */
     uint64_t iteration_count;
     uint64_t handover_count;
     uint64_t wait_ns;

@@ -46,6 +46,7 @@ class LapWords(ctypes.Structure):
         ("laps", ctypes.c_uint64),
         ("thread", ctypes.c_uint64),
         ("report_due_ns", ctypes.c_uint64),
+        ("is_passed", ctypes.c_uint64),
         ("keys", ctypes.c_uint64 * 257),
     ]
 

@@ -31,11 +31,11 @@ Event = Tuple[str, Tuple[Any, ...]]
 class Place:
     """Where a loop is on its track: the words of libsalus' salus_lap, for a watch without libsalus."""
 
-    __slots__ = ("at", "count", "keys", "laps", "last", "report_due_ns", "thread")
+    __slots__ = ("at", "count", "is_passed", "keys", "laps", "last", "report_due_ns", "thread")
 
     def __init__(self) -> None:
         self.at = self.last = -1
-        self.count = self.laps = self.thread = self.report_due_ns = 0
+        self.count = self.laps = self.thread = self.report_due_ns = self.is_passed = 0
         self.keys = [0] * (EVENTS_MAX + 1)
 
 
@@ -46,7 +46,7 @@ class Track:
 
     def __init__(self, place: Any = None) -> None:
         self.place = Place() if place is None else place
-        self.place.at, self.place.count = -1, 0
+        self.place.at, self.place.count, self.place.is_passed = -1, 0, 0
         self.events: List[Event] = []
         self._seen: List[Tuple[int, Event]] = []
         self._previous: Optional[List[Tuple[int, Event]]] = None
@@ -72,6 +72,13 @@ class Track:
         place.at = 0
         place.laps += 1
         return True
+
+    def take_passed(self) -> bool:
+        """Whether libsalus has passed the boundary of this event, and only entering is left; true once."""
+        is_passed = bool(self.place.is_passed)
+        if is_passed:
+            self.place.is_passed = 0
+        return is_passed
 
     @property
     def is_followed(self) -> bool:

@@ -283,7 +283,7 @@ class Watch:
         """In a forked child: what the parent learned and holds is not ours. A trainer attaches at its first entry."""
         self._is_attached = False
         self._thread, self._thread_id = None, 0
-        self._track.place.thread = 0
+        self._track.place.thread = self._track.place.is_passed = 0
         self._first_step = None
         self._catch_up()
         self.rule = BoundaryRule()
@@ -334,7 +334,7 @@ class Watch:
         atexit.register(self._leave)
 
     def _enter(self, fires: bool) -> None:
-        if fires:
+        if not self._track.take_passed() and fires:
             self._boundary()
         elif self._session.enter() < 0:
             self.is_off = True

@@ -1,6 +1,7 @@
 /*
  * A session that does everything at once, to be run under the sanitizers: blocks of all sizes on
- * two threads, frees from another thread, turns with mates, forks, and contents checked throughout.
+ * two threads, frees from another thread, turns with mates, forks, a loop that is followed, and
+ * contents checked throughout.
  * Prints nothing; the exit status counts damage.
  */
 #define _GNU_SOURCE
@@ -106,6 +107,71 @@ static void fork_once(void)
     damaged_count += status != 0;
 }
 
+/* Stands in for an interpreter: its objects are addresses, and a number is its own object. */
+static char yes, no;
+
+static void keep(void *object)
+{
+    (void)object;
+}
+
+static long as_long(void *object)
+{
+    return (long)(intptr_t)object;
+}
+
+#define NUMBER(key) ((void *)(intptr_t)(key))
+
+static void prepare_lap(void)
+{
+    static const struct salus_interpreter interpreter = {
+        .yes = &yes, .no = &no, .keep = keep, .as_long = as_long};
+    uint64_t key = (uint64_t)(uintptr_t)blocks * 8;
+    uint64_t keys[] = {
+        SALUS_LAP_LOADER_LEFT,   key + 7, SALUS_LAP_FORWARD_LEFT_OPEN, key + 2, key + 4,
+        SALUS_LAP_LOADER_ENTERED};
+    struct salus_lap *lap = salus_lap_words();
+
+    salus_lap_interpreter(&interpreter);
+    memcpy(lap->keys, keys, sizeof(keys));
+    lap->count = sizeof(keys) / sizeof(*keys);
+    lap->last = (int64_t)lap->count - 1;
+    lap->at = 1;
+    lap->thread = (uint64_t)pthread_self();
+    lap->report_due_ns = UINT64_MAX;
+}
+
+/* As the adaptor does it where an event is left to it. */
+static int pass_entry(void *answer)
+{
+    struct salus_lap *lap = salus_lap_words();
+    bool is_boundary = lap->at == lap->last && !lap->is_passed;
+
+    if (answer == &yes)
+        return 0;
+    lap->at = lap->at == lap->last ? 0 : lap->at + 1;
+    lap->is_passed = 0;
+    return is_boundary ? salus_boundary() : salus_enter();
+}
+
+/* The events of an iteration. Its blocks are made outside them, where a session may look idle. */
+static int run_lap(void)
+{
+    void *arguments[] = {blocks, &yes, &yes};
+
+    damaged_count += salus_lap_event(NULL, NUMBER(SALUS_LAP_BACKWARD_ENTERED)) != &no;
+    if (pass_entry(salus_lap_forward(NULL, arguments, 3)) < 0)
+        return -1;
+    damaged_count += salus_lap_forward_left(NULL, &yes) != &yes;
+    if (pass_entry(salus_lap_step(NULL, blocks)) < 0)
+        return -1;
+    damaged_count += salus_lap_step_left(NULL, blocks) != &yes;
+    if (pass_entry(salus_lap_event(NULL, NUMBER(SALUS_LAP_LOADER_ENTERED))) < 0)
+        return -1;
+    damaged_count += salus_lap_event(NULL, NUMBER(SALUS_LAP_LOADER_LEFT)) != &yes;
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     struct salus_options options = {.size_bytes = sizeof(options), .timeout_ms = 20000};
@@ -119,6 +185,7 @@ int main(int argc, char **argv)
         return 100;
     if (pthread_create(&thread, NULL, disturb, NULL))
         return 101;
+    prepare_lap();
     for (iteration = 0; iteration < iteration_count; iteration++) {
         int step;
 
@@ -129,7 +196,7 @@ int main(int argc, char **argv)
         }
         if (iteration % 50 == 25)
             fork_once();
-        if (salus_boundary() < 0)
+        if (run_lap() < 0)
             return 102;
     }
     __atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);

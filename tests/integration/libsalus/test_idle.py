@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+
+import pytest
 
 from tests.support.gate_pages import GateState
 from tests.support.lane_daemon import MIB, LaneDaemon
-from tests.support.lane_session import SessionProcess
+from tests.support.lane_session import LIBSALUS, SessionProcess
 
 StartDaemon = Callable[..., LaneDaemon]
 StartSession = Callable[..., SessionProcess]
 
 IDLE_NS = 4_000_000
+_NAMES = re.findall(r"^\s+POINT_(\w+),", (LIBSALUS / "point.h").read_text(), re.MULTILINE)
 
 
 def test_an_idle_holder_gives_way_without_a_boundary_and_keeps_its_blocks(
@@ -89,3 +93,61 @@ def test_who_passed_the_adaptors_boundary_is_not_idle(start_daemon: StartDaemon,
     for _ in range(200):
         busy.ask("own_bytes")
     assert daemon.sessions[1].page.read().state is GateState.RUNNING
+
+
+@pytest.mark.parametrize(("point", "counts"), [("BEFORE_COUNT", (1, 1)), ("COUNT_STORED", (2, 0))])
+def test_who_is_held_up_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
+    start_daemon: StartDaemon, start_session: StartSession, point: str, counts: tuple[int, int]
+) -> None:
+    """`counts`: iterations of the grant that was taken back, and of the next."""
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    held_up, mate = start_session(daemon), start_session(daemon)
+    assert held_up.ask("boundary_of_adaptor") == 1
+    held_up.ask("hold_at", point=_NAMES.index(point))
+    held_up.send("lap_boundary")
+    page = daemon.sessions[1].page
+    daemon.wait_until(lambda: page.read().state is GateState.IDLE, "it looks idle")
+    assert mate.ask("enter") == 1
+    assert page.read().state is GateState.REVOKED
+    held_up.send("go on")
+    daemon.wait_for_waiter(held_up.process.pid)
+    mate.ask("leave")
+    assert held_up.answer() == 1
+    seen = page.read()
+    assert seen.state is GateState.RUNNING
+    assert (seen.returned_count, seen.started_count) == counts
+    assert held_up.ask("figures")["iteration_count"] == 2
+
+
+def test_libsalus_passes_a_calm_boundary_alone(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    busy = start_session(daemon)
+    assert busy.ask("boundary_of_adaptor") == 1
+    assert busy.ask("lap_boundary") == 0
+    assert busy.ask("figures")["iteration_count"] == 2
+
+
+@pytest.mark.parametrize("is_boundary", [False, True])
+def test_an_interrupted_iteration_uses_a_turn_and_is_counted_once(
+    start_daemon: StartDaemon, start_session: StartSession, is_boundary: bool
+) -> None:
+    daemon = start_daemon(idle_release_ns=IDLE_NS)
+    server, mate = start_session(daemon), start_session(daemon)
+    assert server.ask("enter") == 1
+    server.ask("exit")
+    page = daemon.sessions[1].page
+    daemon.wait_until(lambda: page.read().state is GateState.IDLE, "the server is idle")
+    assert mate.ask("enter") == 1
+    server.send("boundary" if is_boundary else "enter")
+    daemon.wait_for_waiter(server.process.pid)
+    mate.send("boundary")
+    assert server.answer() == 1
+    assert (page.read().returned_count, page.read().started_count) == (1, int(is_boundary))
+    assert server.ask("figures")["iteration_count"] == 1 + is_boundary
+    # Its mate waits, so that one turn is all it has.
+    server.send("boundary")
+    assert mate.answer() == 1
+    mate.ask("leave")
+    assert server.answer() == 1
+    assert page.read().returned_count == int(is_boundary)
+    assert server.ask("figures")["iteration_count"] == 2 + is_boundary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import pytest
@@ -21,3 +22,21 @@ def test_mates_on_one_core_go_on_though_their_returns_overtake_each_other(salusd
     for worker in workers:
         assert worker.finish()["count"] == 600
     assert overlaps(workers) == 0
+
+
+def test_the_books_count_an_iteration_once_though_idleness_interrupts_it(salusd: Any, crew: Any) -> None:
+    daemon = salusd(config="MaxLanes=1\nIdleRelease=2ms\nPolicy=fair")
+    group = crew(daemon)
+    workers = [group.start(iteration_us=1000, break_us=8000, iterations=40) for _ in range(2)]
+    group.ready()
+    for worker in workers:
+        worker.go()
+    for worker in workers:
+        assert worker.finish()["count"] == 40
+    daemon.wait_for(lambda status: not status["sessions"], "both have left")
+    daemon.stop()
+    with sqlite3.connect(daemon.database) as database:
+        counts = database.execute("select iteration_count from sessions").fetchall()
+        (used,) = database.execute("select sum(iteration_count) from usage").fetchone()
+    assert counts == [(40,), (40,)]
+    assert used == 80
