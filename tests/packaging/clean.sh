@@ -54,12 +54,16 @@ if [ ! -e "$base/.ready" ]; then
   touch "$base/.ready"
 fi
 root=$(mktemp -d "$base.XXXXXX")
+inside=
 ending() {
+  # unshare passes no signal on; with it dies all that is inside.
+  if [ -n "$inside" ]; then kill -9 "$inside" 2>/dev/null || true; wait "$inside" 2>/dev/null || true; fi
   # Nothing is mounted out here; if it were, removing would reach through it.
   if grep -q " $root/" /proc/mounts; then fail "mounts are left in $root; umount them, then remove it"; fi
   rm -rf "$root"
 }
 trap ending EXIT
+trap 'exit 143' TERM INT
 cp -a "$base/." "$root/"
 chmod 755 "$root"
 for file in /etc/hosts /etc/resolv.conf /etc/pip.conf "$HOME/.config/pip/pip.conf" /etc/ssl/certs/ca-certificates.crt; do
@@ -73,6 +77,9 @@ if [ "$part" = demo ]; then
 else
   targets=("${@:-test}")
 fi
-unshare --mount --pid --uts --ipc --fork --kill-child bash tests/packaging/clean.sh --inside "$root" "${targets[@]}"
+unshare --mount --pid --uts --ipc --fork --kill-child bash tests/packaging/clean.sh --inside "$root" "${targets[@]}" &
+inside=$!
+wait "$inside"
+inside=
 [ "$part" = test ] || [ -s "$root$HOME/salus/build/demo/report.html" ] || fail "no report was written"
 echo "test-clean: ok: ${targets[*]}"
