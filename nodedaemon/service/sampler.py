@@ -195,9 +195,10 @@ class Sampler:
             is_kept = not facts.is_revoked and (facts.device not in wanted or not facts.is_gated)
             if live is None or facts.grant_epoch is None or is_kept:
                 continue
+            # Also where the grant came back just now: who got it may be idle soon, and no event would tell.
+            is_needed = True
             if self._executor.take_idle(live, facts) or self._executor.settle_over(live, facts):
                 continue
-            is_needed = True
             if facts.is_revoked:
                 self._look_at(facts.session)
         if self._lanes.is_releasing:

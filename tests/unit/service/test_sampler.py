@@ -15,7 +15,7 @@ from nodedaemon.drivers.device import ProcessReading, Reading
 from nodedaemon.service.dispatcher import Dispatcher
 from nodedaemon.service.live import Roster
 from nodedaemon.service.sampler import Sampler
-from nodedaemon.service.state import ShellState
+from nodedaemon.service.state import SessionFacts, ShellState
 
 DEVICE = DeviceId("GPU-1")
 
@@ -111,3 +111,55 @@ def test_faults_and_strangers_are_told_once(node):
     sample(node, stranger, calm, Reading(0, 100), calm)
     assert [text for text in node.told if "4242" in text] == ["pids [4242] hold 50 bytes"] * 2
     assert node.told.count("xid 79") == 1
+
+
+class HeldTimers:
+    """A loop whose timers ring when the test says so."""
+
+    def __init__(self):
+        self.due = []
+
+    def call_later(self, _seconds, callback):
+        self.due.append(callback)
+        return SimpleNamespace(cancel=lambda: None)
+
+    def ring(self):
+        due, self.due = self.due, []
+        for callback in due:
+            callback()
+
+
+def test_who_got_a_grant_that_was_found_over_is_looked_at_too(node):
+    """A holder that no limit and no revoke would ever bring up again: it goes idle while another waits."""
+    timers = HeldTimers()
+    sampler = node.make(timers)
+    first, second = (SessionFacts(number, "1", DEVICE, "user:a", 5) for number in (1, 2))
+    first.grant_epoch, second.is_waiting = 7, True
+    node.dispatcher.state.sessions.update({1: first, 2: second})
+    sampler._roster.add(1), sampler._roster.add(2)
+
+    def settle_over(_live, facts):
+        """The first's grant goes to the second, and the first wants the next one."""
+        if facts is not first:
+            return False
+        first.grant_epoch, first.is_waiting = None, True
+        second.grant_epoch, second.is_waiting = 8, False
+        return True
+
+    idle, taken = [], []
+
+    def take_idle(_live, facts):
+        taken.extend(facts.session for one in idle if one is facts)
+        return facts in idle
+
+    sampler._executor = SimpleNamespace(settle_over=settle_over, take_idle=take_idle)
+    sampler.watch_soon()
+    timers.ring()
+    idle.append(second)
+    timers.ring()
+    assert taken == [2]
+    # Nobody holds or waits: the looks end.
+    second.grant_epoch, first.is_waiting = None, False
+    idle.clear()
+    timers.ring()
+    assert timers.due == []
