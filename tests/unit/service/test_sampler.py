@@ -135,7 +135,8 @@ def test_who_got_a_grant_that_was_found_over_is_looked_at_too(node):
     sampler = node.make(timers)
     first, second = (SessionFacts(number, "1", DEVICE, "user:a", 5) for number in (1, 2))
     first.grant_epoch, second.is_waiting = 7, True
-    node.dispatcher.state.sessions.update({1: first, 2: second})
+    # In this order: the second was passed over when the first one's grant is found over.
+    node.dispatcher.state.sessions.update({2: second, 1: first})
     sampler._roster.add(1), sampler._roster.add(2)
 
     def settle_over(_live, facts):
