@@ -27,6 +27,8 @@ CONNECT_WAIT_S = 5
 ANSWER_WAIT_S = 120
 ATTEMPTS_MAX = 12
 SQLITE_CACHE_KIB = 64 * 1024
+# For a report over millions of rows: the pages of its joins come up again and again. It is given back afterwards.
+SQLITE_REPORT_CACHE_KIB = 512 * 1024
 # Pages of the log, 16 MiB, before they go into the file: at the default of 1,000 the same pages go many times over.
 SQLITE_LOG_PAGES = 4_000
 
@@ -57,13 +59,21 @@ class Database:
         self.address = engine.url.render_as_string(hide_password=True)
 
     @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """One consistent view for all queries inside; nothing is kept."""
+    def reading(self, *, is_large: bool = False) -> Iterator[Connection]:
+        """One consistent view for all queries inside; nothing is kept. `is_large`: much is read, take memory for it."""
         with _translated(self.address), self._engine.connect() as connection:
             if self.dialect == "postgresql":
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            is_cache_raised = is_large and self.dialect == "sqlite"
             with connection.begin() as transaction:
-                yield connection
+                if is_cache_raised:
+                    connection.exec_driver_sql(f"PRAGMA cache_size=-{SQLITE_REPORT_CACHE_KIB}")
+                try:
+                    yield connection
+                finally:
+                    if is_cache_raised:
+                        connection.exec_driver_sql(f"PRAGMA cache_size=-{SQLITE_CACHE_KIB}")
+                        connection.exec_driver_sql("PRAGMA shrink_memory")
                 transaction.rollback()
 
     def write(self, work: Callable[[Connection], T]) -> T:

@@ -98,7 +98,7 @@ def make_report(
     """
     selection = queries.restricted(selection, viewer)
     tell = on_step or (lambda _step: None)
-    with database.reading() as connection:
+    with database.reading(is_large=True) as connection:
         tell("jobs and usage")
         rows, total = _rows(connection, kind, selection, now_utc_ns, is_tree=is_tree)
         if kind == "job" and with_sessions:
