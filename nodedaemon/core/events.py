@@ -146,9 +146,13 @@ class SessionUngated:
 
 @dataclass(frozen=True, slots=True)
 class SessionLeft:
-    """Bye, Epilog or death. The process can write to its lane no more; its own memory may not be free yet."""
+    """Bye, Epilog or death. The process can write to its lane no more; its own memory may not be free yet.
+
+    `iteration_count` ran under the grant that it still held; it is for the books, who stays is served as if it were 0.
+    """
 
     session: SessionId
+    iteration_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)

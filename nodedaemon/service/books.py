@@ -258,6 +258,7 @@ class Books:
                 self._set_lane(event.lane, 0, now_ns)
             case events.SessionLeft():
                 self._sizes.pop(event.session, None)
+                self._count_held(event, now_ns)
                 self._leave(event.session, now_ns)
             case events.DeviceLost():
                 self.report("device_lost", None, event.reason, event.device)
@@ -306,6 +307,13 @@ class Books:
         self._spans.count(event.session, event.iteration_count)
         if event.handed_over is not None:
             self._meters[device].hand_over(event.session)
+
+    def _count_held(self, event: events.SessionLeft, now_ns: int) -> None:
+        """What ran under a grant that its holder took along: nobody has returned it."""
+        device = self._joined.get(event.session)
+        if device is not None and event.iteration_count:
+            self._meters[device].change(event.session, Activity.OUTSIDE, now_ns, iteration_count=event.iteration_count)
+            self._spans.count(event.session, event.iteration_count)
 
     def _set_lane(self, lane: int, size_bytes: int, now_ns: int) -> None:
         known = self._state.lanes.get(cast(Any, lane))

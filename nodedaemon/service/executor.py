@@ -222,6 +222,7 @@ class Executor:
         self.settle_offers_to(session)
         if not facts.end_reason:
             facts.end_reason = reason
+        held_count = 0
         if facts.grant_epoch is not None:
             epoch = Epoch(facts.grant_epoch)
             started = self.settle(live, facts)
@@ -230,7 +231,9 @@ class Executor:
                 self._dispatcher.submit(
                     events.GrantReturned(session, epoch, count, wants_next=False, handed_over=started)
                 )
-        self._dispatcher.submit(events.SessionLeft(session))
+            elif live.page is not None and (reading := live.page.read()).epoch == epoch:
+                held_count = self._noted_count(reading, epoch)
+        self._dispatcher.submit(events.SessionLeft(session, held_count))
         self._lanes.recheck()
         if session not in state.sessions:
             self._forget(session)

@@ -250,6 +250,7 @@ class ShellState(msgspec.Struct):
             case events.SessionLeft():
                 session = self.sessions[event.session]
                 session.is_leaving, session.is_waiting = True, False
+                session.iteration_count += event.iteration_count
                 _drop_grant(session)
                 # Before its admission the engine keeps nothing of it, and asks for no release.
                 if not session.is_admitted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 from typing import Any
 
@@ -40,3 +41,21 @@ def test_the_books_count_an_iteration_once_though_idleness_interrupts_it(salusd:
         (used,) = database.execute("select sum(iteration_count) from usage").fetchone()
     assert counts == [(40,), (40,)]
     assert used == 80
+
+
+def test_the_books_count_what_a_killed_holder_ran_under_its_last_lease(salusd: Any, crew: Any) -> None:
+    """Alone it is never asked for its lease, so all that it ran is under one."""
+    daemon = salusd(config="MaxLanes=1\nIdleRelease=30")
+    group = crew(daemon)
+    worker = group.start(iteration_us=1000, iterations=100_000)
+    group.ready()
+    worker.go()
+    worker.wait_iterations(50)
+    worker.signal(signal.SIGKILL)
+    daemon.wait_for(lambda status: not status["sessions"], "it is gone")
+    daemon.stop()
+    with sqlite3.connect(daemon.database) as database:
+        (count,) = database.execute("select iteration_count from sessions").fetchone()
+        (used,) = database.execute("select sum(iteration_count) from usage").fetchone()
+    assert count >= 50
+    assert used == count
