@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+# Started by nohup or in the background of a script we have it ignored, and so would every program that a test starts:
+# Ctrl-C could not be tried.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile(
     "steady",
