@@ -108,8 +108,11 @@ def test_slurm_adds_waited_minutes_to_a_time_limit_as_salusd_asks_for_it(lab, mo
     for name, value in plan.environment().items():
         monkeypatch.setenv(name, value)
     job = start(lab, "--time=5")
-    slurm = NodeCommands(lab.device(job)[0], str(plan.path("bin")) if plan.root else "")
-    asyncio.run(slurm.extend_limit(job, 2))
+    if plan.root is None:
+        asyncio.run(NodeCommands(lab.device(job)[0]).extend_limit(job, 2))
+    else:
+        # This process is not where the daemons of another release are: the same words by their own command.
+        lab.ask("scontrol", "update", f"jobid={job}", "timelimit=+2")
     assert lab.field(job, "TimeLimit") == "00:07:00"
 
 
