@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from nodedaemon.core.errors import OperatingError, SalusError
+from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.slurm import StartWord
 from nodedaemon.service.jobs import JobEnd, JobStart, TaskRequest, user_name
@@ -76,22 +76,28 @@ class Markers:
         self._clear_ended()
 
     async def announce(self, task: TaskRequest) -> None:
-        """Take up a job whose task starts and whose Prolog did not come, by slurmctld's word."""
+        """Take up a job whose task starts and that is not known: by its Prolog's file, else by slurmctld's word."""
         job = JobId(task.job)
         try:
-            word = await self._ask(job)
-            if word is None:
-                return
-            request = JobStart(
-                job=job, uid=task.uid, user=user_name(task.uid), gpus=task.cuda, restart=word.restart_count,
-                partition=word.partition, account=word.account, qos=word.qos, segment=word.segment,
-            )  # fmt: skip
-            self._log.warning("job without Prolog: taken up by its segment", job=job, restart=word.restart_count)
-            # First the file, as a Prolog does: a job without one would be ended.
-            self._leave(request)
-            await self._start(request)
-        except (OSError, OperatingError, SalusError) as error:
+            request = (self.read() or {}).get(job) or await self._ask_start(task)
+            if request is not None:
+                await self._start(request)
+        except (OSError, SalusError) as error:
             self._log.warning("job without Prolog: not taken up", job=job, why=str(error))
+
+    async def _ask_start(self, task: TaskRequest) -> JobStart | None:
+        job = JobId(task.job)
+        word = await self._ask(job)
+        if word is None:
+            return None
+        request = JobStart(
+            job=job, uid=task.uid, user=user_name(task.uid), gpus=task.cuda, restart=word.restart_count,
+            partition=word.partition, account=word.account, qos=word.qos, segment=word.segment,
+        )  # fmt: skip
+        self._log.warning("job without Prolog: taken up by its segment", job=job, restart=word.restart_count)
+        # First the file, as a Prolog does: a job without one would be ended.
+        self._leave(request)
+        return request
 
     def _leave(self, request: JobStart) -> None:
         folder = self._folder()

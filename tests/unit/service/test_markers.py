@@ -127,6 +127,14 @@ def test_a_task_of_which_slurm_says_nothing_starts_no_job(tmp_path, book, marker
     assert (book.started, (tmp_path / "jobs" / "7").exists()) == ([], False)
 
 
+def test_a_task_whose_prolog_left_a_file_waits_for_no_slurm(tmp_path, book, markers):
+    """salusd was away when the Prolog asked, and is asked by the task before it has looked at the files."""
+    leave(tmp_path, "7", restart=1)
+    book.word = OperatingError("Slurm: squeue: no answer")
+    asyncio.run(markers.announce(TaskRequest(job="7", uid=5)))
+    assert book.started == [("7", 1)]
+
+
 def test_ended_jobs_are_forgotten_when_no_slurmd_remembers_them(tmp_path, markers):
     leave(tmp_path, "8")
     (tmp_path / "ended").mkdir()
