@@ -14,6 +14,7 @@ jobs with the times measured alone go through `salus simulate`, and so do other 
 
 import argparse
 import csv
+import itertools
 import json
 import statistics
 import sys
@@ -31,7 +32,7 @@ from tests.support.slurm_mix import LostError, Order, cluster_of, figures, simul
 POLICIES = ("fifo", "srtf", "fair", "pack")
 #: What `salus simulate` calls the configurations.
 SIMULATED = {"gpu": "exclusive", "gpu-shortest": "exclusive-sjf", "shard": "peak", **{name: name for name in POLICIES}}
-SOLO_ITERATIONS = 30
+SOLO_ITERATIONS = 40
 OTHER_SEEDS = range(2, 22)
 
 
@@ -45,14 +46,12 @@ def argv_of(program, kind, iterations):
 
 def run_alone(stage, program, name, options):
     """Each kind alone on a device, one after another on each; medians in seconds."""
-    orders = [
-        Order(kind.name, 0.0, options(kind), argv_of(program, kind, SOLO_ITERATIONS)) for kind in mix.KINDS
-    ]  # fmt: skip
     ended, found = {}, {}
     # As many at once as there are devices, so that each is alone on its own.
-    for start in range(0, len(orders), mix.DEVICE_COUNT):
-        part = orders[start : start + mix.DEVICE_COUNT]
-        ended.update(stage.run(f"{name}{start}", part))
+    for start in range(0, len(mix.KINDS), mix.DEVICE_COUNT):
+        part = mix.KINDS[start : start + mix.DEVICE_COUNT]
+        orders = [Order(kind.name, 0.0, options(kind), argv_of(program, kind, SOLO_ITERATIONS)) for kind in part]
+        ended.update(stage.run(f"{name}{start}", orders))
     for kind in mix.KINDS:
         job = ended[kind.name]
         iteration_s = statistics.median(job.told["spans"][3:])
@@ -66,6 +65,23 @@ def run_alone(stage, program, name, options):
     return found
 
 
+def run_queued(stage, program):
+    """By how much a job of each kind holds a whole device longer than its iterations: Slurm hands it on in between."""
+    orders = [
+        Order(f"{kind.name}{round_number}", 0.0, ("--gres=gpu:1",), argv_of(program, kind, mix.ITERATIONS_MIN))
+        for round_number in range(3)
+        for kind in mix.KINDS
+    ]
+    ended = sorted(stage.run("queued", orders).values(), key=lambda job: job.ended)
+    held = {kind.name: [] for kind in mix.KINDS}
+    for node in {job.node for job in ended}:
+        there = [job for job in ended if job.node == node]
+        for before, job in itertools.pairwise(there):
+            iterations_s = statistics.median(job.told["spans"]) * mix.ITERATIONS_MIN
+            held[job.name[:-1]].append(job.ended - before.ended - iterations_s)
+    return {name: {"queued_s": round(statistics.median(values), 3)} for name, values in held.items()}
+
+
 def calibrate(stage, program, jobs):
     """Times of each kind alone, plain and under Salus, and the profiles that Salus has learned."""
     say("each kind alone: unknown to Salus")
@@ -75,6 +91,9 @@ def calibrate(stage, program, jobs):
     say("each kind alone: known to Salus, then plain")
     known = run_alone(stage, program, "known", by_name)
     plain = run_alone(stage, program, "plain", lambda _kind: ("--gres=gpu:1",))
+    say("each kind after another, plain")
+    for name, found in run_queued(stage, program).items():
+        plain[name] |= found
     kinds = {}
     for kind in mix.KINDS:
         profile = profiles[kind.name]
@@ -160,15 +179,17 @@ def predict(kinds, jobs, submits, found):
     return predicted
 
 
-def start_of(name, kind):
+def start_of(name, kinds, kind):
     """How long a job of a kind starts up in a configuration, and what it loses to Slurm before it takes a core.
 
-    A whole device is held from placement to end, so there all of it counts as start. Where devices are shared nobody
-    misses the core while Slurm places a job: it is submitted later by that time.
+    A whole device is held until the next job has it, so there all of it counts as start. Where devices are shared
+    nobody misses the core while Slurm places a job: it is submitted later by that time, which is one for all kinds.
     """
+    if name.startswith("gpu"):
+        return kind["plain_queued_s"], 0.0
     side = "known" if name in POLICIES else "plain"
-    whole_s, core_s = kind[f"{side}_startup_s"], kind[f"{side}_startup_cpu_s"]
-    return (whole_s, 0.0) if name.startswith("gpu") else (core_s, max(0.0, whole_s - core_s))
+    lost_s = [max(0.0, told[f"{side}_startup_s"] - told[f"{side}_startup_cpu_s"]) for told in kinds.values()]
+    return kind[f"{side}_startup_cpu_s"], statistics.median(lost_s)
 
 
 def iteration_ms_of(name, kind):
@@ -184,7 +205,7 @@ def write_jobs(path, name, kinds, jobs, submits):
                        "startup_s"])  # fmt: skip
         for job in jobs:
             kind = kinds[job.kind.name]
-            startup_s, latency_s = start_of(name, kind)
+            startup_s, latency_s = start_of(name, kinds, kind)
             latencies_s.append(latency_s)
             rows.writerow([job.name, f"{submits[job.name] + latency_s:.3f}", job.kind.name, kind["persistent_mib"],
                            kind["ephemeral_mib"], iteration_ms_of(name, kind), job.iterations,
@@ -201,7 +222,7 @@ def simulated_average_s(name, kinds, jobs):
     rows, latencies_s = [], []
     for job in jobs:
         kind = kinds[job.kind.name]
-        startup_s, latency_s = start_of(name, kind)
+        startup_s, latency_s = start_of(name, kinds, kind)
         latencies_s.append(latency_s)
         rows.append(
             Job(
