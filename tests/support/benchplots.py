@@ -122,7 +122,7 @@ def sidebyside_ends():
 
 
 def sidebyside_simulated():
-    found = look_up("sidebyside.median.simulated")
+    found = look_up("sidebyside.last.simulated")
     groups = {}
     for name in found:
         real, predicted = found[name]["real_s"], found[name]["predicted_s"]

@@ -6,9 +6,9 @@ of the work is in the few long ones. So the list begins with one job of LONG_S o
 come all the while that these would hold the devices. Lengths are quantiles, not draws: a seed gives only order, kinds
 and gaps. Devices are as full as the published models make them: a few jobs by their peaks, many by what they keep.
 
-A job costs a core two to three seconds before and after its iterations, here on the device's own core: imports, and the
-first touch of its pages. LONG_S is such that the jobs which come meanwhile, with all that, take about four fifths of
-the cores: beyond that they queue for the import, whatever the order of iterations.
+A job costs a core more than two seconds before and after its iterations, here on the device's own core: imports, the
+first touch of its pages, the end. LONG_S is such that the jobs which come meanwhile, with all that, take three fifths
+of the cores: near all of them, and jobs queue for the import, whatever the order of iterations.
 These parameters were committed before any simulation or run with them. tests/bench/sidebyside.py also simulates other
 seeds and a random order, which says how much of the result is due to the long jobs' coming first.
 """
@@ -22,7 +22,7 @@ from statistics import NormalDist
 
 PAPER = tomllib.loads((files("nodedaemon.sim") / "data" / "paper.toml").read_text())
 SCALE = 90  # three minutes, the mean, become two seconds
-LONG_S = 60.0
+LONG_S = 75.0
 ITERATIONS_MIN = 3
 SEED = 1
 DEVICE_COUNT = 2

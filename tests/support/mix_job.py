@@ -31,6 +31,7 @@ def main():
     import torch
     from torch import nn
 
+    gc.freeze()  # Nor do they at the end of the process, which takes half a second for it.
     gc.enable()
     rows, width, depth, cheap_depth, iterations, seed = map(int, sys.argv[1:7])
     torch.set_num_threads(1)
