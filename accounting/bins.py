@@ -11,7 +11,19 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, ColumnElement, Connection, Double, Select, Table, cast, func, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Double,
+    Select,
+    Table,
+    cast,
+    exists,
+    func,
+    select,
+    union_all,
+)
 
 from accounting import queries
 from accounting.database import greatest, least
@@ -246,6 +258,16 @@ def _take_suspended(connection: Connection, selection: Selection, cut: Cut, held
     )
     for from_ns, span_ns, count in connection.execute(statement):
         for number, part_ns in cut.parts(from_ns, from_ns + span_ns, span_ns):
+            held_ns[number] -= count * part_ns
+    # Only the total is known (from sacct): spread evenly over the job, as in the table.
+    job_start, job_until = JOBS.c.start_utc_ns, func.coalesce(JOBS.c.until_utc_ns, queries.number(cut.until_ns))
+    totals = (
+        select(job_start, job_until, JOBS.c.suspended_ns, JOBS.c.device_count)
+        .where(JOBS.c.suspended_ns > 0, ~exists().where(SUSPENSIONS.c.job_id == JOBS.c.id))
+        .where(job_start < cut.until_ns, job_until > cut.start_ns, *queries.job_conditions(selection))
+    )
+    for from_ns, until_ns, gone_ns, count in connection.execute(totals):
+        for number, part_ns in cut.parts(from_ns, until_ns, min(gone_ns, until_ns - from_ns)):
             held_ns[number] -= count * part_ns
 
 

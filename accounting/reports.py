@@ -4,6 +4,7 @@ Everything takes a Viewer that the caller has verified, and answers only what it
 rows of the database.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
@@ -121,13 +122,17 @@ def make_report(
 def wait_distribution(connection: Connection, selection: Selection) -> list[tuple[int, int]]:
     """Queue waits of the runs that started in the window, as (seconds, count)."""
     seconds = (JOBS.c.wait_ns // SECOND_NS).label("seconds")
+    reading = queries.reading_of(connection, JOBS, selection)
     statement = (
         select(seconds, func.count())
-        .where(JOBS.c.start_utc_ns >= selection.start_utc_ns, JOBS.c.start_utc_ns < selection.end_utc_ns)
+        .where(reading.start >= selection.start_utc_ns, reading.start < selection.end_utc_ns)
         .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
         .group_by(seconds)
     )
-    return [(int(value), int(count)) for value, count in connection.execute(statement)]
+    counts: Counter[int] = Counter()
+    for piece in reading.pieces:
+        counts.update({int(value): int(count) for value, count in connection.execute(statement.where(*piece))})
+    return list(counts.items())
 
 
 def _rows(

@@ -4,14 +4,15 @@ import itertools
 
 import pytest
 
+from accounting import queries
 from accounting.database import Database
 from accounting.figures import make_figures
 from accounting.ledger import LedgerWriter
-from accounting.records import decode, encode
+from accounting.records import JobRecord, decode, encode
 from accounting.reports import Report, ReportKind, ReportRow, make_report
 from accounting.selection import JobSelector, Selection
 from accounting.viewer import Viewer
-from tests.support.scenario import END, MIB, T0, S, dump, records
+from tests.support.scenario import END, MIB, T0, S, dump, key, records
 
 ROOT = Viewer(uid=0, user="root", is_operator=True)
 DAY = Selection(start_utc_ns=T0 - 86_400 * S, end_utc_ns=END)
@@ -131,6 +132,21 @@ def test_the_charts_bins_sum_to_the_table_and_hold_no_more_than_the_devices(fill
     assert sum(step.held_ns for step in bins) == total.held_ns
 
 
+def test_suspended_time_known_only_as_a_total_is_spread_over_the_bins(database: Database) -> None:
+    # As sacct tells it: 1,600 s from start to end, 400 s of them suspended, nobody knows when.
+    job = JobRecord(
+        key=key(900), user="ada", account="a", device_count=2, start_utc_ns=T0, start_mono_ns=0,
+        end_utc_ns=T0 + 1600 * S, end_mono_ns=1600 * S, suspended_ns=400 * S,
+    )  # fmt: skip
+    LedgerWriter(database).write([job])
+    window = Selection(start_utc_ns=T0, end_utc_ns=T0 + 2400 * S)
+    bins = make_figures(database, ROOT, window, now_utc_ns=END).bins
+    assert sum(step.held_ns for step in bins) == report(database, selection=window).total.held_ns == 2400 * S
+    inside = [step for step in bins if step.start_utc_ns < T0 + 1600 * S]
+    assert len(inside) > 100
+    assert all(step.held_ns == pytest.approx(1.5 * step.span_ns, rel=1e-6) for step in inside)
+
+
 def test_profiles_and_clusters_have_their_own_tables(filled: Database) -> None:
     profiles = rows_by(report(filled, "profile"), "user", "signature")
     assert seconds(profiles["ada", "cnn"], "busy_ns") == (1500,)
@@ -170,6 +186,15 @@ def test_windows_that_follow_each_other_sum_to_the_whole(filled: Database) -> No
     for name in ("held_ns", "busy_ns", "occupied_ns", "suspended_ns"):
         # Each cut of an interval may lose the fraction of a nanosecond.
         assert abs(sum(getattr(part, name) for part in parts) - getattr(whole, name)) <= 100
+
+
+@pytest.mark.parametrize("kind", ["summary", "cluster", "device", "job", "profile"])
+def test_a_report_read_in_pieces_is_the_same(
+    filled: Database, kind: ReportKind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = report(filled, kind)
+    monkeypatch.setattr(queries, "PIECE_LENGTH", 2)
+    assert report(filled, kind) == whole
 
 
 def test_the_spool_replayed_twice_changes_nothing(filled: Database) -> None:
