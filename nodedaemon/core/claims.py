@@ -370,7 +370,8 @@ class Round:
             if rival.weight <= holder.weight:
                 return None
             service = -(-service * rival.weight // (rival.weight - holder.weight))
-        return self.device.clock.wall_ns(max(0, service))
+        clock = self.device.clock
+        return clock.wall_ns(max(0, service), is_grown=self.device.ordering.is_timed)
 
     def lease_service(self, holder: Session, waiter: Session) -> int | None:
         clock = self.device.clock

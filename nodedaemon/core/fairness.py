@@ -60,9 +60,9 @@ class ServiceClock:
         self.start_ns += REBASE_DOUBLINGS * self.half_life_ns
         self.grown >>= REBASE_DOUBLINGS
 
-    def wall_ns(self, service: int) -> int:
-        """Wall time in which one busy lane attains `service` at the present sharing, rounded up."""
-        growth = self.growth()
+    def wall_ns(self, service: int, *, is_grown: bool = True) -> int:
+        """Wall time in which one busy lane attains `service`, decayed or plain, at the present sharing, rounded up."""
+        growth = self.growth() if is_grown else ONE_NS
         return -(-service * max(1, self.busy_count) // growth)
 
 

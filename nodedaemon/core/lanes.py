@@ -162,7 +162,7 @@ class Device:
         session.service_plain += plain
         session.virtual += (self.clock.grown - session.granted_grown) // session.weight
         if session.remaining_ns is not None:
-            session.remaining_ns = max(0, session.remaining_ns - (plain >> SCALE_BITS))
+            session.remaining_ns -= plain >> SCALE_BITS
         self.book.update(session.id, session.virtual)
         session.is_served = False
         self.clock.busy_count -= 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from nodedaemon.core.fairness import SCALE_BITS
 from nodedaemon.core.types import Rank, SessionId
 
 #: Where a nonsensical key sorts: behind everything that a sane policy says.
@@ -30,6 +31,7 @@ class Waiting(NamedTuple):
     arrival_order: int
     rank: Rank
     weight: int
+    #: Below 0 by how much it is over its time.
     remaining_ns: int | None
     virtual_service: int
     wanted_ns: int
@@ -59,16 +61,26 @@ class TimedPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class LeasingPolicy(Protocol):
+    """A policy under which a session that runs falls behind a waiter at some moment, and none is kept in step."""
+
+    def lease_ns(self, holder: Waiting, first: Waiting) -> int | None:
+        """Service that `holder` may yet attain before `first` goes first; 0 means now, None never."""
+        ...
+
+
 class Ordering:
     """Asks a policy and takes its word with care."""
 
-    __slots__ = ("_timed", "breadth", "is_timed", "name", "policy")
+    __slots__ = ("_leasing", "_timed", "breadth", "is_timed", "name", "policy")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.name = policy.name
         self.breadth = policy.breadth
         self._timed = policy if isinstance(policy, TimedPolicy) else None
+        self._leasing = policy if isinstance(policy, LeasingPolicy) else None
         self.is_timed = self._timed is not None
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
@@ -91,6 +103,12 @@ class Ordering:
             except Exception:  # as above
                 return 0
             return service if service is None or isinstance(service, int) else 0
+        if self._leasing is not None:
+            try:
+                left_ns = self._leasing.lease_ns(holder, first)
+            except Exception:  # as above
+                return 0
+            return None if left_ns is None else left_ns << SCALE_BITS if isinstance(left_ns, int) else 0
         return 0 if self.key(first, now_ns) < self.key(holder, now_ns) else None
 
     def __deepcopy__(self, memo: dict[int, object]) -> Ordering:

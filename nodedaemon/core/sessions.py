@@ -115,5 +115,5 @@ class Session:
         if self.is_served:
             virtual += (grown - self.granted_grown) // self.weight
             if remaining_ns is not None:
-                remaining_ns = max(0, remaining_ns - ((plain - self.granted_plain) >> SCALE_BITS))
+                remaining_ns -= (plain - self.granted_plain) >> SCALE_BITS
         return Waiting(self.id, self.arrival_order, self.rank, self.weight, remaining_ns, virtual, self.wanted_ns)

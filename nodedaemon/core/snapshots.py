@@ -118,7 +118,7 @@ def _describe_session(session: Session, device: Device) -> SessionSnapshot:
         ephemeral_bytes=session.ephemeral_bytes,
         rank=session.rank,
         weight=session.weight,
-        remaining_ns=view.remaining_ns,
+        remaining_ns=None if view.remaining_ns is None else max(0, view.remaining_ns),
         service_ns=(session.service_plain + running) >> SCALE_BITS,
         virtual_service=view.virtual_service,
         waited_ns=session.waited_ns,

@@ -213,11 +213,28 @@ def test_under_srtf_a_lease_ends_for_one_with_less_left() -> None:
     world.want(1)
     world.now_ns = 5 * SECOND_NS
     # By now session 1 has five seconds left, less than the newcomer.
-    assert world.want(2) == [cmd.LimitGrant(1, 2, 1000)]
+    assert world.want(2) == [cmd.LimitGrant(1, 2, 1000), cmd.WakeAt(DEVICE, 16 * SECOND_NS)]
     world.now_ns = 6 * SECOND_NS
     boundary(world, 1, wants_next=False)
     (device,) = world.engine.snapshot().devices
     assert [one.remaining_ns for one in device.sessions] == [4 * SECOND_NS, 6 * SECOND_NS]
+
+
+@pytest.mark.parametrize("half_life_ns", [None, SECOND_NS])
+def test_under_srtf_a_job_that_is_over_its_time_lets_a_shorter_one_pass(half_life_ns: int | None) -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=1, policy="srtf", service_half_life_ns=half_life_ns))
+    world.arrive(1, 50, 200, remaining_ns=4 * SECOND_NS)
+    world.arrive(2, 50, 200, remaining_ns=3 * SECOND_NS)
+    world.confirm_all()
+    world.want(1)
+    world.now_ns = 2 * SECOND_NS
+    # Two seconds are left of its time; three more, and it is expected to take longer than the newcomer.
+    assert cmd.WakeAt(DEVICE, 7 * SECOND_NS) in world.want(2)
+    world.tick()
+    assert state_of(world, 1) is SessionState.REVOKED
+    world.now_ns += 10 * MILLISECOND_NS
+    boundary(world, 1)
+    assert [state_of(world, session) for session in (1, 2)] == [SessionState.WAITING, SessionState.RUNNING]
 
 
 def test_under_pack_lanes_run_side_by_side() -> None:

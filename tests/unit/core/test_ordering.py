@@ -59,6 +59,9 @@ class Lying:
         ("srtf", waiting(2, remaining_ns=3), waiting(1, remaining_ns=4)),
         ("srtf", waiting(1, remaining_ns=3), waiting(2, remaining_ns=3)),
         ("srtf", waiting(2, remaining_ns=10**12), waiting(1)),
+        ("srtf", waiting(2, remaining_ns=3), waiting(1, remaining_ns=-4)),
+        ("srtf", waiting(2, remaining_ns=-3), waiting(1, remaining_ns=4)),
+        ("srtf", waiting(2, remaining_ns=-(10**12)), waiting(1)),
         ("srtf", waiting(1), waiting(2)),
     ],
 )

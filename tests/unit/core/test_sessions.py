@@ -66,5 +66,5 @@ def test_a_holder_is_seen_with_the_service_it_is_just_getting() -> None:
     session = make(virtual=5 * ONE_NS, remaining_ns=100, weight=2, is_served=True, granted_plain=0, granted_grown=0)
     view = session.view(30 * ONE_NS, 40 * ONE_NS)
     assert (view.virtual_service, view.remaining_ns) == (25 * ONE_NS, 70)
-    assert session.view(300 * ONE_NS, 0).remaining_ns == 0
+    assert session.view(300 * ONE_NS, 0).remaining_ns == -200
     assert make(is_served=True).view(1, 1).remaining_ns is None
