@@ -1,0 +1,47 @@
+"""Progress is shown to a person at a terminal, and to nobody else."""
+
+import io
+import sys
+
+import pytest
+
+from cli.progress import counting, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Standard error from now on; no fixture, for pytest sets its own before it calls the test."""
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return made
+
+
+def test_a_person_sees_the_step_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = terminal(monkeypatch)
+    with progress("report") as tell:
+        tell("waits, admissions and events")
+    assert "report: waits, admissions and events" in seen.getvalue()
+
+
+def test_a_person_sees_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = terminal(monkeypatch)
+    with counting("days", 4) as tell:
+        tell(1)
+        tell(3)
+    assert "days" in seen.getvalue()
+    assert "100%" in seen.getvalue()
+
+
+def test_a_file_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", kept)
+    with progress("report") as tell, counting("days", 2) as tell_days:
+        tell("jobs and usage")
+        tell_days(2)
+    assert kept.getvalue() == ""
