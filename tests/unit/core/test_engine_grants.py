@@ -220,6 +220,18 @@ def test_under_srtf_a_lease_ends_for_one_with_less_left() -> None:
     assert [one.remaining_ns for one in device.sessions] == [4 * SECOND_NS, 6 * SECOND_NS]
 
 
+def test_a_lane_that_is_told_open_again_changes_nothing() -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=1))
+    world.arrive(1, 50, 200)
+    world.confirm_all()
+    world.want(1)
+    world.confirm_all()
+    opened = next(one for one in world.told if isinstance(one, cmd.OpenLane))
+    before = world.engine.snapshot()
+    assert world.send(ev.LaneOpened(opened.lane, opened.epoch)) == []
+    assert world.engine.snapshot() == before
+
+
 @pytest.mark.parametrize("half_life_ns", [None, SECOND_NS])
 def test_under_srtf_a_job_that_is_over_its_time_lets_a_shorter_one_pass(half_life_ns: int | None) -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1, policy="srtf", service_half_life_ns=half_life_ns))

@@ -125,6 +125,30 @@ def test_a_lease_that_is_nonsense_ends_now(answer: object, service: int | None) 
     assert Ordering(Lying(answer)).lease_service(waiting(1), waiting(2), 0) == service
 
 
+@dataclass
+class LyingLease:
+    """A policy that falls behind at whatever moment it was made with, or raises it."""
+
+    answer: object
+    name: str = "lying"
+    breadth: Breadth = Breadth.ONE
+
+    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
+        return (0,)
+
+    def lease_ns(self, holder: Waiting, first: Waiting) -> int | None:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "service"), [(None, None), (7, 7 * ONE_NS), ("soon", 0), (2.5, 0), (RuntimeError("no"), 0)]
+)
+def test_a_moment_that_is_nonsense_is_now(answer: object, service: int | None) -> None:
+    assert Ordering(LyingLease(answer)).lease_service(waiting(1), waiting(2), 0) == service
+
+
 def test_a_copy_shares_the_policy() -> None:
     ordering_ = ordering("fair")
     assert copy.deepcopy(ordering_) is ordering_
