@@ -212,20 +212,18 @@ class Engine:
 
     def _apply_lane(self, event: ev.LaneEvent, device: Device, round_: Round) -> None:
         lane = device.lanes[event.lane]
-        if event.epoch != lane.epoch:
+        awaited = LaneState.RELEASING if isinstance(event, ev.LaneReleased) else LaneState.OPENING
+        if event.epoch != lane.epoch or lane.state is not awaited:
             return
         match event:
             case ev.LaneOpened():
-                if lane.state is LaneState.OPENING:
-                    lane.step(LaneState.OPEN)
-                    lane.opened_ns = lane.returned_ns = round_.now_ns
+                lane.step(LaneState.OPEN)
+                lane.opened_ns = lane.returned_ns = round_.now_ns
             case ev.LaneFailed():
-                if lane.state is LaneState.OPENING:
-                    lane.retry_ns = round_.now_ns + LANE_RETRY_NS
-                    self._lose_bytes(lane, device, round_)
+                lane.retry_ns = round_.now_ns + LANE_RETRY_NS
+                self._lose_bytes(lane, device, round_)
             case ev.LaneReleased():
-                if lane.state is LaneState.RELEASING:
-                    self._lose_bytes(lane, device, round_)
+                self._lose_bytes(lane, device, round_)
             case _:
                 assert_never(event)
 
