@@ -186,7 +186,7 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
     compiled = lab.work / "compiled"
     compiled.mkdir(exist_ok=True)
     compiled.chmod(0o1777)
-    found = {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(compiled)}
+    found = {"PYTHONPATH": str(lab.cluster.plan.shown(ROOT)), "PYTHONPYCACHEPREFIX": str(compiled)}
 
     def run(user, module, *words):
         return lab.run(lab.cluster.python, "-m", module, *words, user=user, **found)

@@ -216,7 +216,9 @@ def test_status_and_why_work_on_a_login_node_without_database_rights(lab):
     job = lab.sbatch("-H", "--gres=salus:1", "--salus-mem=100M", "--wrap", "true")
 
     def salus(*argv, user):
-        return lab.run(lab.cluster.python, "-m", "cli.main", *argv, user=user, PYTHONPATH=str(ROOT))
+        return lab.run(
+            lab.cluster.python, "-m", "cli.main", *argv, user=user, PYTHONPATH=str(lab.cluster.plan.shown(ROOT))
+        )
 
     own = salus("status", "--json", user="games")
     assert [row["id"] for row in json.loads(own.stdout)] == [int(job)], own.stderr
