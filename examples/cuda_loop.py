@@ -353,7 +353,10 @@ def main(arguments: list[str]) -> int:
         loop.iterate(number)
         times_ns.append(time.monotonic_ns() - start_ns)
         if options.count_file:
-            Path(options.count_file).write_text(str(len(times_ns)))
+            # Renamed into place: who reads meanwhile sees the last number or this one, never an empty file.
+            part = Path(f"{options.count_file}.part")
+            part.write_text(str(len(times_ns)))
+            part.replace(options.count_file)
         if options.leave:
             loop.salus.leave()
         if options.pause_us:

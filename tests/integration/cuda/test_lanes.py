@@ -212,7 +212,7 @@ def is_granted(node: CudaNode, job_class: str) -> bool:
 
 
 def count_in(path: Path) -> int:
-    return int(path.read_text() or "0")
+    return int(path.read_text())
 
 
 def is_lost(node: CudaNode, index: int) -> bool:
