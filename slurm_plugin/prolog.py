@@ -98,7 +98,7 @@ def request_of(environment: os._Environ[str], wait_s: float) -> dict[str, object
     if not job.isdigit() or not environment.get("SLURM_JOB_GPUS"):
         return None
     found = ask_slurm(job)
-    # Without Slurm's answer the job may be ours: salusd treats one without a segment as unknown.
+    # Without Slurm's answer the job may be ours: salusd asks again for one without a segment.
     if found and not found["segment"]:
         return None
     return {

@@ -33,7 +33,7 @@ from nodedaemon.service.desk import SessionDesk
 from nodedaemon.service.devices import make_devices
 from nodedaemon.service.dispatcher import DIGEST_INTERVAL_COUNT, Dispatcher, Replay, replay
 from nodedaemon.service.executor import Executor
-from nodedaemon.service.jobs import JobBook, Recorded, TaskRequest, adaptor_environment
+from nodedaemon.service.jobs import JobBook, JobStart, Recorded, TaskRequest, adaptor_environment
 from nodedaemon.service.journal import Journal
 from nodedaemon.service.lanes import LaneKeeper
 from nodedaemon.service.launches import LaunchKeeper
@@ -192,6 +192,7 @@ class Daemon:
             on_job=self._books.on_job,
             confine=self._memory_limits.confine,
             announce=self._announce,
+            complete=self._complete,
             log=self._log,
         )
         self._markers = Markers(
@@ -472,6 +473,9 @@ class Daemon:
 
     async def _announce(self, task: TaskRequest) -> None:
         await self._markers.announce(task)
+
+    async def _complete(self, request: JobStart, patience_s: float) -> JobStart:
+        return await self._markers.complete(request, patience_s)
 
     async def _environment(self, device: DeviceId, uid: int) -> dict[str, str]:
         given = self._rules.settings.daemon.adaptor_dir

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pwd
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,7 @@ class Recorded(msgspec.Struct, frozen=True):
 FindProfile = Callable[[str, str, str], Awaitable[Recorded | None]]
 #: Makes a job known whose Prolog did not come; nothing happens where it is not ours.
 Announce = Callable[[TaskRequest], Awaitable[None]]
+Complete = Callable[[JobStart, float], Awaitable[JobStart]]
 
 
 def parse_segment(text: str) -> dict[str, str]:
@@ -122,6 +124,7 @@ class JobBook:
         on_job: Callable[[JobFacts], None],
         confine: Callable[[JobFacts, int], None],
         announce: Announce,
+        complete: Complete,
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
@@ -137,6 +140,7 @@ class JobBook:
         self._on_job = on_job
         self._confine = confine
         self._announce = announce
+        self._complete = complete
         self._log = log
 
     # Hooks of Slurm
@@ -146,11 +150,17 @@ class JobBook:
         if known is not None and request.restart > known.restart_count:
             await self.job_end(JobEnd(request.job, request.uid))
             known = None
+        settings = self._settings(self._emptiest() if known is None else known.device)
+        patience_s = min(request.wait_ms / 1000, settings.slurm.prolog_timeout_ns / SECOND_NS)
+        asked_s = time.monotonic()
+        if known is None and not request.segment and request.gpus:
+            request = await self._complete(request, patience_s / 2)
+            # Its file was read meanwhile, or the Prolog asked again.
+            known = self._dispatcher.state.jobs.get(JobId(request.job))
         if known is None:
             known = self._open_job(request)
         sessions = self._dispatcher.state.live_sessions(known.job)
-        patience_s = min(request.wait_ms / 1000, self._settings(known.device).slurm.prolog_timeout_ns / SECOND_NS)
-        deadline_s = max(0.05, patience_s - 0.05)
+        deadline_s = max(0.05, patience_s - (time.monotonic() - asked_s) - 0.05)
         if await self._wait_admitted([session.session for session in sessions], deadline_s):
             return {"ok": True}
         return {"ok": False, "why": f"job {request.job}: its memory is not free yet; salus why {request.job} says why"}

@@ -7,6 +7,9 @@ reboot the folder is gone with /run, and with it every job of before.
 An Epilog moves the file to `ended/ID`. slurmd skips the Prolog of a job that starts again on its node while it still
 has the id in memory, if the launch overtakes the Prolog's message (seen on 22.05): then the SPANK plugin finds the
 ended file and asks, and what the Prolog would have told is had from slurmctld.
+
+A Prolog gives Slurm a few seconds to name the job's segment. Where many jobs start at once that is too short; without
+the segment the job would pass for an unmeasured one and wait for the whole device beside jobs that Slurm put there.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ from nodedaemon.service.state import JobFacts
 FILE_BYTES_MAX = 16 * 1024
 #: Much longer than slurmd remembers an id (cred_expire, two minutes unless set otherwise).
 ENDED_KEPT_S = 3600
+#: Between two questions to a Slurm that is silent.
+ASK_AGAIN_S = 0.5
 
 
 class Markers:
@@ -98,6 +103,32 @@ class Markers:
         # First the file, as a Prolog does: a job without one would be ended.
         self._leave(request)
         return request
+
+    async def complete(self, request: JobStart, patience_s: float) -> JobStart:
+        """What a Prolog to which Slurm gave no answer would have told; asks once, then till the time is up.
+
+        The request as it came where slurmctld stays silent, or says that the job is not ours.
+        """
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + patience_s
+        why = ""
+        while True:
+            try:
+                word = await self._ask(JobId(request.job))
+                break
+            except (OSError, SalusError) as error:
+                why = str(error)
+            if loop.time() + ASK_AGAIN_S >= deadline_s:
+                self._log.warning("job without segment: it counts as unmeasured", job=request.job, why=why)
+                return request
+            await asyncio.sleep(ASK_AGAIN_S)
+        if word is None:
+            return request
+        self._log.info("job without segment: slurmctld told it", job=request.job)
+        return msgspec.structs.replace(
+            request, restart=max(request.restart, word.restart_count), partition=word.partition, account=word.account,
+            qos=word.qos, segment=word.segment,
+        )  # fmt: skip
 
     def _leave(self, request: JobStart) -> None:
         folder = self._folder()

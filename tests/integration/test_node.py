@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -123,3 +124,23 @@ def test_hooks_may_come_twice(verb, salusd):
     assert len(daemon.status()["sessions"]) == (1 if verb == "job_start" else 0)
     assert daemon.hook("job_start", **request | {"restart": 1})["ok"]
     assert len(daemon.status()["sessions"]) == 1
+
+
+def test_a_job_whose_prolog_slurm_did_not_answer_gets_the_bytes_of_its_segment(salusd, tmp_path):
+    """Many jobs that start at once make slurmctld slow; as an unmeasured one it would wait for the whole device."""
+    segment = "salus:1;P=4194304;E=4194304;K=shared"
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"""#!/bin/sh
+mkdir "{tmp_path}/asked" 2>/dev/null && exit 1
+printf '%-32s%-32s%-16s%-64s%-64s%-64s%-2048s\\n' 9 RUNNING 0 physics normal main "{segment}"
+""")
+    squeue.chmod(0o755)
+    tmp_path.chmod(0o755)
+    daemon = salusd(config=f"SlurmBinDir={tmp_path}")
+    request = {"uid": os.getuid(), "gpus": "0", "wait_ms": 20000}
+    assert daemon.hook("job_start", job="8", segment=segment, **request)["ok"]
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(lambda _: daemon.hook("job_start", job="9", **request), range(2)))
+    assert [answer["ok"] for answer in answers] == [True, True], daemon.story()
+    sizes = [(one["job"], one["persistent_bytes"], one["ephemeral_bytes"]) for one in daemon.status()["sessions"]]
+    assert sizes == [("8", 4194304, 4194304), ("9", 4194304, 4194304)]

@@ -10,7 +10,7 @@ import pytest
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.drivers.slurm import StartWord
-from nodedaemon.service.jobs import TaskRequest
+from nodedaemon.service.jobs import JobStart, TaskRequest
 from nodedaemon.service.markers import ENDED_KEPT_S, Markers
 
 
@@ -20,6 +20,7 @@ class Book:
     def __init__(self):
         self.jobs, self.started, self.ended = {}, [], []
         self.word = None
+        self.ask_count = self.silent_count = 0
 
     def add(self, job, *, restart=0, is_local=False):
         self.jobs[job] = SimpleNamespace(restart_count=restart, is_local=is_local, is_ended=False)
@@ -29,9 +30,11 @@ class Book:
         self.add(request.job, restart=request.restart)
 
     async def ask(self, _job):
-        if isinstance(self.word, Exception):
-            raise self.word
-        return self.word
+        self.ask_count += 1
+        word = self.word if self.ask_count > self.silent_count else OperatingError("Slurm: squeue: no answer")
+        if isinstance(word, Exception):
+            raise word
+        return word
 
     async def end(self, request):
         self.ended.append(request.job)
@@ -133,6 +136,22 @@ def test_a_task_whose_prolog_left_a_file_waits_for_no_slurm(tmp_path, book, mark
     book.word = OperatingError("Slurm: squeue: no answer")
     asyncio.run(markers.announce(TaskRequest(job="7", uid=5)))
     assert book.started == [("7", 1)]
+
+
+def test_a_prolog_without_slurms_answer_is_completed_once_slurm_answers(book, markers, monkeypatch):
+    monkeypatch.setattr("nodedaemon.service.markers.ASK_AGAIN_S", 0.001)
+    book.word, book.silent_count = StartWord(1, "physics", "long", "main", "salus:1;P=5;E=6"), 2
+    told = asyncio.run(markers.complete(JobStart(job="7", uid=5, user="ada", gpus="0", wait_ms=55), 30.0))
+    assert told == JobStart("7", 5, "ada", "0", 1, "main", "physics", "long", "salus:1;P=5;E=6", wait_ms=55)
+    assert book.ask_count == 3
+
+
+@pytest.mark.parametrize("word", [None, OperatingError("Slurm: squeue: no answer")])
+def test_a_prolog_of_which_slurm_says_nothing_more_stays_as_it_is(book, markers, word):
+    book.word = word
+    request = JobStart(job="7", uid=5, gpus="0")
+    assert asyncio.run(markers.complete(request, 0.0)) == request
+    assert book.ask_count == 1
 
 
 def test_ended_jobs_are_forgotten_when_no_slurmd_remembers_them(tmp_path, markers):
