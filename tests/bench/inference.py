@@ -4,6 +4,9 @@
 often. First each model serves alone: by --gres=gpu:1 on a device of its own, and by --gres=salus:1, which measures it.
 Then all 42 run by --gres=salus:1 on one device, and the latency of every request is compared with those of the servers
 alone. How many devices gres/gpu and gres/shard by peak memory need for the 42 follows from the profiles.
+
+Their node has IdleRelease=20ms: a server is idle as soon as it has answered, and who waits for its lane would wait
+for the 200 ms of the default.
 """
 
 import argparse
@@ -27,6 +30,7 @@ DEVICE_MIB = 8704  # a little more than what the 42 keep together and one borrow
 LANE_RESERVE_MIB = 128
 ALONE_REQUESTS, ALONE_INTERVAL_MS = 15, 150
 REQUESTS, INTERVAL_MS, FACTOR = 8, 4000, 3
+SALUS_LINES = ("IdleRelease=20ms",)
 
 
 def say(text):
@@ -119,7 +123,7 @@ def devices_needed(profiles):
 def main():
     argparse.ArgumentParser().parse_args()
     found = models(Path(__file__).resolve().parents[2])
-    with cluster_of(DEVICE_MIB, LANE_RESERVE_MIB, devices=2, say=say) as stage:
+    with cluster_of(DEVICE_MIB, LANE_RESERVE_MIB, devices=2, say=say, salus_lines=SALUS_LINES) as stage:
         program = stage.program("mix_server.py")
         say("each model alone: plain, then by Salus, which measures it")
         plain = run_alone(stage, program, found, "gpu:1")

@@ -2,7 +2,8 @@
 
 Requests come at times drawn with a seed; the latency of one is from the time it was due to its answer. With a file
 named, the times count from the moment that the file holds, so that many servers begin together; FILE.SEED says that
-this one is ready.
+this one is ready. They also end together: the end of a Python process takes a core for half a second, which the
+requests of the others would feel.
 """
 
 import gc
@@ -39,6 +40,7 @@ def main():
     import torch
     from torch import nn
 
+    gc.freeze()
     gc.enable()
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -52,13 +54,15 @@ def main():
     with torch.no_grad():
         for _ in range(3):
             model(request)
-        at = wait_for_go(sys.argv[7], seed)
+        begun = at = wait_for_go(sys.argv[7], seed)
         latencies = []
         for _ in range(count):
             at += interval_ms / 1000 * dice.uniform(1, factor)
             wait_until_due(at)
             answer = model(request).mean() + table(torch.tensor([dice.randrange(table.num_embeddings)])).sum()
             latencies.append(round((time.time() - at) * 1000, 3))
+    if sys.argv[7] != "-":
+        wait_until_due(begun + count * factor * interval_ms / 1000)
     print(json.dumps({"latencies_ms": latencies, "checksum": f"{answer.item():.6e}", "ended": time.time()}), flush=True)
 
 
