@@ -122,13 +122,14 @@ def sidebyside_ends():
 
 
 def sidebyside_simulated():
-    found = look_up("sidebyside.last.simulated")
+    found = look_up("sidebyside.median.prediction")
     groups = {}
-    for name in found:
-        real, predicted = found[name]["real_s"], found[name]["predicted_s"]
-        groups[name] = [(real, real, real, COLOURS[4], f"{real:.1f}"),
-                        (predicted, predicted, predicted, COLOURS[2], f"{predicted:.1f}")]  # fmt: skip
-    return bars("Average completion: real (blue) and simulated (brown)", "seconds from submit to end", groups).done()
+    for name, told in found.items():
+        values = [(told["real_s"], COLOURS[4]), (told["history"]["average_s"], COLOURS[2]),
+                  (told["replay"]["average_s"], COLOURS[3])]  # fmt: skip
+        groups[name] = [(value, value, value, colour, f"{value:.0f}") for value, colour in values]
+    title = "Average completion: real (blue), from history (brown), replayed (light blue)"
+    return bars(title, "seconds from submit to end", groups).done()
 
 
 def sweep_ends():

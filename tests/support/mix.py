@@ -4,13 +4,14 @@ Lengths are those of nodedaemon/sim/data/paper.toml, divided by SCALE and cut at
 traces of GPU clusters are. A device that is busy at a random moment is most likely held by a long job, for nearly all
 of the work is in the few long ones. So the list begins with one job of LONG_S on each device, and jobs of any length
 come all the while that these would hold the devices. Lengths are quantiles, not draws: a seed gives only order, kinds
-and gaps. Devices are as full as the published models make them: a few jobs by their peaks, many by what they keep.
+and gaps. How many iterations make a length follows from what one takes on the machine at hand. Devices are as full as
+the published models make them: a few jobs by their peaks, many by what they keep.
 
 A job costs a core more than two seconds before and after its iterations, here on the device's own core: imports, the
 first touch of its pages, the end. LONG_S is such that the jobs which come meanwhile, with all that, take three fifths
 of the cores: near all of them, and jobs queue for the import, whatever the order of iterations.
-These parameters were committed before any simulation or run with them. tests/bench/sidebyside.py also simulates other
-seeds and a random order, which says how much of the result is due to the long jobs' coming first.
+Lengths, gaps, kinds and seed were committed before any simulation or run with them. tests/bench/sidebyside.py also
+simulates other seeds and a random order, which says how much of the result is due to the long jobs' coming first.
 """
 
 import math
@@ -34,17 +35,13 @@ LONG_COUNT = DEVICE_COUNT
 
 @dataclass(frozen=True)
 class Kind:
-    """What `mix_job.py` trains: `depth` linear layers and `cheap_depth` element-wise ones over `rows` x `width`.
-
-    `iteration_ms` turns a length into a number of iterations and is rough; what is compared and simulated is measured.
-    """
+    """What `mix_job.py` trains: `depth` linear layers and `cheap_depth` element-wise ones over `rows` x `width`."""
 
     name: str
     rows: int
     width: int
     depth: int
     cheap_depth: int
-    iteration_ms: float
 
     @property
     def arguments(self):
@@ -52,10 +49,10 @@ class Kind:
 
 
 KINDS = (
-    Kind("small", 16384, 64, 2, 16, 40.0),
-    Kind("medium", 24576, 64, 2, 36, 70.0),
-    Kind("large", 24576, 64, 1, 79, 125.0),
-    Kind("huge", 24576, 64, 1, 120, 185.0),
+    Kind("small", 16384, 64, 2, 16),
+    Kind("medium", 24576, 64, 2, 36),
+    Kind("large", 24576, 64, 1, 79),
+    Kind("huge", 24576, 64, 1, 120),
 )
 
 
@@ -66,13 +63,7 @@ class Planned:
     submit_s: float
     length_s: float
     is_long: bool
-
-    @property
-    def iterations(self):
-        return max(ITERATIONS_MIN, round(self.length_s * 1000 / self.kind.iteration_ms))
-
-    def scaled(self, factor):
-        return replace(self, submit_s=self.submit_s * factor, length_s=self.length_s * factor)
+    iterations: int
 
 
 def lengths_s(count):
@@ -83,8 +74,8 @@ def lengths_s(count):
     return [min(max(length_s, PAPER["length_min_s"]) / SCALE, LONG_S) for length_s in drawn_s]
 
 
-def mix(seed=SEED, *, in_random_order=False):
-    """The jobs in the order of their submission."""
+def mix(iteration_ms, seed=SEED, *, in_random_order=False, scale=1.0):
+    """The jobs in the order of their submission; `iteration_ms` says for each kind what an iteration takes alone."""
     dice = random.Random(seed)
     shorter_s = lengths_s(JOB_COUNT - LONG_COUNT)
     dice.shuffle(shorter_s)
@@ -94,7 +85,10 @@ def mix(seed=SEED, *, in_random_order=False):
         is_long = number < LONG_COUNT
         if not is_long:
             at_s += dice.expovariate(1 / gap_s)
-        jobs.append(Planned(f"j{number + 1:02d}", dice.choice(KINDS), round(at_s, 3), round(length_s, 3), is_long))
+        kind = dice.choice(KINDS)
+        iterations = max(ITERATIONS_MIN, round(length_s * scale * 1000 / iteration_ms[kind.name]))
+        submit_s, length_s = round(at_s * scale, 3), round(length_s * scale, 3)
+        jobs.append(Planned(f"j{number + 1:02d}", kind, submit_s, length_s, is_long, iterations))
     if in_random_order:
         places = [job.submit_s for job in jobs]
         dice.shuffle(jobs)

@@ -1,7 +1,7 @@
 """Drives the jobs of a benchmark through a private Slurm cluster: submits them at their times, reads what they wrote.
 
-Every job runs by the same script in every configuration: pinned to the core of its device, one thread. It says itself
-when it was ready and when it ended; Slurm's books must call it COMPLETED.
+Every job runs by the same script in every configuration: pinned to the core of its device, one thread. It says when
+its first iteration ended, and the script when all of it did; Slurm's books must call it COMPLETED.
 """
 
 import compileall
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nodedaemon.core.types import MIB
@@ -34,10 +34,17 @@ case "$SLURMD_NODENAME" in {cases} esac
 name="$WHERE/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}"
 taskset -c "${{CORES:-$core}}" "{python}" "$@" >"$name.out" 2>"$name.err"
 code=$?
+times >"$name.cpu"
 echo "$code $(date +%s.%N) $SLURMD_NODENAME" >"$name.part"
 mv "$name.part" "$name.end"
 exit $code
 """
+
+
+def machine_cpu_s():
+    """Processor time that this machine has spent on processes and itself; not what its host took away."""
+    user, nice, system, _idle, _waiting, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_time(at):
@@ -69,10 +76,18 @@ class Ended:
     ended: float
     node: str
     told: dict
+    cpu_s: float
+    #: What all processors did meanwhile beside the jobs, a job: Slurm, the daemons and this benchmark.
+    beside_cpu_s: float = 0.0
 
     @property
     def completion_s(self):
         return self.ended - self.submitted
+
+    @property
+    def startup_cpu_s(self):
+        """Processor time that the job cost beside its iterations: start, imports, end, the cluster's work for it."""
+        return self.cpu_s - self.told["cpu_s"] + self.beside_cpu_s
 
 
 @contextmanager
@@ -145,13 +160,16 @@ class Stage:
     def run(self, name, orders, seconds=300.0):
         """Submit every job at its time, wait for all, and return them by name; a job that is lost or fails ends it."""
         folder = self.folder(name)
-        begun, submitted, numbers = time.time(), {}, {}
+        begun, cpu_s, submitted, numbers = time.time(), machine_cpu_s(), {}, {}
         for order in sorted(orders, key=lambda order: order.submit_s):
             wait_until_time(begun + order.submit_s)
             submitted[order.name] = time.time()
             numbers[order.name] = self.sbatch(folder, order)
         self.wait_ends(folder, [order.name for order in orders], begun + seconds)
+        cpu_s = machine_cpu_s() - cpu_s
         ended = {order.name: self.read(folder, order.name, submitted[order.name]) for order in orders}
+        beside_cpu_s = max(0.0, cpu_s - sum(job.cpu_s for job in ended.values())) / len(ended)
+        ended = {name: replace(job, beside_cpu_s=beside_cpu_s) for name, job in ended.items()}
         self.wait_empty(name)
         self.check_books(name, numbers.values())
         return ended
@@ -184,7 +202,9 @@ class Stage:
         if code != "0":
             raise LostError(f"{folder.name}: {name} failed: {(folder / f'{name}.err').read_text()[-2000:]}")
         told = json.loads((folder / f"{name}.out").read_text().splitlines()[-1])
-        return Ended(name, submitted, float(ended), node, told)
+        # The second line is of the shell's children, user and system, as 0m1.234s.
+        parts = [part.rstrip("s").split("m") for part in (folder / f"{name}.cpu").read_text().splitlines()[1].split()]
+        return Ended(name, submitted, float(ended), node, told, sum(int(m) * 60 + float(s) for m, s in parts))
 
     def check_books(self, name, numbers):
         """Slurm's own books must say that every job completed."""

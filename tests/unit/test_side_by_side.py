@@ -1,18 +1,24 @@
 """The side-by-side's jobs and figures: the same for a seed, and worked out by hand."""
 
+import os
+
 import pytest
 
 from tests.support import mix
-from tests.support.slurm_mix import Ended, figures, jain, quantile, slurm_time
+from tests.support.mix_simulation import as_it_ran, by_history, followers, startups_s
+from tests.support.slurm_mix import Ended, figures, jain, machine_cpu_s, quantile, slurm_time
+
+ITERATION_MS = {"small": 40.0, "medium": 70.0, "large": 125.0, "huge": 185.0}
 
 
-def ended(name, submitted, first, end, cpu_s):
-    return Ended(name, submitted, end, "node1", {"first": first, "cpu_s": cpu_s})
+def ended(name, submitted, first, end, iterations_s, *, node="node1", cpu_s=0.0, beside_cpu_s=0.0, spans=()):
+    told = {"first": first, "cpu_s": iterations_s, "spans": spans}
+    return Ended(name, submitted, end, node, told, cpu_s, beside_cpu_s)
 
 
 def test_a_seed_gives_the_same_jobs():
-    jobs = mix.mix()
-    assert jobs == mix.mix(mix.SEED)
+    jobs = mix.mix(ITERATION_MS)
+    assert jobs == mix.mix(ITERATION_MS, mix.SEED)
     assert len(jobs) >= 24
     assert [job.is_long for job in jobs[: mix.LONG_COUNT + 1]] == [True] * mix.LONG_COUNT + [False]
     assert len({job.kind.name for job in jobs}) == len(mix.KINDS)
@@ -24,12 +30,21 @@ def test_lengths_are_those_of_the_paper_workload():
     # A lognormal with a mean of 180 s and sigma 2 has its median at 180 / e^2 = 24.36 s.
     assert lengths_s[500] == pytest.approx(24.36 / mix.SCALE, rel=1e-3)
     assert (lengths_s[0], lengths_s[-1]) == (pytest.approx(10 / mix.SCALE), mix.LONG_S)
-    drawn = sorted(job.length_s for job in mix.mix() if not job.is_long)
+    drawn = sorted(job.length_s for job in mix.mix(ITERATION_MS) if not job.is_long)
     assert drawn == [round(length_s, 3) for length_s in mix.lengths_s(len(drawn))]
 
 
+def test_a_faster_machine_does_more_iterations_of_the_same_lengths():
+    jobs, faster = mix.mix(ITERATION_MS), mix.mix({kind: time_ms / 2 for kind, time_ms in ITERATION_MS.items()})
+    assert [(job.submit_s, job.length_s) for job in faster] == [(job.submit_s, job.length_s) for job in jobs]
+    assert (jobs[0].kind.name, jobs[0].iterations, faster[0].iterations) == ("small", 1875, 3750)
+    assert min(job.iterations for job in jobs) == mix.ITERATIONS_MIN
+    shorter = mix.mix(ITERATION_MS, scale=0.1)
+    assert (shorter[0].iterations, shorter[-1].submit_s) == (188, pytest.approx(jobs[-1].submit_s / 10, abs=0.001))
+
+
 def test_a_random_order_keeps_jobs_and_times():
-    jobs, shuffled = mix.mix(), mix.mix(in_random_order=True)
+    jobs, shuffled = mix.mix(ITERATION_MS), mix.mix(ITERATION_MS, in_random_order=True)
     assert [job.submit_s for job in shuffled] == [job.submit_s for job in jobs]
     assert sorted(job.name for job in shuffled) == sorted(job.name for job in jobs)
     assert [job.name for job in shuffled] != [job.name for job in jobs]
@@ -43,6 +58,51 @@ def test_figures_of_two_jobs():
     assert told["slowdown"] == 3.0
     assert told["jain"] == pytest.approx((0.5 + 0.25) ** 2 / (2 * (0.25 + 0.0625)))
     assert told["completion_s"] == [10.0, 20.0]
+
+
+def test_who_waited_for_a_device_held_it_from_the_end_of_the_one_before():
+    jobs = [
+        ended("a", 0.0, 2.0, 10.0, 6.0),
+        ended("b", 3.0, 12.0, 16.0, 3.0),
+        ended("late", 20.0, 22.0, 25.0, 3.0),
+        ended("other", 1.0, 4.0, 12.0, 3.0, node="node2"),
+    ]
+    assert [(job.name, held_s) for job, held_s in followers({job.name: job for job in jobs})] == [("b", 6.0)]
+
+
+def test_what_jobs_asked_of_a_core_is_learned_from_where_they_ran():
+    small, huge = mix.KINDS[0], mix.KINDS[-1]
+    jobs = [
+        mix.Planned("a", small, 0.0, 1.0, is_long=False, iterations=25),
+        mix.Planned("b", huge, 0.0, 1.0, is_long=False, iterations=5),
+    ]
+    side = {"startup_s": 3.0, "startup_cpu_s": 2.0, "iteration_ms": 1.0, "queued_s": 1.0}
+    kinds = {kind.name: {f"{at}_{key}": value for at in ("plain", "known") for key, value in side.items()}
+             for kind in mix.KINDS}  # fmt: skip
+    ran = {
+        "a": ended("a", 0.0, 2.0, 9.0, 5.0, cpu_s=7.0, beside_cpu_s=0.5, spans=[5.0]),
+        "b": ended("b", 1.0, 9.0, 19.0, 6.0, cpu_s=9.0, beside_cpu_s=0.5, spans=[8.0]),
+    }
+    # Processor time where a device is shared: all but the iterations, and the share of what the cluster did.
+    assert [(told.startup_s, told.latency_s) for told in as_it_ran("srtf", kinds, jobs, ran)] == [
+        (2.5, 1.0),
+        (3.5, 1.0),
+    ]
+    assert [told.iteration_ms for told in by_history("srtf", kinds, jobs, [ran])] == [
+        5000.0 / jobs[0].iterations,
+        6000.0 / jobs[1].iterations,
+    ]
+    # By the clock where it is whole; only the second job waited, so its start stands for both.
+    assert startups_s("gpu", jobs, [ran]) == dict.fromkeys((kind.name for kind in mix.KINDS), 2.0)
+    assert [told.iteration_ms for told in as_it_ran("gpu", kinds, jobs, ran)][1] == 8000.0 / jobs[1].iterations
+
+
+def test_the_machines_processor_time_grows_with_work():
+    before = machine_cpu_s()
+    own = sum(os.times()[:2])
+    while sum(os.times()[:2]) - own < 0.1:
+        pass
+    assert machine_cpu_s() - before >= 0.05
 
 
 def test_small_arithmetic():
