@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Installs the Debian package in a clean root file system, runs it there, removes and purges it, and looks what is left.
-# usage: deb.sh PACKAGE      root; the file system is made once by debootstrap (build/chroot/bookworm) and kept clean
+# usage: deb.sh PACKAGE      root; the file system is made once by debootstrap and kept clean: a minimal Debian with what the
+# package itself depends on, and nothing else that a build machine happens to have
 set -euo pipefail
 package=$(realpath "$1")
 cd "$(dirname "$0")/../.."
-base=$PWD/build/chroot/bookworm
+needs=$(dpkg-deb -f "$package" Depends | tr ',' '\n' | awk '{ print $1 }' | sort -u | paste -sd,)
+base=$PWD/build/chroot/bookworm-$needs
 
 fail() { echo "test-deb: $*" >&2; exit 1; }
 [ "$(id -u)" -eq 0 ] || fail "not root; debootstrap and chroot need it"
@@ -14,7 +16,7 @@ if [ ! -e "$base/.ready" ]; then
   rm -rf "$base"
   mkdir -p "$base"
   mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | head -1)}
-  debootstrap --variant=minbase --include=python3,man-db,bash-completion bookworm "$base" ${mirror:+"$mirror"} >"$base.log" 2>&1 \
+  debootstrap --variant=minbase --include="$needs,man-db,bash-completion" bookworm "$base" ${mirror:+"$mirror"} >"$base.log" 2>&1 \
     || fail "debootstrap failed; see $base.log"
   touch "$base/.ready"
 fi
@@ -50,6 +52,9 @@ inside salus-acct -f /tmp/own.conf db upgrade
 inside salus-acct -f /tmp/own.conf report -S now-1day >/dev/null || [ $? -eq 3 ] || fail "a report of an empty database"
 inside python3 -I -S /usr/lib/salus/slurm_plugin/prolog.py || fail "the Prolog does not run without packages"
 inside salusd --help >/dev/null
+inside salus doctor -f /tmp/own.conf >"$root.log" 2>&1 || [ $? -eq 1 ] || { cat "$root.log" >&2; fail "salus doctor"; }
+grep -q 'libsalus.so' "$root.log" || { cat "$root.log" >&2; fail "salus doctor does not look for libraries"; }
+! grep 'libatomic' "$root.log" >&2 || fail "a library is missing on which the package does not depend"
 inside salus-admitd --help >/dev/null
 for page in salus salus-acct salusd salus-admitd salus.conf; do
   inside man --path "$page" >/dev/null || fail "man $page"
