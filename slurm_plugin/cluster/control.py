@@ -120,7 +120,7 @@ def prepare_directory(directory: Path) -> None:
         if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
             raise RequestError(
                 f"cluster: {directory}: {parent} may not be entered by others, but SlurmUser and the jobs' users must; "
-                "choose another with --dir"
+                "set TMPDIR=/tmp, or choose another with --dir"
             )
     directory.mkdir(parents=True, exist_ok=True)
     directory.chmod(0o755)

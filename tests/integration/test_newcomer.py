@@ -59,10 +59,25 @@ def test_no_root_and_no_sudo(machine):
     assert "neither root nor sudo at hand; ask an admin for: python3 " in one_line(setup())
 
 
-def test_the_demo_asks_for_less_than_the_tests(machine):
+def test_the_demo_without_root_says_so_before_it_sets_anything_up(machine):
     put, setup = machine
     put("dpkg-query", NOT_INSTALLED)
     put("id", "echo 1000")
+    put("sudo")
+    assert "not root; " in (told := one_line(setup(part="demo")))
+    assert told.endswith("sudo make demo, or su")
+
+
+def test_the_demo_on_another_system_than_debian(machine):
+    put, setup = machine
+    put("id", "echo 0")
+    assert "no dpkg here; the demo needs packages of Debian 12" in one_line(setup(part="demo"))
+
+
+def test_the_demo_asks_for_less_than_the_tests(machine):
+    put, setup = machine
+    put("dpkg-query", NOT_INSTALLED)
+    put("id", "echo 0")
     everything, for_demo = one_line(setup()), one_line(setup(part="demo"))
     assert "slurmctld" in for_demo
     assert "chromium" in everything
