@@ -64,7 +64,7 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
                     "set PrologFlags=Alloc")  # fmt: skip
     for key, why in (("Prolog", "salusd never hears of a job"), ("Epilog", "a job is released late")):
         if key.casefold() not in files.values:
-            yield error(f"slurm.conf {key}", f"is not set: {why}", f"see {key.lower()}.py in etc/slurm")
+            yield error(f"slurm.conf {key}", f"is not set: {why}", f"see salus-{key.lower()}.example in etc/slurm")
     name = files.values.get("clustername", "")
     if name and name.casefold() != config.settings.cluster.name.casefold():
         yield error(

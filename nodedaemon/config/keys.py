@@ -212,7 +212,7 @@ class Admission:
         "AdmissionHost",
         Text(is_optional=False),
         "localhost",
-        "Where salus-admitd runs, for the commands on login nodes.",
+        "Name or address at which salus-admitd listens, and commands on login nodes ask it.",
     )
     port: int = key("AdmissionPort", port(), 6827, "Its TCP port (munge credentials); 0: none.", is_live=False)
     timeout_ns: int = key(
