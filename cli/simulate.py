@@ -92,6 +92,9 @@ _StartupWeight = Annotated[
     float,
     typer.Option("--startup-weight", min=0, max=1e6, help="Of a start on the device's cores against an iteration."),
 ]
+_Headroom = Annotated[
+    int, typer.Option("--headroom", min=0, max=1000, help="Percent that admission adds to measured memory.")
+]
 _PairSpeed = Annotated[
     Path | None, typer.Option("--pair-speed", metavar="FILE.csv", help="Measured speeds: model,beside,speed.")
 ]
@@ -120,6 +123,7 @@ def simulate(
     seeds: _Seeds = 0,
     turns_per_job: _Turns = None,
     startup_weight: _StartupWeight = 0.0,
+    headroom: _Headroom = 0,
     pair_speed: _PairSpeed = None,
     json: _Json = False,
     parsable: _Parsable = False,
@@ -147,6 +151,7 @@ def simulate(
         "context_bytes": _size("--context", context),
         "pair_speeds": _pair_speeds(pair_speed),
         "startup_weight": startup_weight,
+        "headroom_percent": headroom,
     }
 
     def prepared(with_seed: int) -> list[Prepared]:

@@ -35,6 +35,18 @@ def test_json_says_what_the_figures_rest_on(salus):
     assert any("without gain" in caveat for caveat in workload["caveats"])
 
 
+def test_headroom_is_charged_as_admission_charges_it(salus, tmp_path):
+    """A job that keeps half of a device has no neighbour of its size with it, and one without."""
+    path = tmp_path / "jobs.csv"
+    path.write_text("submit_s,persistent_mb,ephemeral_mb,iteration_ms,iterations\n" + "0,480,64,100,100\n" * 2)
+    needed = {}
+    for percent in ("0", "10"):
+        options = ("--gpu-memory", "1G", "--lane-reserve", "64M", "--headroom", percent)
+        _, out, _ = salus("--workload", path, "--policy", "fifo", *options, "--json")
+        needed[percent] = json.loads(out)["policies"][0]["gpus_needed"]
+    assert needed == {"0": 1, "10": 2}
+
+
 def test_the_table_prints_parameters_and_caveats(salus):
     code, out, err = salus("--workload", "switch", "--policy", "srtf")
     assert code == 0
