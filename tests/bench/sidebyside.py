@@ -10,12 +10,14 @@ tests/support/mix.py run once in every configuration, submitted at the same time
 
 Jobs have the lengths of the mix on whatever machine: how many iterations they are is taken from the plain runs alone.
 
+These machines change their speed by the minute: in a row of runs each begins with another configuration.
 A job that fails, is lost or has another checksum than in the first configuration ends the benchmark. Last, the same
 jobs go through `salus simulate` (tests/support/mix_simulation.py).
 """
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
@@ -27,9 +29,11 @@ from tests.support.mix_simulation import (
     POLICIES,
     SIMULATED,
     followers,
+    learned_of_all,
     other_draws,
     plain_ms,
     predict,
+    simulated_gains,
     startup_weight,
 )
 from tests.support.slurm_mix import LostError, Order, cluster_of, figures, slurm_time
@@ -58,12 +62,14 @@ def run_alone(stage, program, name, rounds, iterations, options):
     found = {}
     for kind, jobs in ended.items():
         iteration_s = statistics.mean(span for job in jobs for span in job.told["spans"][3:])
-        beside_s = iteration_s * iterations
+        mean = lambda value, jobs=jobs: statistics.mean(value(job) for job in jobs)  # noqa: E731
         found[kind] = {
             "iteration_ms": round(iteration_s * 1000, 2),
             # What a job takes beside its iterations: Slurm, imports, the first touch of its pages, the end.
-            "startup_s": round(statistics.mean(job.completion_s for job in jobs) - beside_s, 3),
-            "startup_cpu_s": round(statistics.mean(job.cpu_s + job.beside_cpu_s for job in jobs) - beside_s, 3),
+            "startup_s": round(mean(lambda job: job.completion_s) - iteration_s * iterations, 3),
+            "startup_cpu_s": round(mean(lambda job: job.startup_cpu_s), 3),
+            "latency_s": round(mean(lambda job: job.started - job.submitted), 3),
+            "beside_cpu_s": round(mean(lambda job: job.beside_cpu_s), 3),
         }
     return found
 
@@ -147,21 +153,29 @@ def run_configurations(stage, program, kinds, jobs, names):
             if checksums.setdefault(job.name, job.told["checksum"]) != job.told["checksum"]:
                 raise LostError(f"{name}: {job.name}: another result than in {names[0]}")
         found[name] = figures(ended, alone, mix.DEVICE_COUNT)
+        found[name]["iterations_cpu_s"] = round(sum(job.told["cpu_s"] for job in ended.values()), 3)
         found[name]["beside_cpu_s"] = round(next(iter(ended.values())).beside_cpu_s, 3)
         found[name]["on_first_device"] = sum(job.node == stage.cluster.plan.nodes[0] for job in ended.values())
         ran[name] = ended
         shown = {key: value for key, value in found[name].items() if key != "completion_s"}
         say(f"{name} in {time.monotonic() - started:.0f} s: {shown}")
-    return found, ran
+    return {name: found[name] for name in SIMULATED if name in found}, ran
+
+
+def in_turn(names, run_number):
+    """The order of a run: each of a row begins elsewhere, and all have been early and late after a few."""
+    first = 3 * (run_number - 1) % len(names)
+    return names[first:] + names[:first]
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="", help="configurations to run, separated by commas; for trying it out")
     parser.add_argument("--scale", type=float, default=1.0, help="of all lengths and gaps; for trying it out")
-    parser.add_argument("--seed", type=int, default=mix.SEED, help="of order, kinds and gaps; the recorded runs have 1")
+    parser.add_argument("--seed", type=int, default=mix.SEED, help="of order, kinds and gaps; for trying it out")
     options = parser.parse_args()
     names = [name for name in SIMULATED if not options.only or name in options.only.split(",")]
+    names = in_turn(names, int(os.environ.get("SALUS_BENCH_RUN", "1")))
     with cluster_of(mix.DEVICE_MIB, mix.LANE_RESERVE_MIB, devices=mix.DEVICE_COUNT, say=say) as stage:
         program = stage.program("mix_job.py")
         kinds = calibrate(stage, program)
@@ -169,6 +183,7 @@ def main():
         for name, told in kinds.items():
             told["jobs"] = sum(job.kind.name == name for job in jobs)
         found, ran = run_configurations(stage, program, kinds, jobs, names)
+    learned = learned_of_all(kinds, jobs, ran)
     result = {
         "bench": "sidebyside",
         "n": len(jobs),
@@ -176,14 +191,16 @@ def main():
         "lost": 0,
         "failed": 0,
         "seed": options.seed,
+        "order": names,
         "work_s": round(sum(job.iterations * kinds[job.kind.name]["plain_iteration_ms"] for job in jobs) / 1000, 1),
         "kinds": kinds,
         "configurations": found,
         "startup_weight": startup_weight(),
         "prediction": predict(kinds, jobs, ran, found, say),
+        "simulated_gain": simulated_gains(kinds, learned, jobs),
         "other_seeds": len(OTHER_SEEDS),
-        "other_seeds_gain": other_draws(kinds, in_random_order=False),
-        "random_order_gain": other_draws(kinds, in_random_order=True),
+        "other_seeds_gain": other_draws(kinds, learned, in_random_order=False),
+        "random_order_gain": other_draws(kinds, learned, in_random_order=True),
     }
     if "srtf" in found:
         best_s = found["srtf"]["average_s"]

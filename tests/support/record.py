@@ -79,15 +79,18 @@ def main():
     if not script.is_file():
         sys.exit(f"record: no {script.relative_to(ROOT)}")
     for number in range(1, options.repeat + 1):
-        keep(ROOT / FOLDER / f"{options.bench}.json", made_run(script, arguments), max(options.runs, options.repeat))
+        run = made_run(script, arguments, number)
+        keep(ROOT / FOLDER / f"{options.bench}.json", run, max(options.runs, options.repeat))
         print(f"record: {FOLDER / options.bench}.json: run {number} of {options.repeat}", file=sys.stderr)
     print("record: write it into the pages with: make numbers", file=sys.stderr)
 
 
-def made_run(script, arguments):
-    """Run a benchmark once: its result and where it comes from."""
+def made_run(script, arguments, number):
+    """Run a benchmark once: its result and where it comes from. SALUS_BENCH_RUN tells it which of the row it is."""
     started, at_commit = datetime.now(UTC), commit()
-    done = subprocess.run([sys.executable, str(script), *arguments], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    environment = {**os.environ, "SALUS_BENCH_RUN": str(number)}
+    argv = [sys.executable, str(script), *arguments]
+    done = subprocess.run(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     sys.stdout.write(done.stdout)
     if done.returncode != 0:
         sys.exit(f"record: {script.stem} failed with status {done.returncode}; nothing recorded")

@@ -32,6 +32,7 @@ export OMP_NUM_THREADS=1
 export MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=17179869184
 case "$SLURMD_NODENAME" in {cases} esac
 name="$WHERE/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}"
+date +%s.%N >"$name.start"
 taskset -c "${{CORES:-$core}}" "{python}" "$@" >"$name.out" 2>"$name.err"
 code=$?
 times >"$name.cpu"
@@ -77,6 +78,8 @@ class Ended:
     node: str
     told: dict
     cpu_s: float
+    #: When its script began.
+    started: float = 0.0
     #: What all processors did meanwhile beside the jobs, a job: Slurm, the daemons and this benchmark.
     beside_cpu_s: float = 0.0
 
@@ -86,8 +89,8 @@ class Ended:
 
     @property
     def startup_cpu_s(self):
-        """Processor time that the job cost beside its iterations: start, imports, end, the cluster's work for it."""
-        return self.cpu_s - self.told["cpu_s"] + self.beside_cpu_s
+        """Processor time of the job itself beside its iterations: interpreter, imports, end."""
+        return self.cpu_s - self.told["cpu_s"]
 
 
 @contextmanager
@@ -142,20 +145,23 @@ class Stage:
         return folder
 
     def sbatch(self, folder, order, variables=""):
+        """Submit a job; its number, and the time from which it could have started."""
         # Salus refuses a user's own shards, which are what it charges by: root asks for them in a held job's place.
         shards = [option.removeprefix("--gres=") for option in order.options if option.startswith("--gres=shard")]
         options = ["--hold"] if shards else order.options
         argv = ["sbatch", "--parsable", f"--job-name={order.name}", "--output=/dev/null", *options,
                 f"--export=ALL,WHERE={folder}{variables}", str(self.script), *order.argv]  # fmt: skip
+        submitted = time.time()
         done = self.cluster.run(argv, USER)
         if done.returncode != 0:
             raise LostError(f"{order.name}: sbatch failed: {done.stderr.strip()}")
         number = done.stdout.strip().splitlines()[-1].partition(";")[0]
         changes = (["update", f"JobId={number}", f"gres={shards[0]}"], ["release", number]) if shards else ()
         for change in changes:
+            submitted = time.time()
             if (told := self.cluster.run(["scontrol", *change])).returncode != 0:
                 raise LostError(f"{order.name}: scontrol {' '.join(change)}: {told.stderr.strip()}")
-        return number
+        return number, submitted
 
     def run(self, name, orders, seconds=300.0):
         """Submit every job at its time, wait for all, and return them by name; a job that is lost or fails ends it."""
@@ -163,8 +169,7 @@ class Stage:
         begun, cpu_s, submitted, numbers = time.time(), machine_cpu_s(), {}, {}
         for order in sorted(orders, key=lambda order: order.submit_s):
             wait_until_time(begun + order.submit_s)
-            submitted[order.name] = time.time()
-            numbers[order.name] = self.sbatch(folder, order)
+            numbers[order.name], submitted[order.name] = self.sbatch(folder, order)
         self.wait_ends(folder, [order.name for order in orders], begun + seconds)
         cpu_s = machine_cpu_s() - cpu_s
         ended = {order.name: self.read(folder, order.name, submitted[order.name]) for order in orders}
@@ -177,8 +182,8 @@ class Stage:
     def run_array(self, name, order, count, seconds=300.0):
         """Submit an array, wait for all its tasks, and return them by name."""
         folder = self.folder(name)
-        submitted = time.time()
-        number = self.sbatch(folder, Order(order.name, 0.0, (*order.options, f"--array=1-{count}"), order.argv))
+        order = replace(order, options=(*order.options, f"--array=1-{count}"))
+        number, submitted = self.sbatch(folder, order)
         names = [f"{order.name}-{task}" for task in range(1, count + 1)]
         self.wait_ends(folder, names, submitted + seconds)
         ended = {name: self.read(folder, name, submitted) for name in names}
@@ -204,7 +209,9 @@ class Stage:
         told = json.loads((folder / f"{name}.out").read_text().splitlines()[-1])
         # The second line is of the shell's children, user and system, as 0m1.234s.
         parts = [part.rstrip("s").split("m") for part in (folder / f"{name}.cpu").read_text().splitlines()[1].split()]
-        return Ended(name, submitted, float(ended), node, told, sum(int(m) * 60 + float(s) for m, s in parts))
+        cpu_s = sum(int(m) * 60 + float(s) for m, s in parts)
+        started = float((folder / f"{name}.start").read_text())
+        return Ended(name, submitted, float(ended), node, told, cpu_s, started)
 
     def check_books(self, name, numbers):
         """Slurm's own books must say that every job completed."""

@@ -4,8 +4,20 @@ import os
 
 import pytest
 
+from tests.bench.sidebyside import in_turn
 from tests.support import mix
-from tests.support.mix_simulation import as_it_ran, by_history, followers, startups_s
+from tests.support.mix_simulation import (
+    Demand,
+    Told,
+    as_it_ran,
+    beside_cluster,
+    followers,
+    learned,
+    like,
+    simulate_jobs,
+    simulated_average_s,
+    startups_s,
+)
 from tests.support.slurm_mix import Ended, figures, jain, machine_cpu_s, quantile, slurm_time
 
 ITERATION_MS = {"small": 40.0, "medium": 70.0, "large": 125.0, "huge": 185.0}
@@ -13,7 +25,7 @@ ITERATION_MS = {"small": 40.0, "medium": 70.0, "large": 125.0, "huge": 185.0}
 
 def ended(name, submitted, first, end, iterations_s, *, node="node1", cpu_s=0.0, beside_cpu_s=0.0, spans=()):
     told = {"first": first, "cpu_s": iterations_s, "spans": spans}
-    return Ended(name, submitted, end, node, told, cpu_s, beside_cpu_s)
+    return Ended(name, submitted, end, node, told, cpu_s, beside_cpu_s=beside_cpu_s)
 
 
 def test_a_seed_gives_the_same_jobs():
@@ -35,11 +47,12 @@ def test_lengths_are_those_of_the_paper_workload():
 
 
 def test_a_faster_machine_does_more_iterations_of_the_same_lengths():
-    jobs, faster = mix.mix(ITERATION_MS), mix.mix({kind: time_ms / 2 for kind, time_ms in ITERATION_MS.items()})
+    twice_as_fast = {kind: time_ms / 2 for kind, time_ms in ITERATION_MS.items()}
+    jobs, faster = mix.mix(ITERATION_MS, seed=1), mix.mix(twice_as_fast, seed=1)
     assert [(job.submit_s, job.length_s) for job in faster] == [(job.submit_s, job.length_s) for job in jobs]
     assert (jobs[0].kind.name, jobs[0].iterations, faster[0].iterations) == ("small", 1875, 3750)
     assert min(job.iterations for job in jobs) == mix.ITERATIONS_MIN
-    shorter = mix.mix(ITERATION_MS, scale=0.1)
+    shorter = mix.mix(ITERATION_MS, seed=1, scale=0.1)
     assert (shorter[0].iterations, shorter[-1].submit_s) == (188, pytest.approx(jobs[-1].submit_s / 10, abs=0.001))
 
 
@@ -70,31 +83,86 @@ def test_who_waited_for_a_device_held_it_from_the_end_of_the_one_before():
     assert [(job.name, held_s) for job, held_s in followers({job.name: job for job in jobs})] == [("b", 6.0)]
 
 
-def test_what_jobs_asked_of_a_core_is_learned_from_where_they_ran():
-    small, huge = mix.KINDS[0], mix.KINDS[-1]
-    jobs = [
-        mix.Planned("a", small, 0.0, 1.0, is_long=False, iterations=25),
-        mix.Planned("b", huge, 0.0, 1.0, is_long=False, iterations=5),
+SIDE = {
+    "startup_s": 3.0,
+    "startup_cpu_s": 2.0,
+    "iteration_ms": 1.0,
+    "queued_s": 1.0,
+    "latency_s": 0.5,
+    "beside_cpu_s": 0.25,
+}
+KINDS = {
+    kind.name: {f"{at}_{key}": value for at in ("plain", "known") for key, value in SIDE.items()}
+    | {"persistent_mib": 160.0, "ephemeral_mib": 256.0}
+    for kind in mix.KINDS
+}
+SMALL, HUGE = mix.KINDS[0], mix.KINDS[-1]
+JOBS = [
+    mix.Planned("a", SMALL, 0.0, 1.0, is_long=False, iterations=25),
+    mix.Planned("b", HUGE, 0.0, 1.0, is_long=False, iterations=5),
+]
+RAN = {
+    "a": ended("a", 0.0, 2.0, 9.0, 5.0, cpu_s=7.0, beside_cpu_s=0.5, spans=[5.5]),
+    "b": ended("b", 1.0, 9.0, 19.0, 6.0, cpu_s=9.0, beside_cpu_s=0.5, spans=[8.0]),
+}
+
+
+def test_what_jobs_asked_of_a_shared_core_is_processor_time():
+    assert as_it_ran("srtf", KINDS, JOBS, RAN) == [
+        Demand(2.0, 5000.0 / 25, 0.5, 0.5),
+        Demand(3.0, 6000.0 / 5, 0.5, 0.5),
     ]
-    side = {"startup_s": 3.0, "startup_cpu_s": 2.0, "iteration_ms": 1.0, "queued_s": 1.0}
-    kinds = {kind.name: {f"{at}_{key}": value for at in ("plain", "known") for key, value in side.items()}
-             for kind in mix.KINDS}  # fmt: skip
-    ran = {
-        "a": ended("a", 0.0, 2.0, 9.0, 5.0, cpu_s=7.0, beside_cpu_s=0.5, spans=[5.0]),
-        "b": ended("b", 1.0, 9.0, 19.0, 6.0, cpu_s=9.0, beside_cpu_s=0.5, spans=[8.0]),
-    }
-    # Processor time where a device is shared: all but the iterations, and the share of what the cluster did.
-    assert [(told.startup_s, told.latency_s) for told in as_it_ran("srtf", kinds, jobs, ran)] == [
-        (2.5, 1.0),
-        (3.5, 1.0),
-    ]
-    assert [told.iteration_ms for told in by_history("srtf", kinds, jobs, [ran])] == [
-        5000.0 / jobs[0].iterations,
-        6000.0 / jobs[1].iterations,
-    ]
-    # By the clock where it is whole; only the second job waited, so its start stands for both.
-    assert startups_s("gpu", jobs, [ran]) == dict.fromkeys((kind.name for kind in mix.KINDS), 2.0)
-    assert [told.iteration_ms for told in as_it_ran("gpu", kinds, jobs, ran)][1] == 8000.0 / jobs[1].iterations
+
+
+def test_a_whole_device_goes_by_the_clock():
+    """Only the second job waited, so its start stands for both: it held the device for ten seconds after the first."""
+    assert startups_s("gpu", JOBS, [RAN]) == dict.fromkeys((kind.name for kind in mix.KINDS), 2.0)
+    assert as_it_ran("gpu", KINDS, JOBS, RAN)[1] == Demand(2.0, 8000.0 / 5, 0.0)
+
+
+def test_history_is_of_the_same_side():
+    ran = dict.fromkeys(("gpu", "gpu-shortest", "shard", "fifo", "srtf"), RAN)
+    assert set(like("gpu", ran)) == {"gpu", "gpu-shortest", "shard"}
+    assert set(like("fair", ran)) == {"fifo", "srtf"}
+    by_kind = learned("gpu", KINDS, JOBS, {"gpu-shortest": RAN, "shard": RAN})
+    # By the clock in one, by processor time in the other; a kind that nobody had is known from its run alone.
+    assert by_kind["small"] == Demand(2.0, (5500.0 + 5000.0) / 50, 0.0)
+    assert by_kind["medium"] == Demand(2.0, 1.0, 0.0)
+    assert learned("gpu", KINDS, JOBS, {"shard": RAN}) is None
+    assert learned("fair", KINDS, JOBS, {"srtf": RAN})["huge"] == Demand(3.0, 1200.0, 0.5, 0.5)
+
+
+def test_the_clusters_own_work_slows_the_devices_by_its_share():
+    asked = []
+
+    def simulated(slowness):
+        asked.append(slowness)
+        return Told(4.0 * slowness, 10.0 * slowness)
+
+    # Four seconds beside on two cores for ten: a fifth of them.
+    told = beside_cluster(simulated, [Demand(1.0, 1.0, 0.5, 2.0)] * 2)
+    assert asked == [1.0, 1.25]
+    assert told == Told(5.5, 13.0)
+    asked.clear()
+    assert beside_cluster(simulated, [Demand(1.0, 1.0, 0.0)] * 2) == Told(4.0, 10.0)
+    assert asked == [1.0]
+
+
+def test_salus_simulate_and_the_draws_go_by_one_arithmetic():
+    """What the table says of a configuration is what the other seeds are drawn with."""
+    ran = {"a": ended("a", 0.0, 0.0, 0.0, 0.0), "b": ended("b", 0.0, 0.0, 0.0, 0.0)}
+    by_kind = {kind.name: Demand(1.0, 100.0, 0.5, 0.25) for kind in mix.KINDS}
+    for name in ("srtf", "shard"):
+        told = simulate_jobs(name, KINDS, JOBS, ran, [by_kind[job.kind.name] for job in JOBS])
+        assert told.average_completion_s == pytest.approx(simulated_average_s(name, KINDS, by_kind, JOBS), rel=1e-3)
+
+
+def test_runs_of_a_row_begin_with_different_configurations():
+    names = ["gpu", "gpu-shortest", "shard", "fifo", "srtf", "fair", "pack"]
+    orders = [in_turn(names, number) for number in range(1, 8)]
+    assert orders[0] == names
+    assert {order[0] for order in orders} == set(names)
+    assert all(sorted(order) == sorted(names) for order in orders)
 
 
 def test_the_machines_processor_time_grows_with_work():
