@@ -10,7 +10,7 @@ the published models make them: a few jobs by their peaks, many by what they kee
 A job costs a core more than two seconds before and after its iterations, here on the device's own core: imports, the
 first touch of its pages, the end. LONG_S is such that the jobs which come meanwhile, with all that, take three fifths
 of the cores: near all of them, and jobs queue for the import, whatever the order of iterations.
-Lengths, gaps, kinds and seed were committed before any simulation or run with them. tests/bench/sidebyside.py also
+SEED is the first that had been neither run nor simulated when it was committed. tests/bench/sidebyside.py also
 simulates other seeds and a random order, which says how much of the result is due to the long jobs' coming first.
 """
 
@@ -25,7 +25,7 @@ PAPER = tomllib.loads((files("nodedaemon.sim") / "data" / "paper.toml").read_tex
 SCALE = 90  # three minutes, the mean, become two seconds
 LONG_S = 75.0
 ITERATIONS_MIN = 3
-SEED = 1
+SEED = 23
 DEVICE_COUNT = 2
 DEVICE_MIB = 3072
 LANE_RESERVE_MIB = 832
