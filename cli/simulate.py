@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -155,18 +155,20 @@ def simulate(
     }
 
     def prepared(with_seed: int) -> list[Prepared]:
-        from nodedaemon.sim.run import prepare
-
-        return [
-            prepare(drawn, _setting(drawn, gpus, nodes, memory_bytes, turns_per_job, asked))
-            for drawn in chosen.draw(with_seed)
-        ]
+        drawn = chosen.draw(with_seed)
+        return _prepared((one, _setting(one, gpus, nodes, memory_bytes, turns_per_job, asked)) for one in drawn)
 
     runs = prepared(seed)
     with _progress(shown=form is Form.TABLE) as progress:
         outcomes = _run(runs, policies, progress)
         gains = _gains([_run(prepared(other), policies, progress) for other in range(seed + 1, seed + 1 + seeds)])
     _write(form, runs, outcomes, gains, seeds, pair_speed)
+
+
+def _prepared(chosen: Iterable[tuple[Workload, Setting]]) -> list[Prepared]:
+    from nodedaemon.sim.run import prepare
+
+    return [prepare(workload, setting) for workload, setting in chosen]
 
 
 def _policies(text: str) -> tuple[str, ...]:
