@@ -143,8 +143,8 @@ def inference_latency():
     found = look_up("inference.last")
     groups = {}
     for key, name in (
-        ("alone", "alone, plain"),
-        ("alone_by_salus", "alone, by Salus"),
+        ("alone_plain", "alone, plain"),
+        ("alone", "alone, by Salus"),
         ("together", "all on one device"),
     ):
         told = found[key]

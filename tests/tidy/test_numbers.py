@@ -1,6 +1,7 @@
 """Every number in README and docs/benchmarks.md comes from a recorded benchmark."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -38,6 +39,20 @@ def test_every_recorded_benchmark_says_when_where_and_of_what():
         for run in record["runs"]:
             assert run.keys() >= WHERE, path
             assert run["machine"]["cores"] > 0, path
+
+
+def git(*words):
+    return subprocess.run(("git", *words), cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_every_recorded_benchmark_ran_on_a_commit_of_this_history():
+    """Who doubts a number can check out what was measured."""
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("not a clone with its whole history")
+    for path in sorted((ROOT / FOLDER).glob("*.json")):
+        for run in json.loads(path.read_text())["runs"]:
+            found = git("merge-base", "--is-ancestor", run["commit"], "HEAD")
+            assert found.returncode == 0, f"{path.name}: {run['commit']} is not in the history; record it again"
 
 
 def test_every_plot_is_drawn_from_the_recorded_benchmarks():
