@@ -52,7 +52,7 @@ inside salus-acct -f /tmp/own.conf db upgrade
 inside salus-acct -f /tmp/own.conf report -S now-1day >/dev/null || [ $? -eq 3 ] || fail "a report of an empty database"
 inside python3 -I -S /usr/lib/salus/slurm_plugin/prolog.py || fail "the Prolog does not run without packages"
 inside salusd --help >/dev/null
-inside salus doctor -f /tmp/own.conf >"$root.log" 2>&1 || [ $? -eq 1 ] || { cat "$root.log" >&2; fail "salus doctor"; }
+inside salus -f /tmp/own.conf doctor >"$root.log" 2>&1 || [ $? -eq 1 ] || { cat "$root.log" >&2; fail "salus doctor"; }
 grep -q 'libsalus.so' "$root.log" || { cat "$root.log" >&2; fail "salus doctor does not look for libraries"; }
 ! grep 'libatomic' "$root.log" >&2 || fail "a library is missing on which the package does not depend"
 inside salus-admitd --help >/dev/null
