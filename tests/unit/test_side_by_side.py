@@ -14,8 +14,6 @@ from tests.support.mix_simulation import (
     followers,
     learned,
     like,
-    simulate_jobs,
-    simulated_average_s,
     startups_s,
 )
 from tests.support.slurm_mix import Ended, figures, jain, machine_cpu_s, quantile, slurm_time
@@ -146,15 +144,6 @@ def test_the_clusters_own_work_slows_the_devices_by_its_share():
     asked.clear()
     assert beside_cluster(simulated, [Demand(1.0, 1.0, 0.0)] * 2) == Told(4.0, 10.0)
     assert asked == [1.0]
-
-
-def test_salus_simulate_and_the_draws_go_by_one_arithmetic():
-    """What the table says of a configuration is what the other seeds are drawn with."""
-    ran = {"a": ended("a", 0.0, 0.0, 0.0, 0.0), "b": ended("b", 0.0, 0.0, 0.0, 0.0)}
-    by_kind = {kind.name: Demand(1.0, 100.0, 0.5, 0.25) for kind in mix.KINDS}
-    for name in ("srtf", "shard"):
-        told = simulate_jobs(name, KINDS, JOBS, ran, [by_kind[job.kind.name] for job in JOBS])
-        assert told.average_completion_s == pytest.approx(simulated_average_s(name, KINDS, by_kind, JOBS), rel=1e-3)
 
 
 def test_runs_of_a_row_begin_with_different_configurations():
