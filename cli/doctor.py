@@ -14,7 +14,7 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 
 if TYPE_CHECKING:
-    from nodedaemon.service.doctor import Finding
+    from nodedaemon.service.checks.doctor import Finding
 
 COLUMNS = (
     Column("level", "LEVEL"),
@@ -41,8 +41,8 @@ def doctor(
 
     Exit code 0: nothing that must be mended; 1: at least one failure.
     """
-    from nodedaemon.service.doctor import Level, examine
-    from nodedaemon.service.selftest import run_selftest
+    from nodedaemon.service.checks.doctor import Level, examine
+    from nodedaemon.service.checks.selftest import run_selftest
 
     config = config_of(context)
     name = node or node_name()
@@ -58,7 +58,7 @@ def doctor(
 def _slurm_findings(config: Config) -> "list[Finding]":
     """Disagreements of salus.conf with slurm.conf and gres.conf; a machine without Slurm's files has none."""
     from cli.slurm_config import check_slurm
-    from nodedaemon.service.doctor import Finding, Level
+    from nodedaemon.service.checks.doctor import Finding, Level
 
     path = config.settings.slurm.conf
     if not Path(path).exists():

@@ -43,8 +43,8 @@ def replay_journal(place: Path, *, is_json: bool, is_quiet: bool = False) -> Non
     Raises `FailedError` when the replay comes to another state than the daemon had.
     """
     from nodedaemon.core.invariants import check
-    from nodedaemon.service.dispatcher import replay
-    from nodedaemon.service.journal import read_journal
+    from nodedaemon.service.journal.dispatcher import replay
+    from nodedaemon.service.journal.segments import read_journal
 
     told = _Told(is_json)
     summaries = []

@@ -16,8 +16,8 @@ from nodedaemon.config.choices import LogFormat
 from nodedaemon.core.errors import RequestError, SalusError
 from nodedaemon.service import logs
 from nodedaemon.service.daemon import Daemon, Options
-from nodedaemon.service.dispatcher import DIGEST_INTERVAL_COUNT
-from nodedaemon.service.recovery import GATHER_TIMEOUT_S
+from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT
+from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -50,7 +50,7 @@ class DaemonLoss(StrEnum):
     REFUSE = "refuse"
 
 
-class JobClass(StrEnum):
+class ClassName(StrEnum):
     """The classes of jobs, first served first by the policy `priority`."""
 
     HIGH = "high"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from nodedaemon.config.choices import (
     AdmissionLoss,
     AutoDetect,
+    ClassName,
     DaemonLoss,
-    JobClass,
     LogFormat,
     LogLevel,
     PolicyName,
@@ -138,8 +138,8 @@ class Order:
     weight_best_effort: int = key(
         "WeightBestEffort", Count(1, 1_000_000), 1, "Share of class best-effort under fair.", NODE
     )
-    default_class: JobClass = key(
-        "DefaultClass", Choice(JobClass), JobClass.NORMAL, "Class of a job that asks for none.", PARTITION
+    default_class: ClassName = key(
+        "DefaultClass", Choice(ClassName), ClassName.NORMAL, "Class of a job that asks for none.", PARTITION
     )
     high_qos: tuple[str, ...] = key("HighQOS", Names(), (), "QOS whose jobs may ask for class high.")
     high_accounts: tuple[str, ...] = key("HighAccounts", Names(), (), "Accounts whose jobs may ask for class high.")

@@ -1,11 +1,15 @@
 """From settings to the values of core: the only place that knows both."""
 
-from nodedaemon.config.choices import JobClass
+from nodedaemon.config.choices import ClassName
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.memory import auto_reserve
-from nodedaemon.core.types import DeviceLimits, Rank
+from nodedaemon.core.types import DeviceLimits, JobClass
 
-RANKS = {JobClass.HIGH: Rank.HIGH, JobClass.NORMAL: Rank.NORMAL, JobClass.BEST_EFFORT: Rank.BEST_EFFORT}
+JOB_CLASSES = {
+    ClassName.HIGH: JobClass.HIGH,
+    ClassName.NORMAL: JobClass.NORMAL,
+    ClassName.BEST_EFFORT: JobClass.BEST_EFFORT,
+}
 
 
 def device_limits(settings: Settings, capacity_bytes: int) -> DeviceLimits:
@@ -36,10 +40,10 @@ def lane_reserve_bytes(settings: Settings, capacity_bytes: int) -> int:
     return auto_reserve((), capacity_bytes) if fixed_bytes is None else fixed_bytes
 
 
-def weight_of(settings: Settings, rank: Rank) -> int:
+def weight_of(settings: Settings, job_class: JobClass) -> int:
     """The share of a class under `fair`."""
     return {
-        Rank.HIGH: settings.order.weight_high,
-        Rank.NORMAL: settings.order.weight_normal,
-        Rank.BEST_EFFORT: settings.order.weight_best_effort,
-    }[rank]
+        JobClass.HIGH: settings.order.weight_high,
+        JobClass.NORMAL: settings.order.weight_normal,
+        JobClass.BEST_EFFORT: settings.order.weight_best_effort,
+    }[job_class]

@@ -26,7 +26,7 @@ from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.ordering import Breadth
 from nodedaemon.core.placement import Placement
 from nodedaemon.core.sessions import Place, Session, SessionState
-from nodedaemon.core.types import MICROSECOND_NS, Epoch, LaneId, Rank, SessionId
+from nodedaemon.core.types import MICROSECOND_NS, Epoch, JobClass, LaneId, SessionId
 
 #: A lease with less than that left is ended now, so that nobody has to look again for every nanosecond of difference.
 LEASE_GRAIN_NS = 10 * MICROSECOND_NS
@@ -59,7 +59,7 @@ class Round:
         self._served: list[Session] = []
         self._skipped: set[SessionId] = set()
         #: Classes whose oldest waiter cannot be served at all now: overtaking it takes nothing from it.
-        self._excused: set[Rank] = set()
+        self._excused: set[JobClass] = set()
 
     def serve(self) -> None:
         """Serve arrivals, then waiters, then see to the holders and to lanes of the wrong size."""
@@ -112,24 +112,24 @@ class Round:
 
     # Waiters
 
-    def top_rank(self) -> Rank:
+    def top_class(self) -> JobClass:
         """The best class that waits or runs."""
         device = self.device
-        for rank in Rank:
-            if device.running[rank] or len(device.waits[rank]):
-                return rank
-        return Rank.BEST_EFFORT
+        for job_class in JobClass:
+            if device.running[job_class] or len(device.waits[job_class]):
+                return job_class
+        return JobClass.BEST_EFFORT
 
-    def overtakes_left(self, rank: Rank, *, counts_promises: bool = True) -> int:
+    def overtakes_left(self, job_class: JobClass, *, counts_promises: bool = True) -> int:
         """Iterations of this class that may still start before its oldest waiter, less what holders may run already."""
         device = self.device
-        left = device.limits.overtakes_max - device.waits[rank].oldest_count
+        left = device.limits.overtakes_max - device.waits[job_class].oldest_count
         if not counts_promises:
             return left
         return left - sum(
             (lane.holder.iteration_limit or 0) + (lane.holder.successor is not None)
             for lane in device.open_lanes.values()
-            if lane.holder is not None and device.wait_class(lane.holder) is rank
+            if lane.holder is not None and device.wait_class(lane.holder) is job_class
         )
 
     def is_overdue(self, session: Session) -> bool:
@@ -137,8 +137,8 @@ class Round:
         waits = self.device.waits_of(session)
         return waits.oldest == session.id and waits.oldest_count >= self.device.limits.overtakes_max
 
-    def _outranks_as_overdue(self, waiter: Session, rank: Rank) -> bool:
-        is_peer = waiter.rank <= rank or self.device.ordering.breadth is not Breadth.CLASS
+    def _precedes_as_overdue(self, waiter: Session, job_class: JobClass) -> bool:
+        is_peer = waiter.job_class <= job_class or self.device.ordering.breadth is not Breadth.CLASS
         return is_peer and self.is_overdue(waiter)
 
     def _serve_waiters(self) -> bool:
@@ -173,7 +173,7 @@ class Round:
         device = self.device
         if not any(len(waits) for waits in device.waits.values()):
             return []
-        top = self.top_rank() if device.ordering.breadth is Breadth.CLASS else None
+        top = self.top_class() if device.ordering.breadth is Breadth.CLASS else None
         found: dict[LaneId, tuple[Place, Session]] = {}
         for lane in device.open_lanes.values():
             first = lane.first_waiter()
@@ -184,14 +184,14 @@ class Round:
             first = parked[1].first_waiter()
             assert first is not None
             found[parked[1].id] = first
-        for rank in Rank if top is None else (top,):
-            oldest = device.waits[rank].oldest
-            if oldest is not None and self.overtakes_left(rank, counts_promises=counts_promises) <= 0:
+        for job_class in JobClass if top is None else (top,):
+            oldest = device.waits[job_class].oldest
+            if oldest is not None and self.overtakes_left(job_class, counts_promises=counts_promises) <= 0:
                 session = device.sessions[oldest]
                 assert session.lane is not None
                 if session.lane.id not in found or found[session.lane.id][0][0] > 1:
                     found[session.lane.id] = ((1, session.place[1], (), session.wait_order), session)
-        served = [entry for entry in found.values() if top is None or entry[1].rank is top or entry[1].is_ungated]
+        served = [entry for entry in found.values() if top is None or entry[1].job_class is top or entry[1].is_ungated]
         return [session for _, session in sorted(served, key=lambda entry: entry[0])]
 
     def _serve_waiter(self, session: Session) -> Outcome:
@@ -212,9 +212,9 @@ class Round:
         """Would its iteration overtake somebody once too often, or run ahead of somebody who is served more slowly?"""
         if session.is_ungated or self.is_overdue(session):
             return False
-        rank = self.device.wait_class(session)
+        job_class = self.device.wait_class(session)
         is_oldest = self.device.waits_of(session).oldest == session.id
-        if not is_oldest and rank not in self._excused and self.overtakes_left(rank) <= 0:
+        if not is_oldest and job_class not in self._excused and self.overtakes_left(job_class) <= 0:
             return True
         return self.is_ahead(session, [*self._served, *self._holders()])
 
@@ -241,7 +241,7 @@ class Round:
         session.epoch = device.next_epoch() if handed_epoch is None else handed_epoch
         session.granted_bytes = session.ephemeral_bytes
         session.iteration_limit, session.is_reported = None, False
-        lane.holder, lane.last_rank = session, session.rank
+        lane.holder, lane.last_class = session, session.job_class
         limit = None
         if session.is_ungated:
             self.pin(lane, session)
@@ -261,9 +261,9 @@ class Round:
         lane.is_pinned = True
         self.placement.clear(lane, session)
 
-    def _allot(self, rank: Rank) -> int:
+    def _allot(self, job_class: JobClass) -> int:
         # Lanes that run side by side overtake the same waiters, so they divide what is left.
-        left = self.overtakes_left(rank)
+        left = self.overtakes_left(job_class)
         return min(left, max(1, left // max(1, len(self.device.open_lanes))))
 
     # Bytes
@@ -326,7 +326,7 @@ class Round:
         return chosen if enough else None
 
     def _may_take(self, lane: Lane, claimant: Session) -> bool:
-        if claimant.is_ungated or self._outranks_as_overdue(claimant, lane.last_rank):
+        if claimant.is_ungated or self._precedes_as_overdue(claimant, lane.last_class):
             return True
         if lane.holder is not None and not self.goes_before(claimant, lane.holder):
             return False
@@ -343,7 +343,7 @@ class Round:
 
     def protected_until_ns(self, lane: Lane, claimant: Session) -> int:
         """Until when the quantum keeps the lane for its domain; a higher class and the own domain need not wait."""
-        if lane.domain == claimant.domain or claimant.rank < lane.last_rank:
+        if lane.domain == claimant.domain or claimant.job_class < lane.last_class:
             return self.now_ns
         quantum_end_ns = lane.opened_ns + self.device.limits.domain_quantum_ns
         if lane.holder is not None or lane.first_waiter() is not None:
@@ -352,7 +352,7 @@ class Round:
 
     def goes_before(self, waiter: Session, holder: Session) -> bool:
         """Would the waiter be granted rather than the holder again, if both stood at a boundary now?"""
-        if waiter.is_ungated or self._outranks_as_overdue(waiter, holder.rank):
+        if waiter.is_ungated or self._precedes_as_overdue(waiter, holder.job_class):
             return True
         return self.is_spent(self.lease_wall_ns(holder, waiter))
 
@@ -405,14 +405,14 @@ class Round:
         """End the leases that the policy would not renew, and bound those that overtake somebody."""
         device = self.device
         breadth = device.ordering.breadth
-        top = self.top_rank()
+        top = self.top_class()
         best = self._best_holder() if breadth is Breadth.ONE and sum(device.running.values()) > 1 else None
         for lane in list(device.open_lanes.values()):
             holder = lane.holder
             if holder is None or lane.is_stuck:
                 continue
-            is_outranked = breadth is Breadth.CLASS and holder.rank > top
-            if is_outranked or (best is not None and holder is not best):
+            is_preceded = breadth is Breadth.CLASS and holder.job_class > top
+            if is_preceded or (best is not None and holder is not best):
                 self.revoke(holder, None)
             else:
                 self._tend_holder(lane, holder)

@@ -268,7 +268,7 @@ class Engine:
             domain=event.domain,
             persistent_bytes=round_up(event.persistent_bytes),
             ephemeral_bytes=round_up(event.ephemeral_bytes),
-            rank=event.rank,
+            job_class=event.job_class,
             weight=event.weight,
             remaining_ns=event.remaining_ns,
             arrival_order=self._arrival_count,
@@ -301,8 +301,8 @@ class Engine:
     def _place(session: Session, device: Device, now_ns: int) -> Place:
         # Ungated sessions first; the class is put before the policy's key here, so that no policy can forget it.
         urgency = 0 if session.is_ungated else 2
-        rank = int(session.rank) if device.ordering.breadth is Breadth.CLASS else 0
-        return (urgency, rank, device.ordering.key(session.view(), now_ns), session.wait_order)
+        job_class = int(session.job_class) if device.ordering.breadth is Breadth.CLASS else 0
+        return (urgency, job_class, device.ordering.key(session.view(), now_ns), session.wait_order)
 
     def _return(self, event: ev.GrantReturned, session: Session, device: Device, round_: Round) -> None:
         if not session.is_holding or session.epoch != event.epoch:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, LaneId, Rank, SessionId
+from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class SessionArrived:
     domain: Domain
     persistent_bytes: int
     ephemeral_bytes: int
-    rank: Rank = Rank.NORMAL
+    job_class: JobClass = JobClass.NORMAL
     weight: int = 1
     remaining_ns: int | None = None
 

@@ -11,7 +11,7 @@ from nodedaemon.core.engine import Engine
 from nodedaemon.core.lanes import Device, LaneState
 from nodedaemon.core.ordering import Breadth
 from nodedaemon.core.sessions import Session, SessionState
-from nodedaemon.core.types import Rank, SessionId, Shortfall
+from nodedaemon.core.types import JobClass, SessionId, Shortfall
 
 
 def reasons(engine: Engine, session_id: SessionId) -> tuple[Shortfall, ...]:
@@ -74,7 +74,11 @@ def _of_waiter(device: Device, session: Session) -> list[Shortfall]:
     assert lane is not None
     found = []
     if device.ordering.breadth is Breadth.CLASS:
-        higher = sum(device.running[rank] + len(device.waits[rank]) for rank in Rank if rank < session.rank)
+        higher = sum(
+            device.running[job_class] + len(device.waits[job_class])
+            for job_class in JobClass
+            if job_class < session.job_class
+        )
         if higher:
             found.append(Shortfall("sessions of a higher class", higher, 0, "sessions", "they go first under priority"))
     if lane.holder is not None:

@@ -17,7 +17,7 @@ from nodedaemon.core.fairness import ServiceBook
 from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.ordering import Ordering, Policy
 from nodedaemon.core.sessions import Place, Session, SessionState
-from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, LaneId, Rank, SessionId
+from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 from nodedaemon.core.waiting import WaitList
 
 FORMAT = 1
@@ -32,7 +32,7 @@ class FrozenSession:
     domain: Domain
     persistent_bytes: int
     ephemeral_bytes: int
-    rank: Rank
+    job_class: JobClass
     weight: int
     remaining_ns: int | None
     arrival_order: int
@@ -76,7 +76,7 @@ class FrozenLane:
     is_pinned: bool
     opened_ns: int
     returned_ns: int
-    last_rank: Rank
+    last_class: JobClass
     retry_ns: int
 
 
@@ -109,8 +109,8 @@ class FrozenDevice:
     clock: FrozenClock
     active: dict[SessionId, int]
     floor: int
-    waits: dict[Rank, tuple[tuple[SessionId, int], ...]]
-    running: dict[Rank, int]
+    waits: dict[JobClass, tuple[tuple[SessionId, int], ...]]
+    running: dict[JobClass, int]
     sessions: tuple[FrozenSession, ...]
     arrivals: tuple[SessionId, ...]
     lanes: tuple[FrozenLane, ...]
@@ -163,7 +163,7 @@ def _freeze_device(device: Device) -> FrozenDevice:
         clock=FrozenClock(**_pick(device.clock, _CLOCK)),
         active=active,
         floor=floor,
-        waits={rank: waits.entries() for rank, waits in device.waits.items()},
+        waits={job_class: waits.entries() for job_class, waits in device.waits.items()},
         running=dict(device.running),
         sessions=tuple(_freeze_session(one) for one in device.sessions.values()),
         arrivals=tuple(device.arrivals),
@@ -195,8 +195,8 @@ def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy])
         setattr(device.clock, name, getattr(frozen.clock, name))
     device.wake_ns = frozen.wake_ns
     device.book = ServiceBook.of(frozen.active, frozen.floor)
-    device.waits = {rank: WaitList.of(frozen.waits.get(rank, ())) for rank in Rank}
-    device.running = {rank: frozen.running.get(rank, 0) for rank in Rank}
+    device.waits = {job_class: WaitList.of(frozen.waits.get(job_class, ())) for job_class in JobClass}
+    device.running = {job_class: frozen.running.get(job_class, 0) for job_class in JobClass}
     for one in frozen.sessions:
         session = Session(offers=dict(one.offers), story=list(one.story), **_pick(one, _SESSION))
         device.sessions[session.id] = session

@@ -14,7 +14,7 @@ from enum import StrEnum
 from nodedaemon.core.fairness import SCALE_BITS, ServiceBook, ServiceClock
 from nodedaemon.core.ordering import Breadth, Ordering
 from nodedaemon.core.sessions import Place, Session, SessionState
-from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, LaneId, Rank, SessionId
+from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, LaneId, SessionId
 from nodedaemon.core.waiting import WaitList
 
 
@@ -48,7 +48,7 @@ class Lane:
     is_pinned: bool = False
     opened_ns: int = 0
     returned_ns: int = 0
-    last_rank: Rank = Rank.NORMAL
+    last_class: JobClass = JobClass.NORMAL
     retry_ns: int = 0
     waiters: list[tuple[Place, SessionId]] = field(default_factory=list)
     _sizes: list[tuple[int, SessionId]] = field(default_factory=list)
@@ -131,8 +131,8 @@ class Device:
         self.wait_order = 0
         self.clock = ServiceClock(now_ns, limits.service_half_life_ns)
         self.book = ServiceBook()
-        self.waits: dict[Rank, WaitList] = {rank: WaitList() for rank in Rank}
-        self.running: dict[Rank, int] = dict.fromkeys(Rank, 0)
+        self.waits: dict[JobClass, WaitList] = {job_class: WaitList() for job_class in JobClass}
+        self.running: dict[JobClass, int] = dict.fromkeys(JobClass, 0)
         self.wake_ns: int | None = None
         self._parked: list[tuple[Place, LaneId]] = []
         self._sizes: list[tuple[int, SessionId]] = []
@@ -152,7 +152,7 @@ class Device:
         session.granted_plain, session.granted_grown = self.clock.plain, self.clock.grown
         session.is_served = True
         self.clock.busy_count += 1
-        self.running[session.rank] += 1
+        self.running[session.job_class] += 1
 
     def stop_service(self, session: Session) -> None:
         """Credit what the session attained since `start_service`; without one before, nothing happens."""
@@ -166,7 +166,7 @@ class Device:
         self.book.update(session.id, session.virtual)
         session.is_served = False
         self.clock.busy_count -= 1
-        self.running[session.rank] -= 1
+        self.running[session.job_class] -= 1
 
     def note_running_service(self) -> None:
         """Tell the book what the holders have attained by now, before somebody is lifted to the floor."""
@@ -182,9 +182,9 @@ class Device:
             session.granted_grown >>= bits
         self.book.shift(bits)
 
-    def wait_class(self, session: Session) -> Rank:
+    def wait_class(self, session: Session) -> JobClass:
         """Those whom the session may overtake only so often: its class where classes matter, else everybody."""
-        return session.rank if self.ordering.breadth is Breadth.CLASS else Rank.NORMAL
+        return session.job_class if self.ordering.breadth is Breadth.CLASS else JobClass.NORMAL
 
     def waits_of(self, session: Session) -> WaitList:
         return self.waits[self.wait_class(session)]
@@ -235,7 +235,7 @@ class Device:
     def forget_waiters(self) -> None:
         """Before all waiters are put in order anew."""
         self._parked.clear()
-        self.waits = {rank: WaitList() for rank in Rank}
+        self.waits = {job_class: WaitList() for job_class in JobClass}
 
     def first_parked(self) -> tuple[Place, Lane] | None:
         """The parked lane whose first waiter goes before those of all other parked lanes."""

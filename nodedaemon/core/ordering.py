@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from nodedaemon.core.fairness import SCALE_BITS
-from nodedaemon.core.types import Rank, SessionId
+from nodedaemon.core.types import JobClass, SessionId
 
 #: Where a nonsensical key sorts: behind everything that a sane policy says.
 LAST = (1 << 256,)
@@ -29,7 +29,7 @@ class Waiting(NamedTuple):
 
     session: SessionId
     arrival_order: int
-    rank: Rank
+    job_class: JobClass
     weight: int
     #: Below 0 by how much it is over its time.
     remaining_ns: int | None
@@ -95,8 +95,8 @@ class Ordering:
 
     def lease_service(self, holder: Waiting, first: Waiting, now_ns: int) -> int | None:
         """Service after which `first` goes before `holder`: 0 or less for now, None for never while neither changes."""
-        if self.breadth is Breadth.CLASS and first.rank is not holder.rank:
-            return -1 if first.rank < holder.rank else None
+        if self.breadth is Breadth.CLASS and first.job_class is not holder.job_class:
+            return -1 if first.job_class < holder.job_class else None
         if self._timed is not None:
             try:
                 service = self._timed.lease_service(holder, first)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.fairness import SCALE_BITS
 from nodedaemon.core.ordering import Waiting
-from nodedaemon.core.types import Domain, Epoch, JobId, Rank, SessionId
+from nodedaemon.core.types import Domain, Epoch, JobClass, JobId, SessionId
 
 if TYPE_CHECKING:
     from nodedaemon.core.lanes import Lane
@@ -61,7 +61,7 @@ class Session:
     domain: Domain
     persistent_bytes: int
     ephemeral_bytes: int
-    rank: Rank
+    job_class: JobClass
     weight: int
     remaining_ns: int | None
     arrival_order: int
@@ -116,4 +116,4 @@ class Session:
             virtual += (grown - self.granted_grown) // self.weight
             if remaining_ns is not None:
                 remaining_ns -= (plain - self.granted_plain) >> SCALE_BITS
-        return Waiting(self.id, self.arrival_order, self.rank, self.weight, remaining_ns, virtual, self.wanted_ns)
+        return Waiting(self.id, self.arrival_order, self.job_class, self.weight, remaining_ns, virtual, self.wanted_ns)

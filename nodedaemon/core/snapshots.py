@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nodedaemon.core.fairness import SCALE_BITS
 from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.sessions import Session, SessionState
-from nodedaemon.core.types import DeviceId, Domain, Epoch, JobId, LaneId, Rank, SessionId
+from nodedaemon.core.types import DeviceId, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class SessionSnapshot:
     lane: LaneId | None
     persistent_bytes: int
     ephemeral_bytes: int
-    rank: Rank
+    job_class: JobClass
     weight: int
     remaining_ns: int | None
     service_ns: int
@@ -116,7 +116,7 @@ def _describe_session(session: Session, device: Device) -> SessionSnapshot:
         lane=None if session.lane is None else session.lane.id,
         persistent_bytes=session.persistent_bytes,
         ephemeral_bytes=session.ephemeral_bytes,
-        rank=session.rank,
+        job_class=session.job_class,
         weight=session.weight,
         remaining_ns=None if view.remaining_ns is None else max(0, view.remaining_ns),
         service_ns=(session.service_plain + running) >> SCALE_BITS,

@@ -27,7 +27,7 @@ SECOND_NS = 1_000_000_000
 GRANULARITY_BYTES = 2 * MIB
 
 
-class Rank(IntEnum):
+class JobClass(IntEnum):
     """A session's class. Smaller goes first under `priority`, and a smaller one ignores `DomainQuantum`."""
 
     HIGH = 0

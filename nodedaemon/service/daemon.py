@@ -26,34 +26,34 @@ from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.cgroup import list_pids
-from nodedaemon.service.books import Books
-from nodedaemon.service.connections import Connections, Limits
-from nodedaemon.service.control import Control
-from nodedaemon.service.desk import SessionDesk
-from nodedaemon.service.devices import make_devices
-from nodedaemon.service.dispatcher import DIGEST_INTERVAL_COUNT, Dispatcher, Replay, replay
-from nodedaemon.service.executor import Executor
-from nodedaemon.service.jobs import JobBook, JobStart, Recorded, TaskRequest, adaptor_environment
-from nodedaemon.service.journal import Journal
-from nodedaemon.service.lanes import LaneKeeper
-from nodedaemon.service.launches import LaunchKeeper
-from nodedaemon.service.ledger import Ledger
-from nodedaemon.service.live import LiveSession, Roster
-from nodedaemon.service.markers import Markers
-from nodedaemon.service.memory_limits import MemoryLimits
-from nodedaemon.service.metrics import MetricsPage, NodeCollector, Tally
-from nodedaemon.service.mps_servers import MpsServers
-from nodedaemon.service.notify import Notifier
-from nodedaemon.service.places import lock_state, open_socket, prepare_directory, raise_descriptor_limit
-from nodedaemon.service.recovery import GATHER_TIMEOUT_S, Recovery
-from nodedaemon.service.rules import Rules
-from nodedaemon.service.sampler import Sampler
-from nodedaemon.service.server import Server
-from nodedaemon.service.slurmwatch import node_commands, watch_slurm
-from nodedaemon.service.spool import Spool
-from nodedaemon.service.state import SessionFacts, ShellState
-from nodedaemon.service.status import StatusView, Viewer
-from nodedaemon.service.store import DatabaseStore
+from nodedaemon.service.control.configuration import Rules
+from nodedaemon.service.control.metrics import MetricsPage, NodeCollector, Tally
+from nodedaemon.service.control.requests import Control
+from nodedaemon.service.control.status import StatusView, Viewer
+from nodedaemon.service.control.systemd import Notifier
+from nodedaemon.service.devices.discovery import make_devices
+from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.launch_gate import LaunchKeeper
+from nodedaemon.service.devices.memory_limits import MemoryLimits
+from nodedaemon.service.devices.mps import MpsServers
+from nodedaemon.service.devices.readings import Sampler
+from nodedaemon.service.jobs.prolog_files import Markers
+from nodedaemon.service.jobs.registry import JobBook, JobStart, Recorded, TaskRequest, adaptor_environment
+from nodedaemon.service.jobs.slurm import node_commands, watch_slurm
+from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT, Dispatcher, Replay, replay
+from nodedaemon.service.journal.segments import Journal
+from nodedaemon.service.journal.state import SessionFacts, ShellState
+from nodedaemon.service.paths import lock_state, open_socket, prepare_directory, raise_descriptor_limit
+from nodedaemon.service.sessions.attach import SessionDesk
+from nodedaemon.service.sessions.connections import Connections, Limits
+from nodedaemon.service.sessions.executor import Executor
+from nodedaemon.service.sessions.frames import Server
+from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S, Recovery
+from nodedaemon.service.sessions.roster import LiveSession, Roster
+from nodedaemon.service.usage.database import DatabaseStore
+from nodedaemon.service.usage.ledger import Ledger
+from nodedaemon.service.usage.recorder import Books
+from nodedaemon.service.usage.spool import Spool
 from nodedaemon.wire.control import DaemonStatus, NodeStatus
 from nodedaemon.wire.messages import Profile
 

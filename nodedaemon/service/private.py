@@ -20,7 +20,7 @@ from pathlib import Path
 
 from nodedaemon.config import load_or_raise
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.service.places import prepare_directory
+from nodedaemon.service.paths import prepare_directory
 
 EXIT_IDLE_SECONDS = 600
 START_TIMEOUT_SECONDS = 20.0

@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.types import GIB, MILLISECOND_NS, SECOND_NS, JobId, Rank
+from nodedaemon.core.types import GIB, MILLISECOND_NS, SECOND_NS, JobClass, JobId
 from nodedaemon.sim.models import Model, models, timed_models
 from nodedaemon.sim.workload import Job, Workload
 
@@ -199,7 +199,11 @@ def _switch(name: str, given: Parameters, _draw: Draw) -> Iterable[Workload]:
     jobs = [
         _job(1, 0, long, round(given["long_length_s"] * SECOND_NS)),
         _job(
-            2, short_at_ns, short, round(given["short_length_s"] * SECOND_NS), rank=Rank[given["short_class"].upper()]
+            2,
+            short_at_ns,
+            short,
+            round(given["short_length_s"] * SECOND_NS),
+            job_class=JobClass[given["short_class"].upper()],
         ),
     ]
     yield _workload(

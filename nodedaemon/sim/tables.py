@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS, JobId, Rank
+from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS, JobClass, JobId
 from nodedaemon.sim.models import bytes_of, models
 from nodedaemon.sim.workload import Job, Workload, by_submission
 
@@ -168,13 +168,13 @@ class _Row:
     def startup_ns(self) -> int:
         return round(self.number("startup_s", 0, 1e10) * SECOND_NS) if self.text("startup_s") else 0
 
-    def rank(self) -> Rank:
+    def job_class(self) -> JobClass:
         name = self.text("class", "normal").upper().replace("-", "_")
-        if name in Rank.__members__:
-            return Rank[name]
-        known = ", ".join(rank.name.lower() for rank in Rank)
+        if name in JobClass.__members__:
+            return JobClass[name]
+        known = ", ".join(job_class.name.lower() for job_class in JobClass)
         self.faults.append(f"class is {self.text('class')!r}, not one of {known}")
-        return Rank.NORMAL
+        return JobClass.NORMAL
 
 
 def _job(cells: dict[str, str], line: int) -> Job:
@@ -193,7 +193,7 @@ def _job(cells: dict[str, str], line: int) -> Job:
         model=row.text("model"),
         user=user,
         account=row.text("account", user),
-        rank=row.rank(),
+        job_class=row.job_class(),
         weight=row.whole("weight", 10**6),
         device_count=row.whole("gpus", 10**6),
         startup_ns=row.startup_ns(),

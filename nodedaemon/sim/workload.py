@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from nodedaemon.core.types import JobId, Profile, Rank
+from nodedaemon.core.types import JobClass, JobId, Profile
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Job:
     model: str = ""
     user: str = "user"
     account: str = "account"
-    rank: Rank = Rank.NORMAL
+    job_class: JobClass = JobClass.NORMAL
     weight: int = 1
     device_count: int = 1
     request_offsets_ns: tuple[int, ...] | None = None

@@ -174,7 +174,7 @@ class World:
                 domain=self._rules.lane_sharing.domain(job.user, job.account),
                 persistent_bytes=job.persistent_bytes,
                 ephemeral_bytes=job.ephemeral_bytes,
-                rank=job.rank,
+                job_class=job.job_class,
                 weight=job.weight,
                 remaining_ns=job.work_ns,
             )

@@ -20,7 +20,7 @@ class SessionStatus(msgspec.Struct, kw_only=True):
     device: str
     lane: int | None
     state: str
-    rank: str
+    job_class: str
     weight: int
     persistent_bytes: int
     ephemeral_bytes: int

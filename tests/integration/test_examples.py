@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from nodedaemon.service.dispatcher import replay
-from nodedaemon.service.journal import read_journal
+from nodedaemon.service.journal.dispatcher import replay
+from nodedaemon.service.journal.segments import read_journal
 from tests.support.example_jobs import EXAMPLES, ExampleJobs, HighWaits, jain
 from tests.support.salusd import wait_until
 

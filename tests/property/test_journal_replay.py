@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from nodedaemon.core import commands, events
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.invariants import check
-from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobId, Rank, SessionId
-from nodedaemon.service.dispatcher import Dispatcher, engine_digest, replay
-from nodedaemon.service.journal import Journal, read_journal
-from nodedaemon.service.state import ProcessFacts, SessionNote, ShellState
+from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
+from nodedaemon.service.journal.dispatcher import Dispatcher, engine_digest, replay
+from nodedaemon.service.journal.segments import Journal, read_journal
+from nodedaemon.service.journal.state import ProcessFacts, SessionNote, ShellState
 
 DEVICE = DeviceId("HOST-1")
 STEPS = st.lists(
@@ -55,7 +55,7 @@ class Shell:
         domain = Domain(f"user:{size % 2}")
         self.dispatcher.note(SessionNote(session, job, DEVICE, domain, 0, ProcessFacts(), True, "", "", 0, 0, 0))
         self.dispatcher.submit(
-            events.SessionArrived(session, DEVICE, job, domain, 2 * MIB, 4 * (size + 1) * MIB, Rank(size % 3))
+            events.SessionArrived(session, DEVICE, job, domain, 2 * MIB, 4 * (size + 1) * MIB, JobClass(size % 3))
         )
 
     def step(self, what, number, value):

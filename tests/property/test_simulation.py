@@ -12,7 +12,7 @@ from nodedaemon.core import invariants
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
-from nodedaemon.core.types import GIB, MIB, MILLISECOND_NS, SECOND_NS, JobId, LaneSharing, Rank
+from nodedaemon.core.types import GIB, MIB, MILLISECOND_NS, SECOND_NS, JobClass, JobId, LaneSharing
 from nodedaemon.sim import world
 from nodedaemon.sim.line import Line, Minima, Room, Spread, bins_needed
 from nodedaemon.sim.run import Setting, prepare, run_policy
@@ -36,7 +36,7 @@ def jobs(draw):
             iteration_ns=draw(st.integers(1, 50) | st.integers(1, 900).map(lambda n: n * MILLISECOND_NS)),
             iteration_count=count,
             user=draw(st.sampled_from(["ann", "bob", "eve"])),
-            rank=draw(st.sampled_from(list(Rank))),
+            job_class=draw(st.sampled_from(list(JobClass))),
             weight=draw(st.integers(1, 4)),
             request_offsets_ns=offsets,
         )

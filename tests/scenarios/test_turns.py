@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nodedaemon.core import events as ev
-from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, OnHang, Rank
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, JobClass, OnHang
 from tests.support.engine_table import Row, play, turns
 from tests.support.engine_world import DEVICE
 
@@ -103,7 +103,7 @@ def test_priority_waits_for_the_iteration_under_way_and_then_runs_alone() -> Non
     decisions = play(
         limits("priority"),
         Row(1, "ada", 0, 100, 600, iteration_ms=10, iteration_count=3),
-        Row(2, "ben", 15, 100, 600, iteration_ms=5, iteration_count=2, rank=Rank.HIGH),
+        Row(2, "ben", 15, 100, 600, iteration_ms=5, iteration_count=2, job_class=JobClass.HIGH),
     )
     assert decisions[4:] == [
         "15 admit 2",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
-from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain, Rank, SessionId
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain, JobClass, SessionId
 from tests.support.engine_world import World
 
 
@@ -25,7 +25,7 @@ class Row:
     ephemeral_mib: int
     iteration_ms: int
     iteration_count: int
-    rank: Rank = Rank.NORMAL
+    job_class: JobClass = JobClass.NORMAL
     weight: int = 1
 
     @property
@@ -111,8 +111,8 @@ class Play:
     def arrive(self, row: Row) -> None:
         domain = Domain(f"user:{row.user}")
         self.world.arrive(
-            row.session, row.persistent_mib, row.ephemeral_mib, domain=domain, rank=row.rank, weight=row.weight,
-            remaining_ns=row.length_ns * row.iteration_count,
+            row.session, row.persistent_mib, row.ephemeral_mib, domain=domain, job_class=row.job_class,
+            weight=row.weight, remaining_ns=row.length_ns * row.iteration_count,
         )  # fmt: skip
         self.note()
 

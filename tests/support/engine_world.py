@@ -23,9 +23,9 @@ from nodedaemon.core.types import (
     DeviceLimits,
     Domain,
     Epoch,
+    JobClass,
     JobId,
     LaneId,
-    Rank,
     SessionId,
 )
 
@@ -139,7 +139,11 @@ class World:
             assert answer_count < 1000, "the engine moves bytes to and fro and lets nobody run"
 
     def arrive(self, session: int, persistent_mib: int, ephemeral_mib: int, **other: object) -> list[cmd.Command]:
-        fields: dict[str, object] = {"domain": Domain("user:ada"), "job": JobId(str(session)), "rank": Rank.NORMAL}
+        fields: dict[str, object] = {
+            "domain": Domain("user:ada"),
+            "job": JobId(str(session)),
+            "job_class": JobClass.NORMAL,
+        }
         fields.update(other)
         return self.send(
             ev.SessionArrived(

@@ -14,9 +14,9 @@ from typing import Any
 from nodedaemon.core import events
 from nodedaemon.core.commands import Command, Grant, Revoke
 from nodedaemon.core.events import Event
-from nodedaemon.core.types import Rank
-from nodedaemon.service.dispatcher import replay
-from nodedaemon.service.journal import read_journal
+from nodedaemon.core.types import JobClass
+from nodedaemon.service.journal.dispatcher import replay
+from nodedaemon.service.journal.segments import read_journal
 from tests.support.salusd import ROOT, Salusd, wait_until
 from tests.support.workers import Crew
 
@@ -170,7 +170,7 @@ class HighWaits:
             replay(segment, self._watch)
 
     def _watch(self, event: Event, _now_ns: int, made: list[Command]) -> None:
-        if isinstance(event, events.SessionArrived) and event.rank is Rank.HIGH:
+        if isinstance(event, events.SessionArrived) and event.job_class is JobClass.HIGH:
             self._high.add(event.session)
         if isinstance(event, events.GrantReturned) and event.handed_over in self._offered:
             self._begin(self._offered[event.handed_over])

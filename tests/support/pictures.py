@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from nodedaemon.core.types import GIB, SECOND_NS, JobId, Rank
+from nodedaemon.core.types import GIB, SECOND_NS, JobClass, JobId
 from nodedaemon.sim.builtin import Draw, built_in
 from nodedaemon.sim.run import Setting, prepare, run_baseline, run_policy
 from nodedaemon.sim.workload import Job, Workload
@@ -22,7 +22,7 @@ FONT = 'font-family="sans-serif" font-size="13"'
 JOBS = (
     Job(JobId("A"), 0, 4 * GIB, 4 * GIB, SECOND_NS // 2, 36),
     Job(JobId("B"), 3 * SECOND_NS, 3 * GIB, 4 * GIB, SECOND_NS // 2, 16),
-    Job(JobId("C"), 6 * SECOND_NS, 1 * GIB, 2 * GIB, SECOND_NS // 4, 12, rank=Rank.HIGH),
+    Job(JobId("C"), 6 * SECOND_NS, 1 * GIB, 2 * GIB, SECOND_NS // 4, 12, job_class=JobClass.HIGH),
 )
 
 

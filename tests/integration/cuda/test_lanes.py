@@ -208,7 +208,7 @@ def test_kernels_of_best_effort_wait_while_the_high_class_works(
 
 def is_granted(node: CudaNode, job_class: str) -> bool:
     sessions = node.ask("status")["sessions"]
-    return any(session["rank"] == job_class and session["state"] == "running" for session in sessions)
+    return any(session["job_class"] == job_class and session["state"] == "running" for session in sessions)
 
 
 def count_in(path: Path) -> int:

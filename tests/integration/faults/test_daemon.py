@@ -6,8 +6,8 @@ import sqlite3
 
 import pytest
 
-from nodedaemon.service.dispatcher import replay
-from nodedaemon.service.journal import read_journal
+from nodedaemon.service.journal.dispatcher import replay
+from nodedaemon.service.journal.segments import read_journal
 from tests.support.salusd import wait_until
 from tests.support.workers import overlaps
 

@@ -15,9 +15,9 @@ import pytest
 
 from nodedaemon.core.commands import Grant
 from nodedaemon.core.events import GrantReturned, GrantWanted
-from nodedaemon.service.dispatcher import replay
-from nodedaemon.service.journal import read_journal, segment_paths
-from nodedaemon.service.metrics import CONNECTIONS_MAX
+from nodedaemon.service.control.metrics import CONNECTIONS_MAX
+from nodedaemon.service.journal.dispatcher import replay
+from nodedaemon.service.journal.segments import read_journal, segment_paths
 from tests.support.salusd import ROOT, Salusd, wait_until
 from tests.support.workers import overlaps
 

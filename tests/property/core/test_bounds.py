@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nodedaemon.core.policies.fair import Fair
 from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.types import MIB, DeviceLimits, Domain, Rank, SessionId
+from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, SessionId
 from nodedaemon.core.waiting import WaitList
 from tests.support.engine_timeline import Timeline
 from tests.support.engine_world import World
@@ -75,11 +75,13 @@ def run_priority(seed: int, policy: str = "priority") -> None:
     rng = random.Random(seed)
     world = World(DeviceLimits(1024 * MIB, policy=policy, lanes_max=rng.randint(1, 3), domain_quantum_ns=10**9))
     high = SessionId(1)
-    world.arrive(high, 10, 200, rank=Rank.HIGH, domain=Domain(f"user:{rng.randrange(3)}"))
+    world.arrive(high, 10, 200, job_class=JobClass.HIGH, domain=Domain(f"user:{rng.randrange(3)}"))
     world.confirm_all()
     for number in range(2, rng.randint(3, 9)):
-        rank = rng.choice([Rank.NORMAL, Rank.BEST_EFFORT])
-        world.arrive(number, 20, rng.choice([100, 300, 500]), rank=rank, domain=Domain(f"user:{rng.randrange(3)}"))
+        job_class = rng.choice([JobClass.NORMAL, JobClass.BEST_EFFORT])
+        world.arrive(
+            number, 20, rng.choice([100, 300, 500]), job_class=job_class, domain=Domain(f"user:{rng.randrange(3)}")
+        )
         world.confirm_all()
         for session in list(world.running):
             if session in world.running:
@@ -101,9 +103,9 @@ def run_priority(seed: int, policy: str = "priority") -> None:
             world.confirm_all()
     assert high in world.running, "the high session waits for more than the iterations that were under way"
     (device,) = world.engine.devices()
-    assert all(one.rank is Rank.HIGH for one in device.sessions.values() if one.state is SessionState.RUNNING), (
-        "a lower class runs on beside a high one"
-    )
+    assert all(
+        one.job_class is JobClass.HIGH for one in device.sessions.values() if one.state is SessionState.RUNNING
+    ), "a lower class runs on beside a high one"
 
 
 @given(st.integers(0, 2**32))
@@ -132,9 +134,9 @@ def run_overtaking(seed: int, step_count: int = 300) -> int:
         began = since.pop(session, (next(clock), 0))[0]
         counts.pop(session, None)
         (device,) = world.engine.devices()
-        ranks = {one.id: one.rank for one in device.sessions.values()}
+        classes = {one.id: one.job_class for one in device.sessions.values()}
         for waiter, (waits_since, _) in since.items():
-            is_peer = policy != "priority" or ranks[waiter] is ranks[session]
+            is_peer = policy != "priority" or classes[waiter] is classes[session]
             if waits_since < began and is_peer:
                 counts[waiter] = counts.get(waiter, 0) + 1
                 worst = max(worst, counts[waiter])
@@ -143,8 +145,8 @@ def run_overtaking(seed: int, step_count: int = 300) -> int:
     timeline = Timeline(world, lambda session: rng.randint(1_000, 50_000), on_start=on_start)
     sessions = [SessionId(number) for number in range(1, rng.randint(3, 8))]
     for session in sessions:
-        rank = rng.choice(list(Rank))
-        world.arrive(session, 10, rng.choice([50, 250]), rank=rank, remaining_ns=rng.randrange(10**7))
+        job_class = rng.choice(list(JobClass))
+        world.arrive(session, 10, rng.choice([50, 250]), job_class=job_class, remaining_ns=rng.randrange(10**7))
     world.confirm_all()
     for session in sessions:
         since[session] = (next(clock), 0)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from nodedaemon.core.lanes import Device, Lane
 from nodedaemon.core.memory import charge_units, device_units
-from nodedaemon.core.types import MIB, DeviceLimits, Domain, Rank, SessionId
+from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, SessionId
 from tests.property.core.test_safety import POLICY_NAMES, policy_of
 from tests.support.engine_world import World
 
@@ -88,7 +88,7 @@ def arrive(
         persistent_bytes // MIB,
         ephemeral_bytes // MIB,
         domain=Domain(f"user:{rng.randrange(domain_count)}"),
-        rank=rng.choice(list(Rank)),
+        job_class=rng.choice(list(JobClass)),
         weight=rng.randint(1, 3),
     )
     world.confirm_all()

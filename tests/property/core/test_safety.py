@@ -17,7 +17,7 @@ from nodedaemon.core.memory import charge_units, device_units
 from nodedaemon.core.ordering import Breadth, Waiting
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.types import MIB, DeviceLimits, Domain, OnHang, OnOverrun, Rank, SessionId
+from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, OnHang, OnOverrun, SessionId
 from tests.support.engine_world import DEVICE, World
 
 CAPACITY_MIB = 1024
@@ -97,11 +97,11 @@ class EngineMachine(RuleBasedStateMachine):
         persistent=st.integers(0, 200),
         ephemeral=st.integers(0, 700),
         domain=st.integers(0, 3),
-        rank=st.sampled_from(Rank),
+        job_class=st.sampled_from(JobClass),
         weight=st.integers(1, 4),
         remaining=st.one_of(st.none(), st.integers(0, 10**7)),
     )
-    def arrive(self, persistent, ephemeral, domain, rank, weight, remaining) -> None:
+    def arrive(self, persistent, ephemeral, domain, job_class, weight, remaining) -> None:
         reserve_bytes = self.limits.lane_reserve_bytes
         sizes = (-(-persistent // 2) * 2 * MIB, -(-ephemeral // 2) * 2 * MIB)
         charge = charge_units(*sizes, reserve_bytes, UNIT_BYTES)
@@ -115,7 +115,7 @@ class EngineMachine(RuleBasedStateMachine):
             persistent,
             ephemeral,
             domain=Domain(f"user:{domain}"),
-            rank=rank,
+            job_class=job_class,
             weight=weight,
             remaining_ns=remaining,
         )

@@ -10,9 +10,9 @@ from cli.main import app
 from nodedaemon.core import events
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobId, SessionId
-from nodedaemon.service.dispatcher import Dispatcher
-from nodedaemon.service.journal import Journal
-from nodedaemon.service.state import DigestNote, ProcessFacts, SessionNote, ShellState
+from nodedaemon.service.journal.dispatcher import Dispatcher
+from nodedaemon.service.journal.segments import Journal
+from nodedaemon.service.journal.state import DigestNote, ProcessFacts, SessionNote, ShellState
 
 DEVICE = DeviceId("HOST-1")
 

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 def session(number, state, reason=""):
     return SessionStatus(
-        session=number, job=f"{100 + number}", user="ada", device="HOST-1", lane=1, state=state, rank="normal",
+        session=number, job=f"{100 + number}", user="ada", device="HOST-1", lane=1, state=state, job_class="normal",
         weight=2,        persistent_bytes=100 * MIB, ephemeral_bytes=50 * MIB, own_bytes=None,
         service_ns=0, share_permille=500,
         entitled_permille=500, waited_ns=0, waiting_ns=3_000_000, iteration_count=7, handover_count=0, is_gated=True,

@@ -7,7 +7,7 @@ import pytest
 from nodedaemon.config import Config, device_limits, load, load_or_raise, locate, parse, weight_of
 from nodedaemon.config.choices import DeviceType, PolicyName, UnknownJob
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.types import MIB, DeviceLimits, Rank
+from nodedaemon.core.types import MIB, DeviceLimits, JobClass
 
 TEXT = """
 ClusterName=lab
@@ -74,7 +74,7 @@ def test_defaults_are_those_of_the_engine():
 
 def test_classes_have_weights():
     settings = Config().settings
-    assert [weight_of(settings, rank) for rank in Rank] == [4, 2, 1]
+    assert [weight_of(settings, job_class) for job_class in JobClass] == [4, 2, 1]
 
 
 def test_a_program_that_cannot_go_on_gets_all_findings_in_one_error(tmp_path):

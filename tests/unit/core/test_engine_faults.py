@@ -13,9 +13,9 @@ from nodedaemon.core.types import (
     SECOND_NS,
     DeviceLimits,
     Domain,
+    JobClass,
     OnHang,
     OnOverrun,
-    Rank,
     Shortfall,
 )
 from tests.support.engine_world import DEVICE, World
@@ -266,7 +266,7 @@ def test_a_holder_that_may_have_handed_over_is_ungated_after_its_return() -> Non
 def test_a_waiter_that_is_ungated_goes_first_and_its_mates_are_served_in_the_same_breath(policy: str) -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1, policy=policy))
     world.arrive(1, 50, 200)
-    world.arrive(2, 50, 200, rank=Rank.BEST_EFFORT)
+    world.arrive(2, 50, 200, job_class=JobClass.BEST_EFFORT)
     world.confirm_all()
     world.want(1)
     world.want(2)

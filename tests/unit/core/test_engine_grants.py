@@ -9,7 +9,7 @@ from nodedaemon.core import events as ev
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.fairness import ONE_NS
 from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, DeviceLimits, Rank
+from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, DeviceLimits, JobClass
 from tests.support.engine_world import DEVICE, World
 
 HANG_NS = 60 * SECOND_NS
@@ -257,8 +257,8 @@ def test_under_pack_lanes_run_side_by_side() -> None:
 
 def test_under_priority_no_lower_iteration_starts_while_a_high_session_runs() -> None:
     world = World(DeviceLimits(1000 * MIB, policy="priority"))
-    world.arrive(1, 50, 200, rank=Rank.BEST_EFFORT)
-    world.arrive(2, 50, 200, rank=Rank.HIGH)
+    world.arrive(1, 50, 200, job_class=JobClass.BEST_EFFORT)
+    world.arrive(2, 50, 200, job_class=JobClass.HIGH)
     world.confirm_all()
     world.want(1)
     assert world.want(2) == [cmd.Grant(2, 2, 4), cmd.Revoke(1, 3), cmd.WakeAt(DEVICE, HANG_NS)]

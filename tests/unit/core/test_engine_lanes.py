@@ -5,7 +5,7 @@ from __future__ import annotations
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
 from nodedaemon.core.lanes import LaneState
-from nodedaemon.core.types import MIB, SECOND_NS, DeviceLimits, Domain, Rank
+from nodedaemon.core.types import MIB, SECOND_NS, DeviceLimits, Domain, JobClass
 from tests.support.engine_world import DEVICE, World
 
 ADA, BEN = Domain("user:ada"), Domain("user:ben")
@@ -181,7 +181,7 @@ def test_a_higher_class_ignores_the_quantum() -> None:
     world.arrive(1, 100, 600)
     world.confirm_all()
     world.want(1)
-    world.arrive(2, 100, 600, domain=BEN, rank=Rank.HIGH)
+    world.arrive(2, 100, 600, domain=BEN, job_class=JobClass.HIGH)
     assert world.want(2) == [cmd.Revoke(1, 2), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
     assert boundary(world, 1) == [cmd.ReleaseLane(1, 3)]
 

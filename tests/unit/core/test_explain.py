@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nodedaemon.core import events as ev
 from nodedaemon.core.explain import reasons, would_run
-from nodedaemon.core.types import MIB, DeviceLimits, Domain, Rank, Shortfall
+from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, Shortfall
 from tests.support.engine_world import DEVICE, World
 
 BEN = Domain("user:ben")
@@ -89,8 +89,8 @@ def test_a_waiter_of_a_parked_lane_is_told_what_its_lane_lacks() -> None:
 
 def test_a_waiter_of_a_lower_class_is_told_how_many_go_first() -> None:
     world = make(policy="priority", lanes_max=1)
-    world.arrive(1, 50, 200, rank=Rank.HIGH)
-    world.arrive(2, 50, 200, rank=Rank.BEST_EFFORT)
+    world.arrive(1, 50, 200, job_class=JobClass.HIGH)
+    world.arrive(2, 50, 200, job_class=JobClass.BEST_EFFORT)
     world.confirm_all()
     world.want(1)
     world.want(2)

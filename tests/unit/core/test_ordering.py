@@ -12,13 +12,13 @@ from nodedaemon.core.errors import RequestError
 from nodedaemon.core.fairness import ONE_NS
 from nodedaemon.core.ordering import LAST, Breadth, Ordering, Waiting
 from nodedaemon.core.policies import POLICIES
-from nodedaemon.core.types import DeviceLimits, Rank, SessionId
+from nodedaemon.core.types import DeviceLimits, JobClass, SessionId
 
 
 def waiting(session: int = 1, **other: object) -> Waiting:
     fields: dict[str, object] = {
         "arrival_order": session,
-        "rank": Rank.NORMAL,
+        "job_class": JobClass.NORMAL,
         "weight": 1,
         "remaining_ns": None,
         "virtual_service": 0,
@@ -96,7 +96,7 @@ def test_a_fair_lease_lasts_until_the_holder_is_ahead_for_its_weight(policy: str
 
 
 def test_a_lease_ends_at_once_for_a_higher_class_and_never_for_a_lower_one() -> None:
-    high, normal = waiting(1, rank=Rank.HIGH, virtual_service=10**9), waiting(2)
+    high, normal = waiting(1, job_class=JobClass.HIGH, virtual_service=10**9), waiting(2)
     assert ordering("priority").lease_service(normal, high, 0) == -1
     assert ordering("priority").lease_service(high, normal, 0) is None
     assert ordering("fifo").lease_service(normal, high, 0) == 0

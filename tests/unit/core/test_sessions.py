@@ -7,13 +7,13 @@ import pytest
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.fairness import ONE_NS
 from nodedaemon.core.sessions import HOLDING, STORY_LENGTH, TRANSITIONS, Session, SessionState
-from nodedaemon.core.types import Domain, JobId, Rank, SessionId
+from nodedaemon.core.types import Domain, JobClass, JobId, SessionId
 
 
 def make(**other: object) -> Session:
     fields: dict[str, object] = {"weight": 1, "remaining_ns": None, "arrival_order": 1, "arrived_ns": 0}
     fields.update(other)
-    return Session(SessionId(7), JobId("42"), Domain("user:ada"), 0, 0, Rank.NORMAL, **fields)  # type: ignore[arg-type]
+    return Session(SessionId(7), JobId("42"), Domain("user:ada"), 0, 0, JobClass.NORMAL, **fields)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("state", SessionState)

@@ -9,7 +9,7 @@ from nodedaemon.core.engine import Engine
 from nodedaemon.core.invariants import check, check_device
 from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain, Rank
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain, JobClass
 from tests.support.engine_world import DEVICE, World
 
 
@@ -17,7 +17,7 @@ def make_busy() -> World:
     """Two domains, a holder, a waiter, one stopped, one leaving, one parked."""
     world = World(DeviceLimits(1000 * MIB, lanes_max=2))
     world.arrive(1, 50, 200)
-    world.arrive(2, 50, 300, rank=Rank.HIGH, weight=2, remaining_ns=10**9)
+    world.arrive(2, 50, 300, job_class=JobClass.HIGH, weight=2, remaining_ns=10**9)
     world.arrive(3, 50, 200, domain=Domain("user:ben"))
     world.arrive(4, 50, 100)
     world.confirm_all()
@@ -104,9 +104,9 @@ def test_the_full_check_sees_two_iterations_in_a_lane() -> None:
     world = make_busy()
     (device,) = world.engine.devices()
     device.sessions[4].state = SessionState.RUNNING
-    device.waits[Rank.NORMAL].append(4)
+    device.waits[JobClass.NORMAL].append(4)
     device.sessions[4].is_stopped = False
-    device.waits[Rank.NORMAL].remove(4, is_granted=False)
+    device.waits[JobClass.NORMAL].remove(4, is_granted=False)
     with pytest.raises(AssertionError, match="two iterations at a time"):
         check(world.engine)
 

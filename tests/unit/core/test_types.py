@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodedaemon.core.types import LaneSharing, Profile, Rank, Shortfall
+from nodedaemon.core.types import JobClass, LaneSharing, Profile, Shortfall
 
 
 def test_lane_sharing_names_the_trust_domain() -> None:
@@ -26,4 +26,4 @@ def test_a_shortfall_says_what_lacks_and_what_to_do() -> None:
 
 
 def test_a_better_class_is_a_smaller_number() -> None:
-    assert Rank.HIGH < Rank.NORMAL < Rank.BEST_EFFORT
+    assert JobClass.HIGH < JobClass.NORMAL < JobClass.BEST_EFFORT

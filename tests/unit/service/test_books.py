@@ -5,9 +5,9 @@ from types import SimpleNamespace
 from accounting.records import MeasurementRecord
 from nodedaemon.core.events import SessionLeft
 from nodedaemon.core.types import DeviceId, Domain, JobId, SessionId
-from nodedaemon.service.books import Books
-from nodedaemon.service.live import LiveSession
-from nodedaemon.service.state import JobFacts, ProcessFacts, SessionFacts, ShellState
+from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
+from nodedaemon.service.sessions.roster import LiveSession
+from nodedaemon.service.usage.recorder import Books
 from nodedaemon.wire.messages import Profile
 
 DEVICE = DeviceId("HOST-1")

@@ -4,9 +4,9 @@ import pytest
 
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import JobPlace
-from nodedaemon.service.identity import ancestors, find_job
-from nodedaemon.service.jobs import parse_segment
-from nodedaemon.service.state import JobFacts, ProcessFacts
+from nodedaemon.service.jobs.identity import ancestors, find_job
+from nodedaemon.service.jobs.registry import parse_segment
+from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 
 
 @pytest.fixture

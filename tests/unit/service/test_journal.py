@@ -9,9 +9,10 @@ from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, SessionArrived
 from nodedaemon.core.frozen import freeze
-from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, OnHang, Rank, SessionId
-from nodedaemon.service.dispatcher import Dispatcher, freeze_engine, replay, thaw_engine
-from nodedaemon.service.journal import (
+from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, OnHang, SessionId
+from nodedaemon.service.journal.dispatcher import Dispatcher, freeze_engine, replay, thaw_engine
+from nodedaemon.service.journal.record_file import RecordWriter
+from nodedaemon.service.journal.segments import (
     EventRecord,
     Head,
     Journal,
@@ -20,13 +21,12 @@ from nodedaemon.service.journal import (
     read_journal,
     segment_paths,
 )
-from nodedaemon.service.records import RecordWriter
-from nodedaemon.service.state import ProcessFacts, SessionNote, ShellState
+from nodedaemon.service.journal.state import ProcessFacts, SessionNote, ShellState
 from tests.support.engine_world import World
 
 EVENTS = [
     DeviceAdded(DeviceId("HOST-1"), DeviceLimits(1 << 30, policy="priority", on_hang=OnHang.KILL)),
-    SessionArrived(SessionId(1), DeviceId("HOST-1"), JobId("7"), Domain("user:ada"), 1, 2, Rank.HIGH, 3, None),
+    SessionArrived(SessionId(1), DeviceId("HOST-1"), JobId("7"), Domain("user:ada"), 1, 2, JobClass.HIGH, 3, None),
     GrantWanted(SessionId(1)),
     GrantReturned(SessionId(1), Epoch(4), 3, 1, False, Epoch(9)),
 ]
@@ -119,7 +119,7 @@ def test_a_thawed_engine_equals_the_frozen_one():
         (b'"format":1', b'"format":2'),
         (b'"holder":1', b'"holder":9'),
         (b'"arrivals":[]', b'"arrivals":[77]'),
-        (b'"rank":1', b'"rank":"x"'),
+        (b'"job_class":1', b'"job_class":"x"'),
         (b'"state":"', b'"state":"un'),
         (b"{", b"["),
         (b'"persistent_bytes":', b'"persistent_bytes":1'),
@@ -187,7 +187,7 @@ def test_a_full_disk_makes_a_gap_that_no_restart_replays(tmp_path, monkeypatch):
     write_events(journal)
     real = RecordWriter.append
     monkeypatch.setattr(RecordWriter, "append", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
-    monkeypatch.setattr("nodedaemon.service.journal.RETRY_EVENT_COUNT", 2)
+    monkeypatch.setattr("nodedaemon.service.journal.segments.RETRY_EVENT_COUNT", 2)
     for number in range(5):
         journal.append_event(EVENTS[2], number)
         journal.rotate_if_due()

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from nodedaemon.core import events
-from nodedaemon.core.types import DeviceId, Epoch, Rank, SessionId
-from nodedaemon.service.launches import LaunchKeeper
+from nodedaemon.core.types import DeviceId, Epoch, JobClass, SessionId
+from nodedaemon.service.devices.launch_gate import LaunchKeeper
 
 GPU, OTHER = DeviceId("GPU-1"), DeviceId("GPU-2")
 
@@ -20,7 +20,7 @@ class Page:
         self.told = (limit, is_held)
 
 
-def look(*sessions: tuple[Rank, DeviceId, bool]) -> list[tuple[int, bool]]:
+def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
     """Sessions as (class, device, holds a grant); what each one's page says afterwards."""
     facts = {
         index: SimpleNamespace(
@@ -28,7 +28,7 @@ def look(*sessions: tuple[Rank, DeviceId, bool]) -> list[tuple[int, bool]]:
         )
         for index, (_, device, is_granted) in enumerate(sessions)
     }
-    jobs = {str(index): SimpleNamespace(rank=rank) for index, (rank, _, _) in enumerate(sessions)}
+    jobs = {str(index): SimpleNamespace(job_class=job_class) for index, (job_class, _, _) in enumerate(sessions)}
     pages = [Page() for _ in sessions]
     roster: Any = SimpleNamespace(get=lambda index: SimpleNamespace(page=pages[index]))
     state: Any = SimpleNamespace(sessions=facts, jobs=jobs)
@@ -42,13 +42,13 @@ def look(*sessions: tuple[Rank, DeviceId, bool]) -> list[tuple[int, bool]]:
 @pytest.mark.parametrize(
     ("sessions", "told"),
     [
-        ([(Rank.HIGH, GPU, True), (Rank.BEST_EFFORT, GPU, True)], [(0, False), (3, True)]),
-        ([(Rank.HIGH, GPU, False), (Rank.BEST_EFFORT, GPU, True)], [(0, False), (3, False)]),
-        ([(Rank.HIGH, OTHER, True), (Rank.BEST_EFFORT, GPU, True)], [(0, False), (0, False)]),
-        ([(Rank.HIGH, GPU, True), (Rank.NORMAL, GPU, True)], [(0, False), (0, False)]),
+        ([(JobClass.HIGH, GPU, True), (JobClass.BEST_EFFORT, GPU, True)], [(0, False), (3, True)]),
+        ([(JobClass.HIGH, GPU, False), (JobClass.BEST_EFFORT, GPU, True)], [(0, False), (3, False)]),
+        ([(JobClass.HIGH, OTHER, True), (JobClass.BEST_EFFORT, GPU, True)], [(0, False), (0, False)]),
+        ([(JobClass.HIGH, GPU, True), (JobClass.NORMAL, GPU, True)], [(0, False), (0, False)]),
     ],
 )
 def test_best_effort_is_held_back_only_by_a_high_grant_on_its_device(
-    sessions: list[tuple[Rank, DeviceId, bool]], told: list[tuple[int, bool]]
+    sessions: list[tuple[JobClass, DeviceId, bool]], told: list[tuple[int, bool]]
 ) -> None:
     assert look(*sessions) == told

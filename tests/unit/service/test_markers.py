@@ -10,8 +10,8 @@ import pytest
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.drivers.slurm import StartWord
-from nodedaemon.service.jobs import JobStart, TaskRequest
-from nodedaemon.service.markers import ENDED_KEPT_S, Markers
+from nodedaemon.service.jobs.prolog_files import ENDED_KEPT_S, Markers
+from nodedaemon.service.jobs.registry import JobStart, TaskRequest
 
 
 class Book:
@@ -139,7 +139,7 @@ def test_a_task_whose_prolog_left_a_file_waits_for_no_slurm(tmp_path, book, mark
 
 
 def test_a_prolog_without_slurms_answer_is_completed_once_slurm_answers(book, markers, monkeypatch):
-    monkeypatch.setattr("nodedaemon.service.markers.ASK_AGAIN_S", 0.001)
+    monkeypatch.setattr("nodedaemon.service.jobs.prolog_files.ASK_AGAIN_S", 0.001)
     book.word, book.silent_count = StartWord(1, "physics", "long", "main", "salus:1;P=5;E=6"), 2
     told = asyncio.run(markers.complete(JobStart(job="7", uid=5, user="ada", gpus="0", wait_ms=55), 30.0))
     assert told == JobStart("7", 5, "ada", "0", 1, "main", "physics", "long", "salus:1;P=5;E=6", wait_ms=55)

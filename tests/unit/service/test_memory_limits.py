@@ -6,8 +6,8 @@ from typing import Any
 from nodedaemon.core import commands
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
-from nodedaemon.service.memory_limits import MemoryLimits
-from nodedaemon.service.state import JobFacts, ProcessFacts, SessionFacts, ShellState
+from nodedaemon.service.devices.memory_limits import MemoryLimits
+from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
 
 GPU, OTHER = DeviceId("GPU-1"), DeviceId("GPU-2")
 GROUP = "/system.slice/slurmstepd.scope/job_7"

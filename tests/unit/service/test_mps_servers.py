@@ -9,7 +9,7 @@ from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.mps import MpsLimits
-from nodedaemon.service.mps_servers import MpsServers
+from nodedaemon.service.devices.mps import MpsServers
 
 GPU, HOST = DeviceId("GPU-1"), DeviceId("HOST-1")
 

@@ -2,7 +2,7 @@
 
 import socket
 
-from nodedaemon.service.notify import Notifier
+from nodedaemon.service.control.systemd import Notifier
 
 
 def test_messages_reach_the_notify_socket_and_the_watchdog_is_halved(tmp_path):

@@ -12,10 +12,10 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.events import DeviceAdded
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits
 from nodedaemon.drivers.device import ProcessReading, Reading
-from nodedaemon.service.dispatcher import Dispatcher
-from nodedaemon.service.live import Roster
-from nodedaemon.service.sampler import Sampler
-from nodedaemon.service.state import SessionFacts, ShellState
+from nodedaemon.service.devices.readings import Sampler
+from nodedaemon.service.journal.dispatcher import Dispatcher
+from nodedaemon.service.journal.state import SessionFacts, ShellState
+from nodedaemon.service.sessions.roster import Roster
 
 DEVICE = DeviceId("GPU-1")
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nodedaemon.service.metrics import NodeCollector, Tally
-from nodedaemon.service.state import ShellState
+from nodedaemon.service.control.metrics import NodeCollector, Tally
+from nodedaemon.service.journal.state import ShellState
 from tests.unit.cli.test_top import NODE
 
 ETC = Path(__file__).resolve().parents[3] / "etc"

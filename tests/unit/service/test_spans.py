@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accounting.records import JobKey, LaneSpanRecord
-from nodedaemon.service.spans import LaneSpans
+from nodedaemon.service.usage.lane_spans import LaneSpans
 
 JOB = JobKey(cluster="alpha", job_id=7)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodedaemon.service import spool as spool_module
-from nodedaemon.service.records import RecordWriter
-from nodedaemon.service.spool import Spool, Value
+from nodedaemon.service.journal.record_file import RecordWriter
+from nodedaemon.service.usage import spool as spool_module
+from nodedaemon.service.usage.spool import Spool, Value
 
 
 def drain(spool):

@@ -11,8 +11,8 @@ import pytest
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.drivers.slurm import JobWord, NodeCommands, StartWord
-from nodedaemon.service.state import ProcessFacts
-from nodedaemon.service.steps import JOBS_ASKED_MAX, StepWatch
+from nodedaemon.service.jobs.orphan_jobs import JOBS_ASKED_MAX, StepWatch
+from nodedaemon.service.journal.state import ProcessFacts
 
 
 class FakeSlurm:

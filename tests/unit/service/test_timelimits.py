@@ -9,7 +9,7 @@ import pytest
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.sessions import SessionState
-from nodedaemon.service.timelimits import MINUTE_NS, TimeLimits
+from nodedaemon.service.jobs.time_limits import MINUTE_NS, TimeLimits
 
 
 class Node:
@@ -44,7 +44,7 @@ class Node:
 
 @pytest.fixture
 def node(monkeypatch):
-    monkeypatch.setattr("nodedaemon.service.timelimits.JobNote", lambda facts: facts.extended_minutes)
+    monkeypatch.setattr("nodedaemon.service.jobs.time_limits.JobNote", lambda facts: facts.extended_minutes)
     made = Node()
     made.add("7")
     return made

@@ -6,7 +6,7 @@ from statistics import fmean
 import pytest
 
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.types import GIB, MIB, SECOND_NS, Rank
+from nodedaemon.core.types import GIB, MIB, SECOND_NS, JobClass
 from nodedaemon.sim.builtin import Draw, built_in
 from nodedaemon.sim.models import models, timed_models
 
@@ -81,7 +81,7 @@ def test_switch_is_a_short_job_of_a_higher_class_beside_a_long_one():
     long, short = workload.jobs
     assert long.work_ns > 10 * short.work_ns
     assert long.submit_ns < short.submit_ns < long.work_ns
-    assert short.rank is Rank.HIGH
+    assert short.job_class is JobClass.HIGH
 
 
 def test_cluster_has_jobs_of_several_devices_and_users():

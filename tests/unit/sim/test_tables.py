@@ -3,7 +3,7 @@
 import pytest
 
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, Rank
+from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, JobClass
 from nodedaemon.sim.tables import read_pair_speeds, read_workload
 
 
@@ -33,10 +33,10 @@ def test_a_row_may_give_everything_itself(tmp_path):
     assert job.id == "line3"
     assert (job.persistent_bytes, job.ephemeral_bytes) == (100 * MIB, 200 * MIB)
     assert job.work_ns == 5 * SECOND_NS
-    assert (job.user, job.account, job.rank, job.weight, job.device_count) == (
+    assert (job.user, job.account, job.job_class, job.weight, job.device_count) == (
         "ann",
         "physics",
-        Rank.BEST_EFFORT,
+        JobClass.BEST_EFFORT,
         3,
         2,
     )

@@ -1,0 +1,1 @@
+"""Requests of hooks and commands, status, metrics, systemd, and the configuration in force."""

@@ -1,0 +1,218 @@
+"""Metrics for Prometheus, on loopback by default: bounded labels, base units, no job ids.
+
+A scrape reads a snapshot and computes nothing that grows with traffic; counters are kept as events pass. Per-job detail
+is the database's. The page also answers `/healthz`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from nodedaemon.core import commands, events
+from nodedaemon.core.commands import Command
+from nodedaemon.core.events import Event
+from nodedaemon.core.types import SessionId
+from nodedaemon.service.journal.state import ShellState
+from nodedaemon.wire.control import NodeStatus
+
+WAIT_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+REQUEST_BYTES_MAX = 8192
+REQUEST_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 16
+
+
+class Tally:
+    """Counts what passes the dispatcher."""
+
+    def __init__(self, state: ShellState, registry: CollectorRegistry) -> None:
+        self._state = state
+        self._granted_ns: dict[SessionId, int] = {}
+        label = ["uuid"]
+        self._iterations = Counter("salus_iterations", "Iterations finished.", label, registry=registry)
+        self._busy = Counter("salus_lane_busy_seconds", "Time in which a lane had a holder.", label, registry=registry)
+        self._handovers = Counter("salus_handovers", "Direct hand-overs.", label, registry=registry)
+        self._admissions = Counter("salus_admissions", "Sessions admitted on the node.", label, registry=registry)
+        self._ended = Counter("salus_sessions_ended", "Sessions that Salus ended.", label, registry=registry)
+        self._waits = Histogram(
+            "salus_iteration_wait_seconds",
+            "Time from wanting a grant to getting it.",
+            label,
+            buckets=WAIT_BUCKETS_S,
+            registry=registry,
+        )
+
+    def watch(self, event: Event, made: list[Command], now_ns: int) -> None:
+        match event:
+            case events.GrantReturned():
+                self._on_return(event, now_ns)
+            case events.SessionLeft():
+                self._granted_ns.pop(event.session, None)
+            case _:
+                pass
+        for command in made:
+            match command:
+                case commands.Grant():
+                    self._on_grant(command.session, now_ns)
+                case commands.AdmitSession():
+                    self._admissions.labels(self._state.sessions[command.session].device).inc()
+                case commands.EndSession():
+                    self._ended.labels(self._state.sessions[command.session].device).inc()
+                case _:
+                    pass
+
+    def _on_grant(self, session: SessionId, now_ns: int) -> None:
+        facts = self._state.sessions.get(session)
+        if facts is None or session in self._granted_ns:
+            return
+        self._granted_ns[session] = now_ns
+        self._waits.labels(facts.device).observe(max(0, now_ns - facts.waiting_since_ns) / 1e9)
+
+    def _on_return(self, event: events.GrantReturned, now_ns: int) -> None:
+        facts = self._state.sessions.get(event.session)
+        started_ns = self._granted_ns.pop(event.session, None)
+        if facts is None or started_ns is None:
+            return
+        self._busy.labels(facts.device).inc((now_ns - started_ns) / 1e9)
+        self._iterations.labels(facts.device).inc(event.iteration_count)
+        if event.handed_over is not None:
+            self._handovers.labels(facts.device).inc()
+
+
+class NodeCollector(Collector):
+    """Gauges from the status of the moment."""
+
+    def __init__(
+        self,
+        status: Callable[[], NodeStatus],
+        drops: Callable[[], dict[str, int]],
+        event_counts: Callable[[], dict[str, int]],
+        reload_utc_s: Callable[[], float],
+    ) -> None:
+        self._status = status
+        self._drops = drops
+        self._event_counts = event_counts
+        self._reload_utc_s = reload_utc_s
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        yield from self._devices(status)
+        yield from self._lanes(status)
+        daemon = status.daemon
+        yield _gauge("salus_spool_records", "Records that wait for the database.", daemon.spool_records)
+        yield _gauge("salus_db_up", "1 while the database takes records.", int(daemon.is_database_up))
+        yield _gauge("salus_journal_up", "1 while the journal takes events.", int(not daemon.journal_fault))
+        yield _gauge(
+            "salus_config_last_reload_success_timestamp_seconds",
+            "When the present configuration was taken; 0 after a reload that failed.",
+            0.0 if daemon.reload_error else self._reload_utc_s(),
+        )
+        build = GaugeMetricFamily("salus_build_info", "This release.", labels=["version", "node"])
+        build.add_metric([daemon.version, status.node], 1)
+        yield build
+        dropped = CounterMetricFamily("salus_spool_dropped", "Records dropped by value.", labels=["value"])
+        for value, count in self._drops().items():
+            dropped.add_metric([value], count)
+        yield dropped
+        happened = CounterMetricFamily("salus_happenings", "Overruns, hangs, ends and the like.", labels=["kind"])
+        for kind, count in self._event_counts().items():
+            happened.add_metric([kind], count)
+        yield happened
+
+    @staticmethod
+    def _devices(status: NodeStatus) -> Iterator[Metric]:
+        labels = ["node", "gpu", "uuid", "model"]
+        memory = GaugeMetricFamily("salus_gpu_memory_bytes", "Memory of a device by use.", labels=[*labels, "kind"])
+        jain = GaugeMetricFamily("salus_fairness_jain_ratio", "Jain's index of service / weight.", labels=labels)
+        up = GaugeMetricFamily("salus_gpu_up", "0 while the device is lost or drained.", labels=labels)
+        policy = GaugeMetricFamily("salus_policy_info", "The policy in force.", labels=[*labels, "policy"])
+        for device in status.devices:
+            place = [status.node, str(device.index), device.device, device.model]
+            kinds = {
+                "persistent": device.persistent_bytes,
+                "ephemeral": device.lane_bytes,
+                "free": device.free_bytes,
+                "foreign": device.foreign_bytes,
+            }
+            for kind, value in kinds.items():
+                if value is not None:
+                    memory.add_metric([*place, kind], value)
+            if device.jain is not None:
+                jain.add_metric(place, device.jain)
+            up.add_metric(place, int(device.lost_reason is None and not device.is_drained))
+            policy.add_metric([*place, device.policy], 1)
+        yield from (memory, jain, up, policy)
+
+    @staticmethod
+    def _lanes(status: NodeStatus) -> Iterator[Metric]:
+        lanes = GaugeMetricFamily("salus_lanes", "Lanes by state.", labels=["uuid", "state"])
+        counts: dict[tuple[str, str], int] = {}
+        for lane in status.lanes:
+            counts[lane.device, lane.state] = counts.get((lane.device, lane.state), 0) + 1
+        for (device, state), count in counts.items():
+            lanes.add_metric([device, state], count)
+        sessions = GaugeMetricFamily("salus_sessions", "Sessions by state.", labels=["uuid", "state"])
+        counts = {}
+        for session in status.sessions:
+            counts[session.device, session.state] = counts.get((session.device, session.state), 0) + 1
+        for (device, state), count in counts.items():
+            sessions.add_metric([device, state], count)
+        yield from (lanes, sessions)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, text, value=value)
+
+
+class MetricsPage:
+    """A page of two addresses; one request a connection."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._server: asyncio.Server | None = None
+        self._count = 0
+
+    async def listen(self, listener: socket.socket) -> None:
+        self._server = await asyncio.start_server(self._serve, sock=listener, limit=REQUEST_BYTES_MAX)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._count += 1
+        try:
+            if self._count > CONNECTIONS_MAX:
+                return
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                head = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(head))
+                await writer.drain()
+        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            return
+        finally:
+            self._count -= 1
+            writer.close()
+
+    def _answer(self, head: bytes) -> bytes:
+        words = head.split(b"\r\n", 1)[0].split()
+        path = words[1] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
+        if path.partition(b"?")[0] == b"/metrics":
+            return _page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
+        if path == b"/healthz":
+            return _page(200, b"ok\n", "text/plain")
+        return _page(404, b"see /metrics\n", "text/plain")
+
+
+def _page(status: int, body: bytes, kind: str) -> bytes:
+    text = {200: "OK", 404: "Not Found"}[status]
+    head = (
+        f"HTTP/1.1 {status} {text}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + body

@@ -1,0 +1,262 @@
+"""Lane memory: made, handed to sessions, taken back and checked.
+
+A lane is released only when no process that was ever handed its memory maps it or keeps its descriptor: /proc says so,
+the session's own word does not count. Who has not let go by the deadline is ended. The pages are punched out then, and
+the memory stays watched while any of those processes lives: bytes that grow back are a leaver's, and end it.
+A stopped process cannot touch memory and cannot let go either: its lane is punched out under it and watched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodedaemon.core import commands, events
+from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.types import DeviceId, Epoch, LaneId, SessionId
+from nodedaemon.drivers.device import Device, LaneMemory
+from nodedaemon.drivers.process import Process, ProcessState
+from nodedaemon.service.journal.dispatcher import Dispatcher
+from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
+from nodedaemon.service.sessions.roster import LiveSession, Roster
+from nodedaemon.wire.messages import Lane, Unmap
+
+WATCHED_MAX = 256
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """Memory of a lane as opened at one epoch, and every process that was handed it."""
+
+    device: Device
+    memory: LaneMemory
+    epoch: int
+    processes: dict[SessionId, Process] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Release:
+    """A release under way."""
+
+    lane: LaneId
+    epoch: Epoch
+    started_ns: int
+    asked: set[SessionId] = field(default_factory=set)
+
+
+class LaneKeeper:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        roster: Roster,
+        devices: Mapping[DeviceId, Device],
+        *,
+        end_session: Callable[[SessionFacts, str], None],
+        poll: Callable[[], None],
+        unmap_timeout_ns: Callable[[], int],
+        log: Any,
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._roster = roster
+        self._devices = devices
+        self._end_session = end_session
+        self._poll = poll
+        self._unmap_timeout_ns = unmap_timeout_ns
+        self._log = log
+        self._held: dict[LaneId, Held] = {}
+        self._releases: dict[LaneId, Release] = {}
+        self._watched: list[Held] = []
+
+    @property
+    def is_releasing(self) -> bool:
+        return bool(self._releases)
+
+    def open(self, command: commands.OpenLane) -> None:
+        held = self._held.get(command.lane)
+        if held is not None and held.epoch == command.epoch:
+            self._dispatcher.submit(events.LaneOpened(command.lane, command.epoch))
+            return
+        device = self._devices[command.device]
+        try:
+            memory = device.open_lane(command.bytes)
+        except OperatingError as error:
+            self._log.error("lane not opened", device=command.device, lane=command.lane, why=str(error))
+            self._dispatcher.submit(events.LaneFailed(command.lane, command.epoch, str(error)))
+            return
+        self._held[command.lane] = Held(device, memory, command.epoch)
+        self._dispatcher.note(MemoryNote(command.lane, command.epoch, memory.identity))
+        self._dispatcher.submit(events.LaneOpened(command.lane, command.epoch))
+
+    def hand_over(self, facts: SessionFacts, live: LiveSession, lane: LaneId) -> bool:
+        """See to it that the session has, or is being sent, the lane's memory; False where that cannot be."""
+        held = self._held.get(lane)
+        if held is None or live.process is None:
+            return False
+        if facts.mapped_lane == lane and facts.mapped_epoch == held.epoch:
+            held.processes.setdefault(facts.session, live.process)
+            return True
+        if live.connection is None:
+            return False
+        held.processes[facts.session] = live.process
+        self._dispatcher.note(MappedNote(facts.session, lane, held.epoch))
+        size_bytes = held.memory.size_bytes
+        message = Lane(lane, held.epoch, size_bytes, min(facts.ephemeral_bytes, size_bytes))
+        live.connection.send(message, [held.memory.fd])
+        return True
+
+    def adopt(self, facts: SessionFacts, live: LiveSession, lane: LaneId, epoch: int, fd: int) -> None:
+        """After a restart: a session hands back the lane that it maps. Owns `fd`; raises `PeerError` for another's."""
+        known = self._dispatcher.state.lanes.get(lane)
+        held = self._held.get(lane)
+        if known is None or known.memory_epoch != epoch or not known.identity or live.process is None:
+            os.close(fd)
+            raise PeerError(f"adopt lane: lane {lane} at epoch {epoch}: not one of ours any more")
+        device = self._devices.get(known.device)
+        if device is None:
+            os.close(fd)
+            raise PeerError(f"adopt lane: device {known.device}: not configured any more")
+        memory = device.adopt_lane(fd, known.identity, known.size_bytes)
+        if held is None:
+            held = self._held[lane] = Held(device, memory, epoch)
+        held.processes[facts.session] = live.process
+        if facts.mapped_lane != lane or facts.mapped_epoch != epoch:
+            self._dispatcher.note(MappedNote(facts.session, lane, epoch))
+
+    def remake(self, lane: LaneId) -> None:
+        """After a restart: nobody handed the lane's memory back, so nobody has it; make it anew, same epoch."""
+        known = self._dispatcher.state.lanes.get(lane)
+        if known is None or lane in self._held or known.is_releasing or not known.size_bytes:
+            return
+        self.open(commands.OpenLane(lane, known.device, known.domain, known.size_bytes, Epoch(known.epoch)))
+
+    def release(self, lane: LaneId) -> None:
+        """Start to take the lane's memory back; the engine hears `LaneReleased` when it is seen free."""
+        known = self._dispatcher.state.lanes[lane]
+        epoch = Epoch(known.epoch)
+        if lane not in self._held:
+            self._dispatcher.submit(events.LaneReleased(lane, epoch))
+            return
+        self._releases[lane] = Release(lane, epoch, self._dispatcher.clock())
+        self._advance(self._releases[lane])
+
+    def unmapped(self, lane: LaneId) -> None:
+        """A session says that it let go; /proc is asked."""
+        release = self._releases.get(lane)
+        if release is not None:
+            self._advance(release)
+
+    def resume(self, session: SessionId) -> None:
+        """The session is connected again: what was asked of it while it was away is asked anew."""
+        for release in list(self._releases.values()):
+            release.asked.discard(session)
+        self.recheck()
+
+    def is_mapped_by(self, facts: SessionFacts, live: LiveSession) -> bool:
+        """Whether the session's process maps a lane that it was handed; cheap where it never was."""
+        if facts.mapped_lane is None or live.process is None:
+            return False
+        held = self._held.get(facts.mapped_lane)
+        return held is not None and held.device.is_mapped(held.memory, live.process.pid)
+
+    def recheck(self) -> None:
+        """A process died, stopped or a moment passed: look at every release under way."""
+        for release in list(self._releases.values()):
+            self._advance(release)
+
+    def watch(self) -> None:
+        """Look after memory that was released: what grows back is taken away again and its makers are ended."""
+        for held in list(self._watched):
+            _forget_dead(held)
+            if not held.processes:
+                held.device.close_lane(held.memory)
+                self._watched.remove(held)
+                continue
+            if held.device.held_bytes(held.memory) == 0:
+                continue
+            held.device.wipe_lane(held.memory)
+            self._end_all(held, "it used lane memory that it had given back")
+
+    def forget(self, session: SessionId) -> None:
+        """The session is over and its process with it."""
+        for held in [*self._held.values(), *self._watched]:
+            held.processes.pop(session, None)
+
+    def close(self, lane: LaneId) -> None:
+        held = self._held.pop(lane, None)
+        self._releases.pop(lane, None)
+        if held is not None:
+            self._put_away(held)
+
+    def held_bytes(self, lane: LaneId) -> int | None:
+        """Bytes that the lane really holds now; None where it has no memory."""
+        held = self._held.get(lane)
+        return None if held is None else held.device.held_bytes(held.memory)
+
+    def _advance(self, release: Release) -> None:
+        held = self._held[release.lane]
+        _forget_dead(held)
+        lingering = [session for session in list(held.processes) if self._lingers(held, session, release)]
+        if not lingering:
+            self._finish(release, held)
+            return
+        for session in lingering:
+            self._ask(release, held, session)
+        if self._dispatcher.clock() - release.started_ns > self._unmap_timeout_ns():
+            self._end_all(held, "it did not let go of a lane in time", only=lingering)
+        self._poll()
+
+    def _lingers(self, held: Held, session: SessionId, release: Release) -> bool:
+        process = held.processes[session]
+        facts = self._dispatcher.state.sessions.get(session)
+        # The first look is before anybody was asked: who maps the lane by right is asked, not searched.
+        is_member = facts is not None and facts.mapped_lane == release.lane and facts.mapped_epoch == held.epoch
+        is_asked = session in release.asked
+        if process.state() is ProcessState.STOPPED and (facts is None or facts.grant_epoch is None):
+            return False
+        if is_member and not is_asked:
+            return True
+        if held.device.is_mapped(held.memory, process.pid):
+            return True
+        if is_member:
+            self._dispatcher.note(MappedNote(session, release.lane, 0))
+        return False
+
+    def _ask(self, release: Release, held: Held, session: SessionId) -> None:
+        live = self._roster.get(session)
+        if session in release.asked or live is None:
+            return
+        release.asked.add(session)
+        if live.connection is not None:
+            live.connection.send(Unmap(release.lane, held.epoch))
+
+    def _finish(self, release: Release, held: Held) -> None:
+        remaining_bytes = held.device.wipe_lane(held.memory)
+        if remaining_bytes:
+            self._poll()
+            return
+        del self._releases[release.lane]
+        del self._held[release.lane]
+        self._put_away(held)
+        self._dispatcher.submit(events.LaneReleased(release.lane, release.epoch))
+
+    def _put_away(self, held: Held) -> None:
+        """Keep what a leaver could still reach under watch; let the rest go."""
+        _forget_dead(held)
+        if held.processes and held.device.kind == "host" and len(self._watched) < WATCHED_MAX:
+            self._watched.append(held)
+        else:
+            held.device.close_lane(held.memory)
+
+    def _end_all(self, held: Held, why: str, only: list[SessionId] | None = None) -> None:
+        for session in only if only is not None else list(held.processes):
+            facts = self._dispatcher.state.sessions.get(session)
+            if facts is not None:
+                self._end_session(facts, why)
+
+
+def _forget_dead(held: Held) -> None:
+    for session, process in list(held.processes.items()):
+        if process.pidfd < 0 or process.state() is ProcessState.GONE:
+            del held.processes[session]

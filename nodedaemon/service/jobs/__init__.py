@@ -1,0 +1,1 @@
+"""Slurm jobs on this node: who they are, Prolog files, orphans, time limits."""

@@ -1,0 +1,293 @@
+"""The journal: every event, with its time, before the engine handles it; replaying it gives the engine's state again.
+
+Segments `journal.NNNNNN` in the state directory. Each begins with a head (format, release, boot) and a snapshot of what
+the daemon knew, so old segments can go: the journal is bounded by `segment_bytes_max` times `segments_max`. Beside
+events it keeps notes, which the engine never sees: whose session is which process, which lane has which memory.
+Writes are not synced: a daemon that is killed loses nothing, and after a reboot no session is left to adopt.
+
+A disk that takes no record makes a gap. A journal with a gap would replay to a state that never was, so its segment is
+set aside at once and the next segment begins with a snapshot as soon as the disk takes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nodedaemon.core import events as core_events
+from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.core.events import Event
+from nodedaemon.service.journal.record_file import Damage, RecordWriter, good_prefix_bytes, read_records
+
+#: 1 had snapshots that could be run; they are not read any more.
+FORMAT = 2
+SEGMENT_BYTES_MAX = 32 * 1024 * 1024
+SEGMENTS_MAX = 4
+#: A full disk is asked again after this many events, so that a daemon under load does not spend its time on failures.
+RETRY_EVENT_COUNT = 256
+
+_EVENT_TYPES: dict[str, type[Any]] = {
+    name: value
+    for name, value in vars(core_events).items()
+    if isinstance(value, type) and is_dataclass(value) and value.__module__ == core_events.__name__
+}
+
+
+class Head(msgspec.Struct, tag="head", frozen=True, array_like=True):
+    """First record of a segment: who wrote it. State of another boot or format is not taken over; this stays as it is
+    in every format, so that a release knows what it cannot read."""
+
+    format: int
+    release: str
+    boot: str
+    segment: int
+
+
+class Snapshot(msgspec.Struct, tag="snapshot", frozen=True, array_like=True):
+    """The daemon's state when the segment began; `engine` is empty at the very first start."""
+
+    engine: bytes
+    shell: bytes
+
+
+class EventRecord(msgspec.Struct, tag="event", frozen=True, array_like=True):
+    now_ns: int
+    name: str
+    fields: dict[str, Any]
+
+
+class NoteRecord(msgspec.Struct, tag="note", frozen=True, array_like=True):
+    """Something only the shell must know again; `payload` is the shell's own encoding."""
+
+    payload: bytes
+
+
+Record = Head | Snapshot | EventRecord | NoteRecord
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def encode_event(event: Event, now_ns: int) -> bytes:
+    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
+    return _encoder.encode(EventRecord(now_ns, type(event).__name__, fields))
+
+
+def decode_event(record: EventRecord) -> Event:
+    """Raises `OperatingError` for an event that this release does not know."""
+    kind = _EVENT_TYPES.get(record.name)
+    if kind is None:
+        raise OperatingError(f"replay journal: event {record.name}: unknown to this release")
+    try:
+        return msgspec.convert(record.fields, kind)  # type: ignore[no-any-return]
+    except msgspec.ValidationError as error:
+        raise OperatingError(f"replay journal: event {record.name}: {error}") from error
+
+
+@dataclass(slots=True)
+class Segment:
+    """One segment as read: `records` are those after the snapshot, in order."""
+
+    path: Path
+    head: Head
+    snapshot: Snapshot
+    records: list[EventRecord | NoteRecord]
+    damage: Damage
+
+    def events(self) -> Iterator[tuple[Event, int]]:
+        for record in self.records:
+            if isinstance(record, EventRecord):
+                yield decode_event(record), record.now_ns
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob("journal.*") if path.suffix[1:].isdigit())
+
+
+def read_head(path: Path) -> Head | None:
+    """Who wrote the segment; None where that cannot be told."""
+    for payload in read_records(path, Damage()):
+        try:
+            return msgspec.msgpack.decode(payload, type=Head)
+        except msgspec.DecodeError:
+            return None
+    return None
+
+
+def read_segment(path: Path) -> Segment | None:
+    """None where the file does not begin with a head and a snapshot. A damaged record ends it: the rest is unsafe."""
+    head = read_head(path)
+    if head is None or head.format != FORMAT:
+        return None
+    damage = Damage()
+    records: list[Record] = []
+    for payload in read_records(path, damage):
+        if damage.record_count:
+            break
+        try:
+            records.append(_decoder.decode(payload))
+        except msgspec.DecodeError:
+            damage.note(path, 0, len(payload))
+            break
+    if len(records) < 2 or not isinstance(records[0], Head) or not isinstance(records[1], Snapshot):
+        return None
+    tail = [record for record in records[2:] if isinstance(record, EventRecord | NoteRecord)]
+    return Segment(path, records[0], records[1], tail, damage)
+
+
+def read_journal(place: Path) -> list[Segment]:
+    """Read a segment file, or all segments of a directory in order; for `salus simulate --replay`."""
+    paths = segment_paths(place) if place.is_dir() else [place]
+    segments = [segment for path in paths if (segment := read_segment(path)) is not None]
+    if not segments:
+        raise RequestError(f"read journal: {place}: no segment of a Salus journal is there")
+    return segments
+
+
+@dataclass(slots=True)
+class JournalCounters:
+    event_count: int = 0
+    lost_count: int = 0
+    gap_count: int = 0
+    rotation_count: int = 0
+
+
+@dataclass(slots=True)
+class Journal:
+    """Writes the journal. `take_snapshot` gives (engine, shell) bytes whenever a new segment begins."""
+
+    directory: Path
+    release: str
+    boot: str
+    take_snapshot: Callable[[], tuple[bytes, bytes]]
+    segment_bytes_max: int = SEGMENT_BYTES_MAX
+    segments_max: int = SEGMENTS_MAX
+    counters: JournalCounters = field(default_factory=JournalCounters)
+    fault: str = ""
+    #: Why `recover` took nothing over although there was something.
+    refusal: str = ""
+    _writer: RecordWriter | None = None
+    _number: int = 0
+    _skipped: int = 0
+
+    def recover(self) -> Segment | None:
+        """The newest state worth taking over, or None: none, of another boot, of another format, or unreadable.
+
+        A torn last record is cut off; a segment with damage before its end is kept aside for the admin. Another release
+        of the same format is taken over: its events are replayed, and its digests say whether they mean the same here.
+        """
+        paths = segment_paths(self.directory)
+        self._number = int(paths[-1].suffix[1:]) if paths else 0
+        if not paths:
+            return None
+        newest = paths[-1]
+        head, segment = read_head(newest), read_segment(newest)
+        if head is not None and head.boot != self.boot:
+            return None
+        if segment is None:
+            is_foreign = head is not None and head.format != FORMAT
+            told = f"format {head.format} of release {head.release}" if head is not None and is_foreign else "damaged"
+            self.refusal = f"{newest.name}: {told}; this release reads format {FORMAT}"
+            _set_aside(newest, "format" if is_foreign else "damaged")
+            return None
+        if segment.damage.record_count and segment.damage.places[0][1] < good_prefix_bytes(newest):
+            _set_aside(newest, "damaged")
+        return segment
+
+    def end(self) -> None:
+        """Leave nothing but a snapshot behind, so that the next release has no events to understand; then close."""
+        if self._writer is not None:
+            self._begin_again()
+        self.close()
+
+    def begin(self) -> None:
+        """Start a new segment with the present state; raises `OperatingError` if the disk does not take it."""
+        try:
+            self._rotate()
+        except OSError as error:
+            raise OperatingError(
+                f"write journal: {self.directory}: {error.strerror}; free or repair the disk"
+            ) from error
+
+    def append_event(self, event: Event, now_ns: int) -> None:
+        """Write before the event is handled. Never raises: a full disk makes a gap, counted, and the node goes on."""
+        self._append(encode_event(event, now_ns))
+        self.counters.event_count += 1
+
+    def append_note(self, payload: bytes) -> None:
+        self._append(_encoder.encode(NoteRecord(payload)))
+
+    def rotate_if_due(self) -> None:
+        """Called between two events, where the state is whole."""
+        if self._writer is not None and self._writer.size_bytes < self.segment_bytes_max:
+            return
+        if self._writer is None and self._skipped < RETRY_EVENT_COUNT:
+            return
+        self._begin_again()
+
+    def retry(self) -> None:
+        """After a gap: try the disk again, also where few events come; called now and then."""
+        if self._writer is None:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._skipped = 0
+        try:
+            self._rotate()
+        except OSError as error:
+            self._open_gap(error)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _append(self, payload: bytes) -> None:
+        if self._writer is None:
+            self._skipped += 1
+            self.counters.lost_count += 1
+            return
+        try:
+            self._writer.append(payload)
+        except OSError as error:
+            self.counters.lost_count += 1
+            self._open_gap(error)
+
+    def _open_gap(self, error: OSError) -> None:
+        if self._writer is not None:
+            path = self._writer.path
+            self.close()
+            _set_aside(path, "gap")
+            self.counters.gap_count += 1
+        self.fault = f"write journal: {self.directory}: {error.strerror}"
+
+    def _rotate(self) -> None:
+        engine, shell = self.take_snapshot()
+        number = self._number + 1
+        path = self.directory / f"journal.{number:06d}"
+        fresh = RecordWriter(path.with_suffix(".new"))
+        try:
+            fresh.append(_encoder.encode(Head(FORMAT, self.release, self.boot, number)))
+            fresh.append(_encoder.encode(Snapshot(engine, shell)))
+        except OSError:
+            fresh.close()
+            fresh.path.unlink(missing_ok=True)
+            raise
+        # The name appears only when the snapshot is whole, so a kill between two writes leaves the old segment newest.
+        fresh.path.rename(path)
+        fresh.path = path
+        self.close()
+        self._writer, self._number, self.fault = fresh, number, ""
+        self.counters.rotation_count += 1
+        for old in segment_paths(self.directory)[: -self.segments_max]:
+            old.unlink(missing_ok=True)
+
+
+def _set_aside(path: Path, why: str) -> None:
+    try:
+        path.rename(path.with_name(f"{path.name}.{why}"))
+    except OSError:
+        path.unlink(missing_ok=True)

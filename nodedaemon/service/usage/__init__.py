@@ -1,0 +1,1 @@
+"""Usage records: what is recorded, the spool on disk, and the batches that go to the database."""

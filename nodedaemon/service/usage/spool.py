@@ -1,0 +1,169 @@
+"""A bounded spool on disk: records wait here until the database takes them.
+
+Segments `NNNNNNNN.V` hold records of one value class V; a batch is a segment, deleted when the database has it. So a
+batch may be sent twice after a crash: records carry keys that make that harmless. Beyond the bound the oldest segment
+of the lowest value goes first: readings, then iterations, then starts; completions last. Every loss is counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from nodedaemon.service.journal.record_file import Damage, RecordWriter, read_records
+
+SPOOL_BYTES_MAX = 64 * 1024 * 1024
+SEGMENT_BYTES_MAX = 128 * 1024
+#: Records held in memory while the disk takes none.
+HELD_RECORDS_MAX = 2000
+
+
+class Value(IntEnum):
+    """What a record is worth when not all can be kept; the lowest goes first."""
+
+    READING = 0
+    ITERATION = 1
+    START = 2
+    COMPLETION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    path: Path
+    value: Value
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(slots=True)
+class Spool:
+    directory: Path
+    bytes_max: int = SPOOL_BYTES_MAX
+    segment_bytes_max: int = SEGMENT_BYTES_MAX
+    dropped: Counter[Value] = field(default_factory=Counter)
+    damage: Damage = field(default_factory=Damage)
+    fault: str = ""
+    _writers: dict[Value, RecordWriter] = field(default_factory=dict)
+    _counts: dict[Path, int] = field(default_factory=dict)
+    _sizes: dict[Path, int] = field(default_factory=dict)
+    _held: dict[Value, deque[bytes]] = field(default_factory=dict)
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        for path in self._segment_paths():
+            self._number = max(self._number, int(path.stem))
+            self._sizes[path] = path.stat().st_size
+            self._counts[path] = sum(1 for _ in read_records(path, Damage()))
+
+    @property
+    def record_count(self) -> int:
+        return sum(self._counts.values()) + self.held_count
+
+    @property
+    def held_count(self) -> int:
+        return sum(len(queue) for queue in self._held.values())
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def append(self, value: Value, payload: bytes) -> None:
+        """Keep a record; never raises. What the disk does not take waits in memory, within a bound."""
+        if self.held_count:
+            self._hold(value, payload)
+            self._write_held()
+        elif not self._write(value, payload):
+            self._hold(value, payload)
+
+    def next_batch(self) -> Batch | None:
+        """The oldest segment, closed to further records, or None. It stays until `finish` is called with it."""
+        self._write_held()
+        for path in self._segment_paths():
+            value = Value(int(path.suffix[1:]))
+            writer = self._writers.get(value)
+            if writer is not None and writer.path == path:
+                writer.close()
+                del self._writers[value]
+            payloads = tuple(read_records(path, self.damage))
+            if payloads:
+                return Batch(path, value, payloads)
+            self._forget(path)
+        return None
+
+    def finish(self, batch: Batch) -> None:
+        self._forget(batch.path)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _write(self, value: Value, payload: bytes) -> bool:
+        while self.size_bytes + len(payload) > self.bytes_max:
+            if not self._drop_oldest(up_to=value):
+                self.dropped[value] += 1
+                return True
+        try:
+            self._append(value, payload)
+        except OSError as error:
+            self.fault = f"write spool: {self.directory}: {error.strerror}"
+            # Our own readings may be what fills the disk: completions are worth more than they are.
+            if not self._drop_oldest(up_to=Value(max(value - 1, 0))):
+                return False
+            try:
+                self._append(value, payload)
+            except OSError:
+                return False
+        self.fault = ""
+        return True
+
+    def _append(self, value: Value, payload: bytes) -> None:
+        writer = self._writers.get(value)
+        if writer is None or writer.size_bytes >= self.segment_bytes_max:
+            fresh = RecordWriter(self.directory / f"{self._number + 1:08d}.{int(value)}")
+            self._number += 1
+            if writer is not None:
+                writer.close()
+            self._writers[value] = writer = fresh
+        writer.append(payload)
+        self._sizes[writer.path] = writer.size_bytes
+        self._counts[writer.path] = self._counts.get(writer.path, 0) + 1
+
+    def _drop_oldest(self, up_to: Value) -> bool:
+        paths = self._segment_paths()
+        for value in Value:
+            if value > up_to:
+                return False
+            for path in paths:
+                if int(path.suffix[1:]) == value:
+                    self.dropped[value] += self._counts.get(path, 0)
+                    self._forget(path)
+                    return True
+        return False
+
+    def _hold(self, value: Value, payload: bytes) -> None:
+        self._held.setdefault(value, deque()).append(payload)
+        while self.held_count > HELD_RECORDS_MAX:
+            lowest = min(kind for kind, queue in self._held.items() if queue)
+            self._held[lowest].popleft()
+            self.dropped[lowest] += 1
+
+    def _write_held(self) -> None:
+        for value in sorted(self._held, reverse=True):
+            queue = self._held[value]
+            while queue and self._write(value, queue[0]):
+                queue.popleft()
+
+    def _forget(self, path: Path) -> None:
+        value = Value(int(path.suffix[1:]))
+        writer = self._writers.get(value)
+        if writer is not None and writer.path == path:
+            writer.close()
+            del self._writers[value]
+        path.unlink(missing_ok=True)
+        self._sizes.pop(path, None)
+        self._counts.pop(path, None)
+
+    def _segment_paths(self) -> list[Path]:
+        return sorted(path for path in self.directory.iterdir() if path.stem.isdigit() and path.suffix[1:].isdigit())
