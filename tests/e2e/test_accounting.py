@@ -12,7 +12,7 @@ from accounting.database import open_database
 from accounting.reconcile import SACCT_FIELDS, held_seconds, read_sacct
 from accounting.selection import Selection
 from accounting.service import AskReport, ask_of
-from slurm_plugin.credentials import digest
+from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
 from tests.support.lab import wait_for
 

@@ -15,8 +15,8 @@ from accounting.profiles import list_profiles
 from accounting.records import AdmissionRecord
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
-from slurm_plugin.decision import Known
-from slurm_plugin.storage import largest
+from slurm_plugin.admitd.decision import Known
+from slurm_plugin.admitd.profile_cache import largest
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
