@@ -31,7 +31,7 @@ PROGRAMS = {
     "salus": "cli.main",
     "salus-acct": "cli.acct.main",
     "salusd": "nodedaemon.__main__",
-    "salus-admitd": "slurm_plugin.admission",
+    "salus-admitd": "slurm_plugin.admitd.server",
 }
 COMPLETED = {"salus": "cli.main", "salus-acct": "cli.acct.main"}
 COMPLETIONS = {

@@ -44,8 +44,8 @@ def store_summary(config: Config, pages: list[JobPage]) -> None:
     """Merge the last run's summary into the job's AdminComment and print what stands there now."""
     if not may_open(config):
         raise NotPermittedError("summary not stored: AdminComment is root's and SlurmUser's to change; ask an admin")
-    from slurm_plugin.sacct import accounting_commands
-    from slurm_plugin.sacct import store_summary as store
+    from slurm_plugin.slurm.sacct import accounting_commands
+    from slurm_plugin.slurm.sacct import store_summary as store
 
     page = pages[-1]
     print(f"AdminComment of job {page.job_id}: {store(accounting_commands(config.settings.slurm), page)}")

@@ -36,7 +36,7 @@ def reconcile(
     """Compare our jobs with sacct, fill what is missing, take over Slurm's times, and report what disagrees."""
     from accounting.ingest import reconcile as books
     from accounting.ingest.ledger import LedgerWriter
-    from slurm_plugin import sacct
+    from slurm_plugin.slurm import sacct
 
     config = config_of(context)
     now = datetime.now().astimezone()

@@ -18,7 +18,7 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 
 def ask_admission(settings: Admission, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of salus-admitd; its refusals come back as the errors that give a command its exit code."""
-    from slurm_plugin.credentials import sign
+    from slurm_plugin.admitd.credentials import sign
 
     if settings.port == 0:
         raise UnreachableError("salus-admitd not asked: AdmissionPort is 0 here; ask an admin to set it, or be root")

@@ -18,8 +18,8 @@ Output = Annotated[
 
 def write_lua(context: typer.Context, output: Output = None) -> None:
     """Print the table that job_submit.lua needs; put it beside that file, and again after a change of salus.conf."""
-    from slurm_plugin.catalog import catalog_of
-    from slurm_plugin.lua_table import lua_table
+    from slurm_plugin.admitd.catalog import catalog_of
+    from slurm_plugin.lua.table import lua_table
     from slurm_plugin.slurm.choice import open_slurm
 
     config = config_of(context)
@@ -53,7 +53,7 @@ def print_gres(
     ] = None,
 ) -> None:
     """Print the lines of gres.conf for a node from the devices that salus.conf names for it."""
-    from slurm_plugin.crosscheck import gres_lines
+    from slurm_plugin.slurm.crosscheck import gres_lines
 
     config = config_of(context)
     known = [device for device in config.devices_of(node) if device.memory_bytes]
@@ -73,9 +73,9 @@ def print_gres(
 
 def check_slurm(config: Config, path: Path | None = None) -> list[str]:
     """What `salus config check --slurm` adds: disagreements with slurm.conf and gres.conf, as texts."""
-    from slurm_plugin.crosscheck import cross_check
     from slurm_plugin.slurm.cli import SlurmCommands
-    from slurm_plugin.slurmconf import read_slurm_files
+    from slurm_plugin.slurm.crosscheck import cross_check
+    from slurm_plugin.slurm.slurmconf import read_slurm_files
 
     try:
         release = SlurmCommands(config.settings.slurm.bin_dir).release()

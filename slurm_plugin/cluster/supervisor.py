@@ -117,7 +117,7 @@ class Supervisor:
         ]  # fmt: skip
         tree = str(files.PLUGIN_ROOT.parent)
         if plan.with_salus:
-            children.append(child("admitd", sys.executable, "-m", "slurm_plugin.admission", PYTHONPATH=tree))
+            children.append(child("admitd", sys.executable, "-m", "slurm_plugin.admitd.server", PYTHONPATH=tree))
             if plan.with_daemons:
                 children += [
                     child(f"salusd.{node}", sys.executable, "-m", "nodedaemon", "--node", node, PYTHONPATH=tree)

@@ -12,7 +12,7 @@ from accounting.ingest.reconcile import SACCT_FIELDS, held_seconds, read_sacct
 from accounting.reports.selection import Selection
 from accounting.service import AskReport, ask_of
 from accounting.storage.database import open_database
-from slurm_plugin.credentials import digest
+from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
 from tests.support.lab import wait_for
 

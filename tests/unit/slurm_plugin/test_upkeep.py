@@ -14,8 +14,8 @@ from accounting.storage import schema
 from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
+from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import SlurmError
-from slurm_plugin.upkeep import Upkeep
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, dump, records
 

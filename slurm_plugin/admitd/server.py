@@ -31,17 +31,17 @@ from nodedaemon.config import Config, Rejected, Settings, load, load_or_raise, l
 from nodedaemon.config.spec import keys_of
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
-from slurm_plugin.catalog import catalog_of
-from slurm_plugin.credentials import verify
-from slurm_plugin.database import DatabaseRecords
-from slurm_plugin.queries import Queries, kind_of, viewer_of
-from slurm_plugin.rate import UserRate
-from slurm_plugin.readmission import Readmission
-from slurm_plugin.service import Admission
+from slurm_plugin.admitd.answers import SubmitAnswers
+from slurm_plugin.admitd.catalog import catalog_of
+from slurm_plugin.admitd.credentials import verify
+from slurm_plugin.admitd.database import DatabaseRecords
+from slurm_plugin.admitd.profile_cache import Storage
+from slurm_plugin.admitd.queries import Queries, kind_of, viewer_of
+from slurm_plugin.admitd.rate import UserRate
+from slurm_plugin.admitd.readmission import Readmission
+from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import Slurm, SlurmNode
 from slurm_plugin.slurm.choice import open_slurm
-from slurm_plugin.storage import Storage
-from slurm_plugin.upkeep import Upkeep
 
 log = structlog.get_logger()
 
@@ -56,7 +56,7 @@ CONNECTIONS_MAX = 512
 Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
-class Metrics:
+class AdmissionMetrics:
     """What Prometheus reads of salus-admitd."""
 
     def __init__(self) -> None:
@@ -98,13 +98,13 @@ def uids_of(config: Config) -> frozenset[int]:
     return frozenset(uids)
 
 
-class Service:
+class AdmissionServer:
     def __init__(self, config: Config, slurm: Slurm, records: DatabaseRecords, config_file: Path | None = None) -> None:
         self.config = config
         self.config_file = config_file
-        self.metrics = Metrics()
+        self.metrics = AdmissionMetrics()
         self.storage = Storage(records, config.settings.admission.profile_cache_ns / SECOND_NS)
-        self.admission = Admission(config, self.storage, decided=self.metrics.count)
+        self.admission = SubmitAnswers(config, self.storage, decided=self.metrics.count)
         self.readmission = Readmission(self.admission, slurm)
         self.queries = Queries(self.admission, slurm, records)
         self.upkeep = Upkeep(config, records.open)
@@ -284,7 +284,7 @@ def restart_keys(old: Settings, new: Settings) -> set[str]:
 
 async def serve(config: Config, config_file: Path | None = None) -> None:
     settings = config.settings
-    service = Service(config, open_slurm(settings.slurm), DatabaseRecords(config), config_file)
+    service = AdmissionServer(config, open_slurm(settings.slurm), DatabaseRecords(config), config_file)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

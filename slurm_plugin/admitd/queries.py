@@ -17,10 +17,10 @@ from accounting.profiles import list_profiles
 from accounting.service import answer
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
-from slurm_plugin.database import DatabaseRecords
-from slurm_plugin.jobdesc import read_segment
-from slurm_plugin.readmission import fields_of
-from slurm_plugin.service import Admission, submission_of
+from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
+from slurm_plugin.admitd.database import DatabaseRecords
+from slurm_plugin.admitd.jobdesc import read_segment
+from slurm_plugin.admitd.readmission import fields_of
 from slurm_plugin.slurm import QueuedJob, Slurm
 
 Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
@@ -35,7 +35,7 @@ def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> 
 
 
 class Queries:
-    def __init__(self, admission: Admission, slurm: Slurm, records: DatabaseRecords) -> None:
+    def __init__(self, admission: SubmitAnswers, slurm: Slurm, records: DatabaseRecords) -> None:
         self._admission = admission
         self.slurm = slurm
         self._records = records

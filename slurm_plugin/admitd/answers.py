@@ -16,9 +16,9 @@ import structlog
 from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionRecord, Decision, Reason
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
-from slurm_plugin.catalog import Catalog, catalog_of
-from slurm_plugin.decision import Known, Rules, Verdict, class_problem, decide
-from slurm_plugin.jobdesc import (
+from slurm_plugin.admitd.catalog import Catalog, catalog_of
+from slurm_plugin.admitd.decision import Known, Rules, Verdict, class_problem, decide
+from slurm_plugin.admitd.jobdesc import (
     TRES_FIELDS,
     Submission,
     parse_size,
@@ -27,16 +27,15 @@ from slurm_plugin.jobdesc import (
     read_submission,
     text_of,
 )
+from slurm_plugin.admitd.profile_cache import Storage
+from slurm_plugin.slurm import GPU_APART_RELEASE
 from slurm_plugin.slurm.cli import user_name
-from slurm_plugin.storage import Storage
 
 log = structlog.get_logger()
 
-GPU_APART_RELEASE = (24, 11)
-
 
 @dataclass
-class Admission:
+class SubmitAnswers:
     """The service's state. `decided` is told of every answer, for metrics."""
 
     config: Config

@@ -16,9 +16,9 @@ import structlog
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import SECOND_NS
-from slurm_plugin.decision import Known, Verdict
-from slurm_plugin.jobdesc import Segment, array_throttle, charged_tres, merge_segment, parse_tres, read_segment
-from slurm_plugin.service import Admission, submission_of
+from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
+from slurm_plugin.admitd.decision import Known, Verdict
+from slurm_plugin.admitd.jobdesc import Segment, array_throttle, charged_tres, merge_segment, parse_tres, read_segment
 from slurm_plugin.slurm import JobChange, QueuedJob, Slurm, SlurmError
 
 log = structlog.get_logger()
@@ -76,7 +76,7 @@ def correction_of(job: QueuedJob, segment: Segment, verdict: Verdict) -> JobChan
 
 
 class Readmission:
-    def __init__(self, admission: Admission, slurm: Slurm) -> None:
+    def __init__(self, admission: SubmitAnswers, slurm: Slurm) -> None:
         self._admission = admission
         self.slurm = slurm
         self.corrected_count = 0

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from nodedaemon.config import Config
 from nodedaemon.core.memory import device_units
-from slurm_plugin.service import GPU_APART_RELEASE
-from slurm_plugin.slurmconf import SlurmFiles
+from slurm_plugin.slurm import GPU_APART_RELEASE
+from slurm_plugin.slurm.slurmconf import SlurmFiles
 
 TRACKED = ("gres/gpu", "gres/salus", "gres/shard")
 

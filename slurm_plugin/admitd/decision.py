@@ -15,7 +15,7 @@ from nodedaemon.config.choices import ClassName, UnknownJob
 from nodedaemon.core.admission import Admit, DeviceView, JobRequest, Refuse, admit_any
 from nodedaemon.core.memory import charge_bytes, charge_units, round_up, with_headroom
 from nodedaemon.core.types import Profile, Shortfall
-from slurm_plugin.jobdesc import Segment, Submission, array_throttle, charged_tres, merge_segment
+from slurm_plugin.admitd.jobdesc import Segment, Submission, array_throttle, charged_tres, merge_segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from accounting.storage.database import Database
 from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import SECOND_NS
-from slurm_plugin.sacct import accounting_commands, read_accounts, read_runs, store_summaries
 from slurm_plugin.slurm.cli import SlurmCommands
+from slurm_plugin.slurm.sacct import accounting_commands, read_accounts, read_runs, store_summaries
 
 log = structlog.get_logger()
 

@@ -15,8 +15,8 @@ from accounting.storage import schema
 from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
-from slurm_plugin.decision import Known
-from slurm_plugin.storage import largest
+from slurm_plugin.admitd.decision import Known
+from slurm_plugin.admitd.profile_cache import largest
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 

@@ -19,7 +19,7 @@ import structlog
 from accounting.records import AdmissionRecord
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import Profile
-from slurm_plugin.decision import Known
+from slurm_plugin.admitd.decision import Known
 
 log = structlog.get_logger()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nodedaemon.config import Config
 from nodedaemon.core.types import SECOND_NS
-from slurm_plugin.service import GPU_APART_RELEASE
+from slurm_plugin.slurm import GPU_APART_RELEASE
 
 FILE_NAME = "salus_admission.lua"
 
