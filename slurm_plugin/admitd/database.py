@@ -8,11 +8,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from accounting import schema
-from accounting.database import Database, open_database
-from accounting.ledger import LedgerWriter
+from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import list_profiles
 from accounting.records import AdmissionRecord
+from accounting.storage import schema
+from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
 from slurm_plugin.admitd.decision import Known

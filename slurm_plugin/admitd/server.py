@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 
-from accounting.database import DatabaseUnreachableError
+from accounting.storage.database import DatabaseUnreachableError
 from nodedaemon.config import Config, Rejected, Settings, load, load_or_raise, locate
 from nodedaemon.config.spec import keys_of
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError

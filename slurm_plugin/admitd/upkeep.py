@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import structlog
 
-from accounting import retention
-from accounting.database import Database
-from accounting.ledger import LedgerWriter
-from accounting.reconcile import SacctRow, reconcile
+from accounting.ingest.ledger import LedgerWriter
+from accounting.ingest.reconcile import SacctRow, reconcile
 from accounting.records import JobKey
+from accounting.storage import retention
+from accounting.storage.database import Database
 from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import SECOND_NS

@@ -200,7 +200,7 @@ def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, li
 def write_commands(plan: ClusterPlan) -> None:
     """`salus`, `salus-acct` and `python` for the cluster's users, who may not be able to enter the place of ours."""
     python = interpreter(plan)
-    commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct", "python": ""}
+    commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct.main", "python": ""}
     for name, module in commands.items():
         path = f'export PYTHONPATH="{plan.shown(TREE)}"\n' if module else ""
         program = plan.path("bin", name)

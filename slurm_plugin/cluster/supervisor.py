@@ -38,8 +38,8 @@ START_TIMEOUT_S = 60
 REQUEST_BYTES_MAX = 4096
 SCHEMA_PROGRAM = """
 import sys
-from accounting.database import open_database
-from accounting.schema import upgrade
+from accounting.storage.database import open_database
+from accounting.storage.schema import upgrade
 upgrade(open_database(sys.argv[1]))
 """
 ACCOUNTING_SQL = (

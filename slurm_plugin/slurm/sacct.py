@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from accounting import hierarchy
-from accounting.database import Database
-from accounting.jobpage import JobPage, job_pages
-from accounting.reconcile import SACCT_OPTIONS, SacctRow, read_sacct, settled
+from accounting.ingest import accounts
+from accounting.ingest.reconcile import SACCT_OPTIONS, SacctRow, read_sacct, settled
 from accounting.records import AccountRecord
-from accounting.selection import JobSelector
-from accounting.summary import is_ours, joined, merge_summary, summary_segment, summed_run
+from accounting.reports.job_page import JobPage, job_pages
+from accounting.reports.selection import JobSelector
+from accounting.reports.summary import is_ours, joined, merge_summary, summary_segment, summed_run
+from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
 from nodedaemon.config.keys import Slurm as SlurmSettings
@@ -63,7 +63,7 @@ def read_runs(commands: SlurmCommands, window: tuple[int, int], *, cluster: str)
 
 def read_accounts(commands: SlurmCommands, *, now_utc_ns: int) -> list[AccountRecord]:
     """Slurm's accounts, each with the one above it."""
-    return hierarchy.read_associations(commands.run("sacctmgr", *hierarchy.SACCTMGR_ARGUMENTS), now_utc_ns=now_utc_ns)
+    return accounts.read_associations(commands.run("sacctmgr", *accounts.SACCTMGR_ARGUMENTS), now_utc_ns=now_utc_ns)
 
 
 def store_summaries(

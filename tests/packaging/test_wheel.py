@@ -22,7 +22,7 @@ DATA = (
     "slurm_plugin/hooks/prolog.py",
     "slurm_plugin/hooks/epilog.py",
     "slurm_plugin/hooks/hook.py",
-    "cli/report/page.html.j2",
+    "cli/acct/page/page.html.j2",
     "accounting/_migrations/env.py",
     "accounting/_migrations/versions/0001_create_schema.py",
     "nodedaemon/sim/data/paper.toml",

@@ -11,8 +11,8 @@ import time
 from functools import cached_property
 from pathlib import Path
 
-from accounting.database import open_database
 from accounting.profiles import ProfileKey, set_profile
+from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from nodedaemon.drivers.process import read_stat
 from slurm_plugin.admitd.jobdesc import parse_tres, read_segment

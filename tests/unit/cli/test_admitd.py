@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from cli import admitd
 from cli.entry import FailedError, NotFoundError, NotPermittedError, UnreachableError
+from cli.remote import admitd
 from nodedaemon.config.keys import Admission
 from nodedaemon.core.errors import OperatingError, RequestError
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from accounting import schema
-from accounting.database import Database, open_database
-from accounting.ledger import LedgerWriter
-from accounting.reports import make_report
-from accounting.selection import Selection
-from accounting.summary import MARK
+from accounting.ingest.ledger import LedgerWriter
+from accounting.reports.report import make_report
+from accounting.reports.selection import Selection
+from accounting.reports.summary import MARK
+from accounting.storage import schema
+from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
 from slurm_plugin.admitd.upkeep import Upkeep
