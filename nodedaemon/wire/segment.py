@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from string import whitespace
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ SUMMARY_MARK: Final = "salus-sum:1"
 KINDS: Final = ("shared", "exclusive", "requeue", "lost")
 
 
-class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AdmissionSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The fields of a segment, under their keys, in the order in which they are written. Sizes include headroom."""
 
     admission: str = msgspec.field(name="adm", default="")
@@ -38,7 +39,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     throttle: int | None = msgspec.field(name="A", default=None)
 
 
-_NUMBER_KEYS = {field.encode_name for field in msgspec.structs.fields(Segment) if field.type == int | None}
+_LOWER_KEYS = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(AdmissionSegment)}
+_NUMBER_KEYS = {field.encode_name for field in msgspec.structs.fields(AdmissionSegment) if field.type == int | None}
 
 
 def find_segment(comment: str) -> str:
@@ -46,7 +48,7 @@ def find_segment(comment: str) -> str:
     return find_word(comment, SEGMENT_MARK)
 
 
-def parse_segment(comment: str, *, is_lower_case: bool = False) -> Segment | None:
+def parse_segment(comment: str, *, is_lower_case: bool = False) -> AdmissionSegment | None:
     """The segment of an admin_comment; None where there is none. Unknown keys and bad numbers are left out.
 
     `sacctmgr` stores comments in lower case. `is_lower_case` reads their keys, but a name in them may have changed.
@@ -54,27 +56,22 @@ def parse_segment(comment: str, *, is_lower_case: bool = False) -> Segment | Non
     word = find_segment(comment)
     if not word:
         return None
-    keys = {
-        field.encode_name.lower() if is_lower_case else field.encode_name: field.encode_name
-        for field in msgspec.structs.fields(Segment)
-    }
     values: dict[str, str | int] = {}
     for pair in word.split(";")[1:]:
         key, _, value = pair.partition("=")
-        name = keys.get(key.lower() if is_lower_case else key)
+        name = _LOWER_KEYS.get(key, key) if is_lower_case else key
         if name not in _NUMBER_KEYS:
-            if name is not None:
-                values[name] = value
+            values[name] = value
         elif value.isascii() and value.isdigit():
             values[name] = int(value)
-    return msgspec.convert(values, Segment)
+    return msgspec.convert(values, AdmissionSegment)
 
 
-def format_segment(segment: Segment) -> str:
+def format_segment(segment: AdmissionSegment) -> str:
     return ";".join([SEGMENT_MARK, *(f"{key}={value}" for key, value in msgspec.to_builtins(segment).items())])
 
 
-def merge_segment(comment: str, segment: Segment) -> str:
+def merge_segment(comment: str, segment: AdmissionSegment) -> str:
     """The comment with this segment in place of an earlier one, or at its end."""
     return merge_word(comment, SEGMENT_MARK, format_segment(segment))
 
@@ -89,7 +86,7 @@ def merge_word(comment: str, mark: str, word: str) -> str:
     merged, count = _pattern(mark).subn(lambda _match: word, comment, count=1)
     if count:
         return merged
-    return f"{comment} {word}" if comment and not comment[-1].isspace() else comment + word
+    return f"{comment} {word}" if comment and comment[-1] not in whitespace else comment + word
 
 
 @cache

@@ -22,14 +22,14 @@ from slurm_plugin.admitd.jobdesc import (
     TRES_FIELDS,
     Submission,
     parse_size,
-    parse_tres,
-    read_segment,
     read_submission,
     text_of,
 )
 from slurm_plugin.admitd.profile_cache import Storage
 from slurm_plugin.slurm import GPU_APART_RELEASE
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.slurm.cli import user_name
+from slurm_plugin.slurm.tres import parse_tres
 
 log = structlog.get_logger()
 
@@ -141,7 +141,7 @@ class SubmitAnswers:
                 "ok": False,
                 "say": f"salus: modify: gres of job {request.get('id', '')}: {what}; cancel it and submit again",
             }
-        segment = read_segment(text_of(old, "admin_comment"))
+        segment = parse_segment(text_of(old, "admin_comment"))
         if not is_shared or segment is None:
             return {"ok": True}
         merged = {**old, **changed}
@@ -160,7 +160,7 @@ class SubmitAnswers:
 
 def submission_of(uid: int, fields: Mapping[str, Any]) -> Submission:
     """A job that was admitted before, as a submission: its options come from the segment."""
-    segment = read_segment(text_of(fields, "admin_comment"))
+    segment = parse_segment(text_of(fields, "admin_comment"))
     submission = replace(read_submission(uid, fields, {}), problems=())
     if segment is None:
         return submission

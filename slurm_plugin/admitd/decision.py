@@ -15,7 +15,9 @@ from nodedaemon.config.choices import ClassName, UnknownJob
 from nodedaemon.core.admission import Admit, DeviceView, JobRequest, Refuse, admit_any
 from nodedaemon.core.memory import charge_bytes, charge_units, round_up, with_headroom
 from nodedaemon.core.types import Profile, Shortfall
-from slurm_plugin.admitd.jobdesc import Segment, Submission, array_throttle, charged_tres, merge_segment
+from nodedaemon.wire.segment import AdmissionSegment, merge_segment
+from slurm_plugin.admitd.jobdesc import Submission
+from slurm_plugin.slurm.tres import array_throttle, charged_tres
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Verdict:
     is_admitted: bool
     basis: Basis
     say: str
-    segment: Segment
+    segment: AdmissionSegment
     charge_bytes: int = 0
     profile_version: int | None = None
     reasons: tuple[Shortfall, ...] = ()
@@ -68,10 +70,10 @@ class Verdict:
         return changed
 
 
-def refuse(problems: Sequence[str], reasons: Sequence[Shortfall] = (), segment: Segment | None = None) -> Verdict:
+def refuse(problems: Sequence[str], reasons: Sequence[Shortfall] = (), segment: AdmissionSegment | None = None) -> Verdict:
     told = tuple(reasons) or tuple(Shortfall(problem[:128], 1, 0, "requests") for problem in problems)
     say = "\n".join(f"salus: submit: {problem}" for problem in problems)
-    return Verdict(is_admitted=False, basis="none", say=say, segment=segment or Segment(), reasons=told)
+    return Verdict(is_admitted=False, basis="none", say=say, segment=segment or AdmissionSegment(), reasons=told)
 
 
 def class_problem(submission: Submission, rules: Rules) -> str | None:
@@ -102,7 +104,7 @@ def decide(
         return refuse(problems)
     if not devices:
         return refuse(["no device that Salus manages is known in this partition; name another with -p or ask an admin"])
-    segment = Segment(
+    segment = AdmissionSegment(
         admission=admission,
         job_class=submission.job_class or rules.default_class,
         time_s=submission.time_s,
@@ -122,7 +124,7 @@ def decide(
     return _shared(segment, known, devices, rules, "profile" if measured else "declared")
 
 
-def _shared(segment: Segment, known: Known, devices: Sequence[DeviceView], rules: Rules, basis: Basis) -> Verdict:
+def _shared(segment: AdmissionSegment, known: Known, devices: Sequence[DeviceView], rules: Rules, basis: Basis) -> Verdict:
     persistent, ephemeral = segment.persistent_bytes or 0, segment.ephemeral_bytes or 0
     request = JobRequest(persistent, ephemeral)
     # Slurm places by one number, whatever device it chooses: the smallest reserve among them gives the largest charge.
@@ -148,7 +150,7 @@ def _shared(segment: Segment, known: Known, devices: Sequence[DeviceView], rules
 
 
 def _whole_device(
-    segment: Segment, devices: Sequence[DeviceView], rules: Rules, basis: Basis, kind: str = "exclusive"
+    segment: AdmissionSegment, devices: Sequence[DeviceView], rules: Rules, basis: Basis, kind: str = "exclusive"
 ) -> Verdict:
     units = max(device.units_total for device in devices)
     return Verdict(
@@ -160,7 +162,7 @@ def _whole_device(
     )
 
 
-def _unknown(submission: Submission, segment: Segment, devices: Sequence[DeviceView], rules: Rules) -> Verdict:
+def _unknown(submission: Submission, segment: AdmissionSegment, devices: Sequence[DeviceView], rules: Rules) -> Verdict:
     rule = rules.unknown_job
     if rule is UnknownJob.REFUSE:
         return refuse(["this job was never measured, and such jobs are refused here; ask an admin to measure it"])

@@ -18,7 +18,8 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import SECOND_NS
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.decision import Known, Verdict
-from slurm_plugin.admitd.jobdesc import Segment, array_throttle, charged_tres, merge_segment, parse_tres, read_segment
+from nodedaemon.wire.segment import AdmissionSegment, merge_segment, parse_segment
+from slurm_plugin.slurm.tres import array_throttle, charged_tres, parse_tres
 from slurm_plugin.slurm import JobChange, QueuedJob, Slurm, SlurmError
 
 log = structlog.get_logger()
@@ -47,7 +48,7 @@ def fields_of(job: QueuedJob) -> dict[str, str]:
     }
 
 
-def correction_of(job: QueuedJob, segment: Segment, verdict: Verdict) -> JobChange | None:
+def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
     """The difference between what Slurm has and what is right; None where there is none."""
     if not verdict.is_admitted:
         # Waiting with too small a charge would be wrong and without any is impossible: it keeps the one it has.
@@ -87,7 +88,7 @@ class Readmission:
         # Once a signature: thousands of tasks of a sweep wait for the same profile.
         profiles: dict[tuple[int, str], Known] = {}
         for job in jobs:
-            segment = read_segment(job.admin_comment)
+            segment = parse_segment(job.admin_comment)
             if segment is None or not segment.admission or job.state not in ("PENDING", "RUNNING"):
                 continue
             if job.state == "RUNNING" and segment.kind != "requeue":

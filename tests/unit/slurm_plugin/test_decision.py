@@ -9,7 +9,8 @@ from nodedaemon.core.admission import DeviceView
 from nodedaemon.core.memory import charge_units
 from nodedaemon.core.types import GIB, MIB, DeviceId, Profile
 from slurm_plugin.admitd.decision import Known, Rules, decide
-from slurm_plugin.admitd.jobdesc import parse_tres, read_submission
+from slurm_plugin.admitd.jobdesc import read_submission
+from slurm_plugin.slurm.tres import parse_tres
 
 DEVICE = DeviceView(DeviceId("node1/host0"), GIB, 256 * MIB)
 

@@ -14,7 +14,7 @@ from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import check, digest
 from slurm_plugin.admitd.decision import Known
-from slurm_plugin.admitd.jobdesc import read_segment
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.profile_cache import DECISIONS_MAX, Storage
 from slurm_plugin.admitd.rate import UserRate
 from slurm_plugin.admitd.readmission import Readmission
@@ -211,7 +211,7 @@ def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
     assert (again.gres, again.array_throttle) == (None, 4)
     assert readmit(known, FakeSlurm([replace(charged, array_tasks="2-12%4")])).changes == {}
     assert change.admin_comment.startswith("site ")
-    assert read_segment(change.admin_comment).shard_count == 7
+    assert parse_segment(change.admin_comment).shard_count == 7
     assert readmit(FakeRecords(), FakeSlurm([queued(comment)])).changes == {}
 
 
