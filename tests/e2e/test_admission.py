@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodedaemon.core.types import MIB
-from slurm_plugin.credentials import digest
+from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import SLURM_ROOT
 from tests.support.lab import wait_for
 

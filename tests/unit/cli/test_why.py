@@ -1,6 +1,6 @@
 """`salus why` prints one shape of answer, whether salusd or salus-admitd gave it."""
 
-from cli.status import why_lines
+from cli.node.status import why_lines
 from nodedaemon.core.types import MIB
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, SessionWhy, WhatIf, WhyAnswer
 
