@@ -40,22 +40,22 @@ def boundaries_until_served(
     succeeds and no other session arrives, leaves or asks for more.
     """
     fork = engine.fork()
-    queue = deque(changes)
+    pending = deque(changes)
     boundary_count = 0
     for step in range(WHAT_IF_EVENTS_MAX):
-        if not queue:
+        if not pending:
             boundary = _next_boundary(fork, session_id)
             if boundary is None:
                 return None
-            queue.append(boundary)
+            pending.append(boundary)
             boundary_count += 1
         try:
-            commands = fork.handle(queue.popleft(), now_ns + step)
+            commands = fork.handle(pending.popleft(), now_ns + step)
         except (PeerError, RequestError):
             continue
         if any(isinstance(one, Grant | AdmitSession) and one.session == session_id for one in commands):
             return boundary_count
-        queue.extend(outcome for one in commands if (outcome := _outcome(one)) is not None)
+        pending.extend(outcome for one in commands if (outcome := _outcome(one)) is not None)
     return None
 
 
