@@ -2,10 +2,12 @@
 
     salus:1;adm=ID;P=BYTES;E=BYTES;N=SHARDS;K=KIND;C=CLASS;T=SECONDS;S=SIGNATURE;M=P,E;A=LIMIT
 
-This module owns the format; docs/protocol.md describes the keys. An admin_comment holds words of several tools, separated
-by ASCII white space. The segment is one word, the summary after a run (`salus-sum:1`) is another; each starts with its
-mark and a semicolon. Words of other tools stay as they are. slurm_plugin/hooks/prolog.py and slurm_plugin/lua/
-job_submit.lua have copies of `find_segment` and `merge_word`; tests/unit/wire/test_segment.py compares them.
+This module owns the format; docs/protocol.md describes the keys. Several tools write words into an admin_comment,
+separated by ASCII white space. The segment is one word, and the summary after a run (`salus-sum:1`) is another. Each
+starts with its mark and a semicolon. Words of other tools stay as they are.
+
+slurm_plugin/hooks/prolog.py has a copy of `find_segment` and slurm_plugin/lua/job_submit.lua one of `merge_word`.
+tests/unit/wire/test_segment.py compares them with this module.
 """
 
 from __future__ import annotations
@@ -19,9 +21,6 @@ import msgspec
 
 SEGMENT_MARK: Final = "salus:1"
 SUMMARY_MARK: Final = "salus-sum:1"
-#: What admission decided: the job shares a device; it has one to itself; it has one to itself and is requeued after it
-#: was measured; salus-admitd did not answer.
-KINDS: Final = ("shared", "exclusive", "requeue", "lost")
 
 
 class AdmissionSegment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,8 +16,9 @@ import structlog
 from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionRecord, Decision, Reason
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.catalog import Catalog, catalog_of
-from slurm_plugin.admitd.decision import Known, Rules, Verdict, class_problem, decide
+from slurm_plugin.admitd.decision import AdmissionRules, ProfileLookup, Verdict, class_problem, decide
 from slurm_plugin.admitd.jobdesc import (
     TRES_FIELDS,
     Submission,
@@ -27,7 +28,6 @@ from slurm_plugin.admitd.jobdesc import (
 )
 from slurm_plugin.admitd.profile_cache import Storage
 from slurm_plugin.slurm import GPU_APART_RELEASE
-from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.slurm.cli import user_name
 from slurm_plugin.slurm.tres import parse_tres
 
@@ -56,9 +56,9 @@ class SubmitAnswers:
             return submission
         return replace(submission, partitions=(self.catalog.default_partition,))
 
-    def rules(self, submission: Submission) -> Rules:
+    def rules(self, submission: Submission) -> AdmissionRules:
         settings = self.config.for_partition(submission.partitions[0] if submission.partitions else "")
-        return Rules(
+        return AdmissionRules(
             unknown_job=settings.admission.unknown_job,
             headroom_percent=settings.lanes.headroom_percent,
             probe_task_count=settings.admission.probe_tasks,
@@ -69,11 +69,11 @@ class SubmitAnswers:
             is_whole_device_gpu=self.release >= GPU_APART_RELEASE,
         )
 
-    async def known(self, submission: Submission, *, is_fresh: bool = False) -> Known:
+    async def known(self, submission: Submission, *, is_fresh: bool = False) -> ProfileLookup:
         find = self.storage.find_fresh if is_fresh else self.storage.find
         return await find(user_name(submission.uid), submission.signature)
 
-    def decide(self, submission: Submission, known: Known, admission: str) -> Verdict:
+    def decide(self, submission: Submission, known: ProfileLookup, admission: str) -> Verdict:
         submission = self.in_partition(submission)
         devices = self.catalog.for_partitions(submission.partitions)
         return decide(submission, known, devices, self.rules(submission), admission)

@@ -18,9 +18,9 @@ from accounting.service import answer
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.database import DatabaseRecords
-from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.readmission import fields_of
 from slurm_plugin.slurm import QueuedJob, Slurm
 
@@ -80,7 +80,7 @@ class Queries:
         known = await self._admission.known(submission)
         verdict = self._admission.decide(submission, known, "")
         profile = known.profile
-        segment = read_segment(found.admin_comment)
+        segment = parse_segment(found.admin_comment)
         assert segment is not None
         told = WhyAnswer(
             job=found.target,

@@ -16,9 +16,9 @@ from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.wire.segment import parse_segment
-from slurm_plugin.slurm.tres import parse_tres
 from slurm_plugin.cluster.control import Cluster
 from slurm_plugin.slurm import GPU_APART_RELEASE
+from slurm_plugin.slurm.tres import parse_tres
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 

@@ -9,11 +9,11 @@ import pytest
 from accounting.ingest.ledger import LedgerWriter
 from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
-from nodedaemon.wire.segment import SUMMARY_MARK
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
+from nodedaemon.wire.segment import SUMMARY_MARK
 from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import SlurmError
 from tests.support.lab import wait_for
