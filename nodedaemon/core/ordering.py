@@ -54,6 +54,17 @@ class Policy(ABC):
         """The session's sort key."""
 
 
+class EqualProgress(Policy):
+    """Sessions attain service in proportion to their weights, within `FairSlack`."""
+
+    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  virtual_service includes the time
+        return (session.virtual_service,)
+
+    def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
+        slack = self.limits.fair_slack_ns << SCALE_BITS
+        return (first.virtual_service + slack - holder.virtual_service) * holder.weight
+
+
 @runtime_checkable
 class TimedPolicy(Protocol):
     """A policy of equal progress: its order changes while a session runs, and the engine keeps all lanes in step."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from nodedaemon.core.ordering import Breadth
-from nodedaemon.core.policies.fifo import Fifo
+from nodedaemon.core.ordering import Breadth, Policy, Waiting
 
 
-class Pack(Fifo):
-    """The order of `fifo` in all lanes at once, for sweeps of equal jobs."""
+class Pack(Policy):
+    """For sweeps of equal jobs, where it does not matter which job ends first."""
 
     breadth = Breadth.ALL
+
+    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  the order does not depend on time
+        return (session.arrival_order,)

@@ -5,11 +5,10 @@ Bound (docs/policies.md): the first high waiter waits at most for the iterations
 
 from __future__ import annotations
 
-from nodedaemon.core.ordering import Breadth
-from nodedaemon.core.policies.fair import Fair
+from nodedaemon.core.ordering import Breadth, EqualProgress
 
 
-class Priority(Fair):
+class Priority(EqualProgress):
     """A high-class job hardly notices its neighbours. The engine itself puts the class before the key."""
 
     breadth = Breadth.CLASS
