@@ -19,10 +19,10 @@ NATIVE = (
 )
 DATA = (
     "slurm_plugin/lua/job_submit.lua",
-    "slurm_plugin/prolog.py",
-    "slurm_plugin/epilog.py",
-    "slurm_plugin/hook.py",
-    "cli/report/page.html.j2",
+    "slurm_plugin/hooks/prolog.py",
+    "slurm_plugin/hooks/epilog.py",
+    "slurm_plugin/hooks/hook.py",
+    "cli/acct/page/page.html.j2",
     "accounting/_migrations/env.py",
     "accounting/_migrations/versions/0001_create_schema.py",
     "nodedaemon/sim/data/paper.toml",

@@ -11,13 +11,13 @@ import time
 from functools import cached_property
 from pathlib import Path
 
-from accounting.database import open_database
 from accounting.profiles import ProfileKey, set_profile
+from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from nodedaemon.drivers.process import read_stat
+from slurm_plugin.admitd.jobdesc import parse_tres, read_segment
 from slurm_plugin.cluster.control import Cluster
-from slurm_plugin.jobdesc import parse_tres, read_segment
-from slurm_plugin.service import GPU_APART_RELEASE
+from slurm_plugin.slurm import GPU_APART_RELEASE
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.summary import MARK, merge_summary
+from accounting.reports.summary import MARK, merge_summary
 
 SEGMENT = f"{MARK};held=10;occ=5"
 

@@ -8,8 +8,8 @@ from nodedaemon.config.choices import UnknownJob
 from nodedaemon.core.admission import DeviceView
 from nodedaemon.core.memory import charge_units
 from nodedaemon.core.types import GIB, MIB, DeviceId, Profile
-from slurm_plugin.decision import Known, Rules, decide
-from slurm_plugin.jobdesc import parse_tres, read_submission
+from slurm_plugin.admitd.decision import Known, Rules, decide
+from slurm_plugin.admitd.jobdesc import parse_tres, read_submission
 
 DEVICE = DeviceView(DeviceId("node1/host0"), GIB, 256 * MIB)
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodedaemon.core.types import GIB, KIB, MIB
-from slurm_plugin.jobdesc import (
+from slurm_plugin.admitd.jobdesc import (
     Segment,
     Tres,
     charged_tres,

@@ -10,15 +10,15 @@ from nodedaemon.config import Config, load_or_raise
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import MIB, Profile
-from slurm_plugin.catalog import catalog_of
-from slurm_plugin.credentials import check, digest
-from slurm_plugin.decision import Known
-from slurm_plugin.jobdesc import read_segment
-from slurm_plugin.rate import UserRate
-from slurm_plugin.readmission import Readmission
-from slurm_plugin.service import Admission
+from slurm_plugin.admitd.answers import SubmitAnswers
+from slurm_plugin.admitd.catalog import catalog_of
+from slurm_plugin.admitd.credentials import check, digest
+from slurm_plugin.admitd.decision import Known
+from slurm_plugin.admitd.jobdesc import read_segment
+from slurm_plugin.admitd.profile_cache import DECISIONS_MAX, Storage
+from slurm_plugin.admitd.rate import UserRate
+from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.slurm import QueuedJob, SlurmError, SlurmNode
-from slurm_plugin.storage import DECISIONS_MAX, Storage
 
 NODES = [SlurmNode("node1", "idle", "gpu:2(S:0-1),shard:96,salus:64", ("main",))]
 
@@ -72,7 +72,7 @@ def configuration(**changes):
 
 def service(records, fresh_s=30.0, **changes):
     config = configuration(**changes)
-    return Admission(config, Storage(records, fresh_s), catalog_of(config, NODES, "main"), (22, 5))
+    return SubmitAnswers(config, Storage(records, fresh_s), catalog_of(config, NODES, "main"), (22, 5))
 
 
 def request(signature="job:ab", **fields):

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from accounting import schema
-from accounting.database import Database, open_database
-from accounting.ledger import LedgerWriter
-from accounting.reports import make_report
-from accounting.selection import Selection
-from accounting.summary import MARK
+from accounting.ingest.ledger import LedgerWriter
+from accounting.reports.report import make_report
+from accounting.reports.selection import Selection
+from accounting.reports.summary import MARK
+from accounting.storage import schema
+from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
+from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import SlurmError
-from slurm_plugin.upkeep import Upkeep
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, dump, records
 
