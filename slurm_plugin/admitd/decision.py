@@ -1,4 +1,4 @@
-"""Decides a submission: its fields, its profile and the devices in, a `Verdict` out. Pure; core.admission does the sums.
+"""Decides a submission: its fields, its profile and the devices in, a `Verdict` out. Pure, by core.admission.
 
 A job never gets a charge below its measured memory. A measured job is charged by its profile with headroom. A
 declaration may raise that charge, never lower it. An unmeasured job follows `UnknownJob`. A job that cannot share any
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from accounting.records import Basis
-from nodedaemon.config.choices import ClassName, UnknownJob
+from nodedaemon.config.choices import UnknownJob
 from nodedaemon.core.admission import Admit, DeviceView, JobRequest, Refuse, admit_any
 from nodedaemon.core.memory import charge_bytes, charge_units, round_up, with_headroom
-from nodedaemon.core.types import Profile, Shortfall
+from nodedaemon.core.types import JobClass, Profile, Shortfall
 from nodedaemon.wire.segment import AdmissionSegment, merge_segment
 from slurm_plugin.admitd.jobdesc import Submission
 from slurm_plugin.slurm.tres import array_throttle, charged_tres
@@ -29,7 +29,7 @@ class AdmissionRules:
     unknown_job: UnknownJob = UnknownJob.EXCLUSIVE
     headroom_percent: int = 10
     probe_task_count: int = 0
-    default_class: ClassName = ClassName.NORMAL
+    default_class: JobClass = JobClass.NORMAL
     high_qos: frozenset[str] = frozenset()
     high_accounts: frozenset[str] = frozenset()
     high_partitions: frozenset[str] = frozenset()
@@ -47,7 +47,7 @@ class ProfileLookup:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision and everything that is recorded about it. `say` is shown to the user; `reasons` explain a refusal."""
+    """The decision and everything recorded about it. `say` is shown to the user; `reasons` explain a refusal."""
 
     is_admitted: bool
     basis: Basis
@@ -82,7 +82,7 @@ def refuse(
 
 def class_problem(submission: Submission, rules: AdmissionRules) -> str | None:
     """Why the job may not have class high, or None: class high needs an allowed QOS, account or partition."""
-    if submission.job_class != ClassName.HIGH:
+    if submission.job_class != str(JobClass.HIGH):
         return None
     if (
         submission.qos in rules.high_qos
@@ -110,7 +110,7 @@ def decide(
         return refuse(["no device that Salus manages is known in this partition; name another with -p or ask an admin"])
     segment = AdmissionSegment(
         admission=admission,
-        job_class=submission.job_class or rules.default_class,
+        job_class=submission.job_class or str(rules.default_class),
         time_s=submission.time_s,
         signature=submission.signature,
         declared=submission.declared,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from nodedaemon.core.types import GIB, KIB, MIB
+from nodedaemon.core.types import GIB, KIB, MIB, JobClass
 from slurm_plugin.slurm.tres import parse_tres
 
 TRES_FIELDS = ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task")
@@ -21,7 +21,7 @@ TRES_OPTIONS = {
     "tres_per_socket": "--gpus-per-socket",
     "tres_per_task": "--gpus-per-task or --tres-per-task",
 }
-CLASSES = ("high", "normal", "best-effort")
+CLASSES = tuple(map(str, JobClass))
 
 # Slurm's "not set" and "infinite" for 16, 32 and 64 bits; Lua sees the last as a float of about 1.8e19.
 UNSET_MIN = {16: 0xFFFE, 32: 0xFFFFFFFE}
