@@ -156,10 +156,10 @@ bench: native
 	@test -f tests/bench/$(BENCH).py || { echo "bench: no tests/bench/$(BENCH).py" >&2; exit 2; }
 	@$(PY) tests/bench/$(BENCH).py $(ARGS)
 
-# A benchmark whose result stays in the tree (docs/benchmarks/NAME.json, the last RUNS runs), and the pages that cite it.
+# A benchmark whose summary stays in the tree (docs/benchmarks/NAME.json), and the pages that cite it.
 record: native
-	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5] [REPEAT=5]" >&2; exit 2; }
-	@$(PY) -m tools.record $(BENCH) --runs $(or $(RUNS),1) --repeat $(or $(REPEAT),1) $(ARGS)
+	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [REPEAT=5]" >&2; exit 2; }
+	@$(PY) -m tools.record $(BENCH) --repeat $(or $(REPEAT),1) $(ARGS)
 
 numbers: $(STAMP)
 	@$(PY) -m tools.benchmark_plots
