@@ -51,7 +51,6 @@ OFFENDERS: dict[str, set[str]] = {
         "accounting",
         "cli",
         "docs/accounting.md",
-        "docs/adr",
         "docs/architecture.md",
         "docs/boundaries.md",
         "docs/man",
