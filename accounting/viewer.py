@@ -6,14 +6,14 @@ store and report filters by it. Rights on the database itself belong to root and
 
 from dataclasses import dataclass
 
-from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError
 
 
-class DeniedError(RequestError):
+class DeniedError(NotPermittedError):
     """The viewer may not see or change this."""
 
 
-class AbsentError(RequestError):
+class AbsentError(NotFoundError):
     """There is no such job, profile or period with data."""
 
 

@@ -10,6 +10,7 @@ from enum import IntEnum
 import typer
 
 from nodedaemon.core.errors import OperatingError, RequestError, SalusError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
 
 
 class ExitCode(IntEnum):
@@ -21,18 +22,6 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     NOT_PERMITTED = 4
     UNREACHABLE = 5
-
-
-class NotFoundError(RequestError):
-    """The user named a job, device, profile or file that is not there."""
-
-
-class NotPermittedError(RequestError):
-    """The user may not do or see this; an operator or admin can."""
-
-
-class UnreachableError(OperatingError):
-    """A daemon or the database does not answer; whoever runs it must act."""
 
 
 class FailedError(OperatingError):

@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.sql import ColumnElement, func
 
 from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.wire.envelope import UnreachableError
 
 T = TypeVar("T")
 
@@ -46,8 +47,8 @@ RETRY_SQLSTATES = {"40001", "40P01", "55P03"}
 RETRY_ERRNOS = {1205, 1213, 1020}
 
 
-class DatabaseUnreachableError(OperatingError):
-    """The database does not answer or does not let us in; whoever runs it must act."""
+class DatabaseUnreachableError(UnreachableError):
+    """The database does not answer, or it refuses our user."""
 
 
 class Database:

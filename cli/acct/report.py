@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from accounting.questions import AskFigures, AskReport
 from accounting.reports.report import Report, ReportKind
 from accounting.reports.selection import Selection
-from accounting.service import AskFigures, AskReport
 from cli.acct.job_ids import parse_jobs
 from cli.acct.report_fields import DEFAULTS, FLAT_SUMMARY, Scale, TimeUnit, choose, help_rows
 from cli.acct.report_text import Layout, write_csv, write_parsable, write_report_json, write_table

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.entry import NotFoundError
 from cli.output.units import size_text
 from cli.remote.salusd import DaemonClient, connect, node_name
 from nodedaemon.config import load_or_raise
@@ -25,6 +24,7 @@ from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.service.private import PrivateOptions, ensure_private, is_running, private_directory
 from nodedaemon.wire.control import NodeStatus
+from nodedaemon.wire.envelope import NotFoundError
 
 WAIT_STEP_MS = 1000
 # Put before the user's own, so that both work.

@@ -80,11 +80,11 @@ def down(
     json: Json = False,
 ) -> None:
     """End every process of a cluster and remove its directory."""
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
     path = _directory(directory)
-    Cluster(ClusterPlan.load(path)).down(keep=keep)
+    PrivateCluster(ClusterPlan.load(path)).down(keep=keep)
     if json:
         write_json({"directory": str(path), "up": False})
     else:
@@ -94,10 +94,10 @@ def down(
 @app.command()
 def status(directory: Directory = None, json: Json = False) -> None:
     """Show the parts of a cluster with their process ids, and its nodes."""
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
-    told = Cluster(ClusterPlan.load(_directory(directory))).status()
+    told = PrivateCluster(ClusterPlan.load(_directory(directory))).status()
     if json:
         write_json(told)
         return
@@ -118,10 +118,10 @@ def execute(
     import pwd
     import subprocess
 
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
-    cluster = Cluster(ClusterPlan.load(_directory(directory)))
+    cluster = PrivateCluster(ClusterPlan.load(_directory(directory)))
     plan = cluster.plan
     if not cluster.is_up():
         raise RequestError(f"cluster: {plan.directory}: it is not up; start it with salus cluster up")

@@ -24,7 +24,7 @@ from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import GIB, MIB
 
 if TYPE_CHECKING:
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The view is printed when other jobs run than before, and otherwise this often.
@@ -144,13 +144,13 @@ def _play(told: Told, report: Path, seconds: int, *, is_kept: bool) -> None:
             _salus(cluster, "salus-acct", "report", "--html", str(report.resolve()))
             is_whole = True
         except SalusError as error:
-            _end(control.Cluster(plan), told)
+            _end(control.PrivateCluster(plan), told)
             kept = report.resolve().parent / "failed"
             _keep_logs(base, kept, str(error), told)
             raise type(error)(str(error).replace(str(base), str(kept))) from error
         finally:
             if not (is_whole and is_kept):
-                _end(control.Cluster(plan), told)
+                _end(control.PrivateCluster(plan), told)
                 shutil.rmtree(base, ignore_errors=True)
     if is_kept:
         _say_how_to_use(plan.directory, told)
@@ -176,7 +176,7 @@ def _say_step(line: str) -> None:
     print(f"      {line}", flush=True)
 
 
-def _end(cluster: Cluster, told: Told) -> None:
+def _end(cluster: PrivateCluster, told: Told) -> None:
     # A second Ctrl-C must not leave half a cluster behind.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -211,7 +211,7 @@ def _say_how_to_use(directory: Path, told: Told) -> None:
     print(f"  to end it:                  {salus} down --dir {directory}", flush=True)
 
 
-def _submit(cluster: Cluster, told: Told) -> list[str]:
+def _submit(cluster: PrivateCluster, told: Told) -> list[str]:
     work = cluster.plan.path("work")
     shutil.copytree(ROOT / "examples", work / "examples")
     for path in [work / "examples", *(work / "examples").rglob("*")]:
@@ -230,7 +230,7 @@ def _submit(cluster: Cluster, told: Told) -> list[str]:
     return numbers
 
 
-def _watch(cluster: Cluster, told: Told, numbers: list[str], seconds: float) -> None:
+def _watch(cluster: PrivateCluster, told: Told, numbers: list[str], seconds: float) -> None:
     """Show `salus top` as the jobs come and go, until the queue is empty; then how each job ended."""
     running: set[str] = set()
     next_view = 0.0
@@ -254,7 +254,7 @@ def _watch(cluster: Cluster, told: Told, numbers: list[str], seconds: float) -> 
         raise FailedError(f"demo: a job did not complete: {failed[0].strip()}: {output.strip() or 'no output'}")
 
 
-def _salus(cluster: Cluster, *argv: str) -> str:
+def _salus(cluster: PrivateCluster, *argv: str) -> str:
     """Run one of our own commands as root on the node, and return what it prints."""
     node = {"SLURMD_NODENAME": cluster.plan.nodes[0], "COLUMNS": "110"}
     done = cluster.run(list(argv), None, COMMAND_SECONDS, **node)

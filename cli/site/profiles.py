@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.entry import NotFoundError
 from cli.output.moments import format_moment
 from cli.output.render import Cell, Column, form_of, write_json, write_rows
 from cli.site.config import config_of
 from nodedaemon.config.kinds import Size, Time
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.envelope import NotFoundError
 
 if TYPE_CHECKING:
     from accounting.profiles import ProfileView
@@ -107,7 +107,7 @@ def set_(
 ) -> None:
     """Fix what admission uses from now on. Never below what was measured; a run that needs more still raises it."""
     from accounting.profiles import ProfileView
-    from accounting.service import AskProfileSet
+    from accounting.questions import AskProfileSet
     from cli.remote.accounting import ask
 
     config = config_of(context)
@@ -127,7 +127,7 @@ def set_(
 @app.command()
 def forget(context: typer.Context, signature: Signature, user: User = "", model: Model = "") -> None:
     """Make a signature an unknown job again; the next run is measured afresh. The history stays."""
-    from accounting.service import AskProfileForget
+    from accounting.questions import AskProfileForget
     from cli.remote.accounting import ask
 
     config = config_of(context)
@@ -152,7 +152,7 @@ def history(
     import msgspec
 
     from accounting.profiles import ProfileChange
-    from accounting.service import AskProfileHistory
+    from accounting.questions import AskProfileHistory
     from cli.remote.accounting import ask
 
     question = AskProfileHistory(users=_names(user), signature=signature or None)
@@ -206,7 +206,7 @@ def import_(
 ) -> None:
     """Take over exported profiles into this cluster. All entries are read before the first is stored."""
     from accounting.profiles import ProfileView
-    from accounting.service import AskProfileSet
+    from accounting.questions import AskProfileSet
     from cli.remote.accounting import ask
 
     config = config_of(context)
@@ -228,7 +228,7 @@ def import_(
 
 def _find(config: "Config", *, users: str = "", model: str = "", signature: str = "") -> "list[ProfileView]":
     from accounting.profiles import ProfileView
-    from accounting.service import AskProfiles
+    from accounting.questions import AskProfiles
     from cli.remote.accounting import ask
 
     question = AskProfiles(users=_names(users), signature=signature or None, device_model=model or None)
