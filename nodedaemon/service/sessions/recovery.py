@@ -23,9 +23,10 @@ from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.attach import SessionDesk
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.executor import Executor
-from nodedaemon.service.sessions.gate_memory import GatePage, GateState, TurnPage, adopt_page
+from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage, adopt_page
 from nodedaemon.service.sessions.roster import LiveSession, Roster
 from nodedaemon.wire.messages import Hello, Refuse, Unmap
+from nodedaemon.wire.pages import GateState
 
 #: A session tries again after at most 5 s; one more try is allowed for a busy machine.
 GATHER_TIMEOUT_S = 12.0
