@@ -28,8 +28,8 @@ native-libsalus: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus PYTHON=$(abspath $(PY)) all tests
 
 native-emulator: $(STAMP)
-	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator
-	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator-inject INJECT=1
+	@$(MAKE) --no-print-directory -s -C emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator
+	@$(MAKE) --no-print-directory -s -C emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator-inject INJECT=1
 
 native-spank: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C slurm_plugin/spank OUT=$(CURDIR)/build/spank
@@ -61,23 +61,23 @@ property: $(STAMP)
 man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 	$(PY) -m cli.manual docs/man
-	$(PY) -m tests.support.state_diagrams docs/sessions.md
+	$(PY) -m tools.state_diagrams docs/sessions.md
 
 # The Python side of the C headers.
 layouts: $(STAMP)
 	$(PY) -m tools.layouts
 
 boundaries: $(STAMP)
-	$(PY) -m tests.support.loops.table
+	$(PY) -m tools.boundaries
 
 # Drawn by the simulator; a test compares the first.
 pictures: $(STAMP)
-	@$(PY) -m tests.support.pictures docs/pictures
+	@$(PY) -m tools.pictures docs/pictures
 
 # README's picture, from the last demo's report.
 demo-picture: $(STAMP)
 	@test -f build/demo/report.html || { echo "demo-picture: no report; run make demo first" >&2; exit 2; }
-	@$(PY) -m tests.support.demo_picture build/demo/report.html docs/pictures/demo.png
+	@$(PY) -m tools.demo_picture build/demo/report.html docs/pictures/demo.png
 
 # The pages as HTML and the manuals for man, from one source; a warning is a failure.
 docs: $(STAMP)
@@ -105,7 +105,7 @@ ON_CUDA := \
 
 # These wait for devices, daemons and databases more than they compute, and share nothing: two at a time take little more
 # than half as long.
-TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/packaging
+TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/packaging emulator/tests
 
 integration: native
 	$(PYTEST) $(NORMAL) $(foreach part,$(TWO_AT_A_TIME),--ignore=$(part)) tests/integration
@@ -137,7 +137,7 @@ test-gpu: native
 	SALUS_TEST_DEVICE=gpu $(PYTEST) $(NORMAL) tests/integration/test_sharing.py tests/integration/faults
 
 test-soak: native
-	$(PYTEST) -m soak --timeout 3600 tests
+	$(PYTEST) -m soak --timeout 3600 tests emulator/tests
 
 # What installs outside the checkout: a wheel with the C parts in it, and from it a package for Debian.
 wheel: native-libsalus native-spank
@@ -163,11 +163,11 @@ bench: native
 # A benchmark whose result stays in the tree (docs/benchmarks/NAME.json, the last RUNS runs), and the pages that cite it.
 record: native
 	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5] [REPEAT=5]" >&2; exit 2; }
-	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) --repeat $(or $(REPEAT),1) $(ARGS)
+	@$(PY) -m tools.record $(BENCH) --runs $(or $(RUNS),1) --repeat $(or $(REPEAT),1) $(ARGS)
 
 numbers: $(STAMP)
-	@$(PY) -m tests.support.benchplots
-	@$(PY) -m tests.support.recorded
+	@$(PY) -m tools.benchmark_plots
+	@$(PY) -m tools.cited_numbers
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from tests.support.benchplots import PLOTS, bars, drawn, steps
-from tests.support.recorded import FOLDER, PAGES, ROOT, StaleError, look_up, rendered, typed_numbers
+from tools.benchmark_plots import PLOTS, bars, drawn, steps
+from tools.cited_numbers import FOLDER, PAGES, ROOT, StaleError, look_up, rendered, typed_numbers
 
 WHERE = {"date", "commit", "machine", "result"}
 
@@ -28,7 +28,7 @@ def tree(tmp_path):
 def test_every_number_comes_from_a_recorded_benchmark(page):
     text = (ROOT / page).read_text()
     assert rendered(text) == text, f"{page}: numbers are not those of the recorded files; run: make numbers"
-    assert typed_numbers(text) == [], f"{page}: numbers typed by hand; cite a recorded one (tests/support/recorded.py)"
+    assert typed_numbers(text) == [], f"{page}: numbers typed by hand; cite a recorded one (tools/cited_numbers.py)"
 
 
 def test_every_recorded_benchmark_says_when_where_and_of_what():

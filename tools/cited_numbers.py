@@ -20,7 +20,7 @@ import sys
 from datetime import date
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("docs/benchmarks")
 PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
 
