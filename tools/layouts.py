@@ -34,7 +34,7 @@ NOTE = "Written by tools/layouts.py from {source}: change the C side, then run `
 
 
 @dataclass(frozen=True)
-class Field:
+class CField:
     c_type: str  # without pointers
     name: str
     count: int | None  # of an array
@@ -42,12 +42,12 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Block:
+class CBlock:
     """A struct or an enum."""
 
     name: str
     comment: str
-    fields: list[Field] = field(default_factory=list)
+    fields: list[CField] = field(default_factory=list)
     members: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -56,14 +56,14 @@ class Block:
 
 
 @dataclass
-class Header:
+class CHeader:
     constants: dict[str, int]
-    enums: list[Block]
-    structs: list[Block]
+    enums: list[CBlock]
+    structs: list[CBlock]
     prototypes: list[tuple[str, str, list[str]]]  # name, result, arguments
 
 
-def parse(*paths: str) -> Header:
+def parse(*paths: str) -> CHeader:
     """The declarations of these headers, in their order."""
     text = "\n".join((ROOT / path).read_text() for path in paths)
     constants = {
@@ -71,16 +71,16 @@ def parse(*paths: str) -> Header:
         for name, value in re.findall(r"^#define (SALUS_\w+) +(\w+)", text, re.MULTILINE)
         if value[0].isdigit()
     }
-    header = Header(constants, [], [], [])
+    header = CHeader(constants, [], [], [])
     for comment, keyword, name, body in re.findall(
         r"(?:/\*((?:(?!\*/).)*)\*/\n)?(struct|enum) (salus_\w+) \{\n(.*?)\n\};", text, re.DOTALL
     ):
         sentences = " ".join(line.strip(" *") for line in comment.splitlines()).strip()
         if keyword == "enum":
             members = {member: int(value) for member, value in re.findall(r"(SALUS_\w+) = (\d+)", body)}
-            header.enums.append(Block(name, sentences, members=members))
+            header.enums.append(CBlock(name, sentences, members=members))
         else:
-            header.structs.append(Block(name, sentences, fields=list(_fields(_without_comments(body), constants))))
+            header.structs.append(CBlock(name, sentences, fields=list(_fields(_without_comments(body), constants))))
     for result, name, arguments in re.findall(r"^SALUS_API ([^;{]*?)\b(salus_\w+)\(([^;]*?)\);", text, re.MULTILINE):
         parts = [part for part in " ".join(arguments.split()).split(", ") if part != "void"]
         header.prototypes.append((name, result.strip(), parts))
@@ -91,20 +91,20 @@ def _without_comments(text: str) -> str:
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
 
 
-def _fields(body: str, constants: dict[str, int]) -> Iterator[Field]:
+def _fields(body: str, constants: dict[str, int]) -> Iterator[CField]:
     for declaration in body.split(";"):
         words = " ".join(declaration.split())
         if function := re.search(r"\(\*(\w+)\)\(", words):
-            yield Field("void", function.group(1), None, is_pointer=True)
+            yield CField("void", function.group(1), None, is_pointer=True)
         elif words:
             kind, names = re.fullmatch(r"((?:struct )?\w+) (.*)", words).groups()  # type: ignore[union-attr]
             for name in names.split(", "):
                 bare, _, length = name.strip("*]").partition("[")
                 count = None if not length else constants[length] if length in constants else int(length)
-                yield Field(kind.removeprefix("struct "), bare, count, name.startswith("*"))
+                yield CField(kind.removeprefix("struct "), bare, count, name.startswith("*"))
 
 
-def offsets(block: Block, structs: dict[str, Block]) -> tuple[dict[str, int], int]:
+def offsets(block: CBlock, structs: dict[str, CBlock]) -> tuple[dict[str, int], int]:
     """Offset of each field and size of the whole, in bytes. Raises ValueError where the compiler would pad."""
     at, found, widest = 0, {}, 1
     for item in block.fields:
@@ -125,25 +125,25 @@ def offsets(block: Block, structs: dict[str, Block]) -> tuple[dict[str, int], in
     return found, at
 
 
-def _code(item: Field) -> str:
+def _code(item: CField) -> str:
     if item.c_type == "char":
         return f"{item.count}s"
     return f"{item.count}x" if item.count else CODES[item.c_type]
 
 
-def _enum(block: Block) -> str:
+def _enum(block: CBlock) -> str:
     base = "enum.IntFlag" if block.name.endswith("_flag") else "enum.IntEnum"
     members = "".join(f"    {_member(block, name)} = {value}\n" for name, value in block.members.items())
     return f'class {block.title}({base}):\n    """{block.comment}"""\n\n{members}'
 
 
-def _member(block: Block, name: str) -> str:
+def _member(block: CBlock, name: str) -> str:
     names = list(block.members)
     shared = next(i for i in range(len(name)) if len({other[: i + 1] for other in names}) > 1)
     return name[name[:shared].rindex("_") + 1 :]
 
 
-def _constants(header: Header) -> str:
+def _constants(header: CHeader) -> str:
     literals = {name: f"{value:#x}" if value > 0xFFFF else value for name, value in header.constants.items()}
     return "".join(f"{name.removeprefix('SALUS_')} = {literal}\n" for name, literal in literals.items())
 
@@ -180,7 +180,7 @@ def messages() -> str:
 _HINTS = {"B": "U8", "I": "U32", "Q": "U64"}
 
 
-def _message(block: Block) -> str:
+def _message(block: CBlock) -> str:
     offsets(block, {item.name: item for item in parse(WIRE).structs})
     kind = block.name.removeprefix("salus_").upper()
     lines = [f"    kind: ClassVar[MessageKind] = MessageKind.{kind}"]
@@ -226,7 +226,7 @@ def libsalus() -> str:
     return text + "]\n"
 
 
-def _structure(block: Block) -> str:
+def _structure(block: CBlock) -> str:
     text = f"\n\nclass {block.title}(ctypes.Structure):\n    _fields_: ClassVar[FieldList] = [\n"
     for kind, items in groupby(block.fields, _ctype):
         names = textwrap.wrap(" ".join(item.name for item in items), LINE_COLUMNS - 20)
@@ -235,7 +235,7 @@ def _structure(block: Block) -> str:
     return text + "    ]\n"
 
 
-def _ctype(item: Field) -> str:
+def _ctype(item: CField) -> str:
     base = "ctypes.c_void_p" if item.is_pointer else f"ctypes.{CTYPES[item.c_type]}"
     return f"{base} * {item.count}" if item.count else base
 
@@ -249,7 +249,7 @@ def _argument(declaration: str) -> str:
     if not pointers:
         return f"ctypes.{CTYPES[words[0]]}"
     if words[0] == "struct" and pointers == 1:
-        return f"ctypes.POINTER({Block(words[1], '').title})"
+        return f"ctypes.POINTER({CBlock(words[1], '').title})"
     return "ctypes.c_char_p" if words[0] == "char" else "ctypes.c_void_p"
 
 

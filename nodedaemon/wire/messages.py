@@ -34,7 +34,7 @@ class MessageKind(enum.IntEnum):
 
     HELLO = 1
     WELCOME = 2
-    REFUSE = 3
+    REJECT = 3
     MAP = 4
     UNMAP = 5
     UNMAPPED = 6
@@ -124,10 +124,10 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Reject:
     """Rejects a HELLO. The job runs without Salus."""
 
-    kind: ClassVar[MessageKind] = MessageKind.REFUSE
+    kind: ClassVar[MessageKind] = MessageKind.REJECT
     text: Text = ""
 
 
@@ -276,7 +276,7 @@ class Bye:
 Message = (
     Hello
     | Welcome
-    | Refuse
+    | Reject
     | Map
     | Unmap
     | Unmapped

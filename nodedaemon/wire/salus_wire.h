@@ -22,7 +22,7 @@
 enum salus_message_kind {
     SALUS_HELLO = 1,
     SALUS_WELCOME = 2,
-    SALUS_REFUSE = 3,
+    SALUS_REJECT = 3,
     SALUS_MAP = 4,
     SALUS_UNMAP = 5,
     SALUS_UNMAPPED = 6,
@@ -112,7 +112,7 @@ struct salus_welcome {
 };
 
 /* Rejects a HELLO. The job runs without Salus. */
-struct salus_refuse {
+struct salus_reject {
     struct salus_header header;
     char text[SALUS_TEXT_BYTES];
 };

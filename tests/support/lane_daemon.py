@@ -33,7 +33,7 @@ from nodedaemon.wire.messages import (
     Message,
     Overrun,
     ProfileReport,
-    Refuse,
+    Reject,
     Return,
     Started,
     Unmap,
@@ -265,7 +265,7 @@ class LaneDaemon:
             return
         assert isinstance(hello, Hello)
         if self.settings.refusal:
-            framing.send(connection, Refuse(self.settings.refusal))
+            framing.send(connection, Reject(self.settings.refusal))
             connection.close()
         elif hello.flags & HelloFlag.RESUME:
             self._resume(connection, hello)

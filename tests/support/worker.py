@@ -20,6 +20,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "nodedaemon" / "job"
 LIBRARY = JOB / "libsalus" / "libsalus.so"
+sys.path.insert(0, str(JOB))
+
+from salus_job.layouts import HelloOptions  # noqa: E402
+
 MIB = 1 << 20
 
 
@@ -145,9 +149,6 @@ def main() -> None:
     if not given.no_run and not join_job(given):
         return
     library = library or open_gpu()
-    sys.path.insert(0, str(JOB))
-    from salus_job.layouts import HelloOptions
-
     options = HelloOptions(size_bytes=ctypes.sizeof(HelloOptions), timeout_ms=given.hello_timeout_ms)
     tell("says hello")
     tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))

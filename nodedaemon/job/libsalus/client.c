@@ -185,7 +185,7 @@ static int send_hello(int fd, struct salus_hello *hello, const int *fds, uint32_
 }
 
 /*
- * Reads WELCOME or REFUSE. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame.
+ * Reads WELCOME or REJECT. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame.
  * A NOTICE before them says that salusd has heard us and is not ready yet: it is given longer.
  */
 static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
@@ -207,8 +207,8 @@ static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
         packet_close(packet);
         timeout_ms = timeout_ms > NOTICED_MS ? timeout_ms : NOTICED_MS;
     }
-    if (packet->frame.header.kind == SALUS_REFUSE) {
-        session_reason(packet->frame.refuse.text);
+    if (packet->frame.header.kind == SALUS_REJECT) {
+        session_reason(packet->frame.reject.text);
         packet_close(packet);
         return -EACCES;
     }

@@ -18,8 +18,8 @@ static uint32_t size_of_kind(uint16_t kind)
     switch (kind) {
     case SALUS_WELCOME:
         return sizeof(struct salus_welcome);
-    case SALUS_REFUSE:
-        return sizeof(struct salus_refuse);
+    case SALUS_REJECT:
+        return sizeof(struct salus_reject);
     case SALUS_MAP:
         return sizeof(struct salus_map);
     case SALUS_UNMAP:

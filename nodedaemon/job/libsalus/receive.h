@@ -10,7 +10,7 @@ struct packet {
     union {
         struct salus_header header;
         struct salus_welcome welcome;
-        struct salus_refuse refuse;
+        struct salus_reject reject;
         struct salus_map lane;
         struct salus_unmap unmap;
         struct salus_allow allow;

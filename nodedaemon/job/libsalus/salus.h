@@ -219,7 +219,7 @@ SALUS_API int salus_off(const char *text);
  * addresses. */
 SALUS_API int salus_bye(void);
 
-/* Last REFUSE, FAULT or NOTICE text, and forgets it; length, 0 if none. */
+/* Last REJECT, FAULT or NOTICE text, and forgets it; length, 0 if none. */
 SALUS_API int salus_reason(char *text, uint32_t size_bytes);
 
 /* 1 if `address` lies in the lane's range. */

@@ -213,7 +213,7 @@ class Server:
             self._log.info(
                 "hello refused", pid=connection.credentials.pid, uid=connection.credentials.uid, why=str(error)
             )
-            connection.send(messages.Refuse(str(error)))
+            connection.send(messages.Reject(str(error)))
         finally:
             self._greeting.discard(connection)
 

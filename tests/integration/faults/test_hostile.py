@@ -183,7 +183,7 @@ def test_19_forged_jobs_and_verbs_of_root_are_refused_to_others(salusd, rogue):
     answers = [json.loads(line) for line in told.stdout.splitlines()]
     assert [answer.get("kind") for answer in answers] == ["not_permitted"] * 7
     stranger = rogue(daemon, uid=STRANGER)
-    assert stranger.do("hello")["kind"] == "REFUSE"
+    assert stranger.do("hello")["kind"] == "REJECT"
     assert "5" in daemon.sessions()
 
 

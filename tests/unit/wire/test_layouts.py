@@ -31,9 +31,9 @@ def test_the_compiler_agrees_with_the_offsets(tmp_path: Path) -> None:
 
 
 def test_a_field_off_its_alignment_is_refused() -> None:
-    fields = [layouts.Field("uint8_t", "flag", None, False), layouts.Field("uint64_t", "size", None, False)]
+    fields = [layouts.CField("uint8_t", "flag", None, False), layouts.CField("uint64_t", "size", None, False)]
     with pytest.raises(ValueError, match="declare the padding"):
-        layouts.offsets(layouts.Block("salus_example", "", fields=fields), {})
+        layouts.offsets(layouts.CBlock("salus_example", "", fields=fields), {})
 
 
 def test_every_frame_fits_the_bound_and_every_kind_has_a_message() -> None:
