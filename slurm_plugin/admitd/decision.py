@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from accounting.records import Basis
-from nodedaemon.config.choices import ClassName, UnknownJob
+from nodedaemon.config.choices import UnknownJob
 from nodedaemon.core.admission import Admit, DeviceView, JobRequest, Refuse, admit_any
 from nodedaemon.core.memory import charge_bytes, charge_units, round_up, with_headroom
-from nodedaemon.core.types import Profile, Shortfall
+from nodedaemon.core.types import JobClass, Profile, Shortfall
 from slurm_plugin.admitd.jobdesc import Segment, Submission, array_throttle, charged_tres, merge_segment
 
 
@@ -25,7 +25,7 @@ class Rules:
     unknown_job: UnknownJob = UnknownJob.EXCLUSIVE
     headroom_percent: int = 10
     probe_task_count: int = 0
-    default_class: ClassName = ClassName.NORMAL
+    default_class: JobClass = JobClass.NORMAL
     high_qos: frozenset[str] = frozenset()
     high_accounts: frozenset[str] = frozenset()
     high_partitions: frozenset[str] = frozenset()
@@ -76,7 +76,7 @@ def refuse(problems: Sequence[str], reasons: Sequence[Shortfall] = (), segment: 
 
 def class_problem(submission: Submission, rules: Rules) -> str | None:
     """Class high needs an allowed QOS, account or partition: a job must not raise itself."""
-    if submission.job_class != ClassName.HIGH:
+    if submission.job_class != str(JobClass.HIGH):
         return None
     if (
         submission.qos in rules.high_qos
@@ -104,7 +104,7 @@ def decide(
         return refuse(["no device that Salus manages is known in this partition; name another with -p or ask an admin"])
     segment = Segment(
         admission=admission,
-        job_class=submission.job_class or rules.default_class,
+        job_class=submission.job_class or str(rules.default_class),
         time_s=submission.time_s,
         signature=submission.signature,
         declared=submission.declared,

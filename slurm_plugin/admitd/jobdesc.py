@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from nodedaemon.core.types import GIB, KIB, MIB
+from nodedaemon.core.types import GIB, KIB, MIB, JobClass
 
 TRES_FIELDS = ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task")
 TRES_OPTIONS = {
@@ -20,7 +20,7 @@ TRES_OPTIONS = {
     "tres_per_socket": "--gpus-per-socket",
     "tres_per_task": "--gpus-per-task or --tres-per-task",
 }
-CLASSES = ("high", "normal", "best-effort")
+CLASSES = tuple(map(str, JobClass))
 KINDS = ("shared", "exclusive", "requeue", "lost")
 SEGMENT_MARK = "salus:1"
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from nodedaemon.config import JOB_CLASSES, Settings, weight_of
-from nodedaemon.config.choices import ClassName, UnknownJob
+from nodedaemon.config import Settings, weight_of
+from nodedaemon.config.choices import UnknownJob
 from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.memory import round_up
 from nodedaemon.core.types import SECOND_NS, DeviceId, JobClass, JobId
@@ -455,10 +455,8 @@ def user_name(uid: int) -> str:
 
 
 def _job_class(name: str, settings: Settings) -> JobClass:
-    try:
-        return JOB_CLASSES[ClassName(name)]
-    except ValueError:
-        return JOB_CLASSES[settings.order.default_class]
+    job_class = JobClass.named(name)
+    return settings.order.default_class if job_class is None else job_class
 
 
 def _whole(text: str) -> int:
