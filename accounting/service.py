@@ -13,7 +13,7 @@ import msgspec
 from accounting import profiles
 from accounting.profiles import ProfileKey
 from accounting.records import Name, Whole
-from accounting.reports import figures, job_page, report
+from accounting.reports import charts, job_page, report
 from accounting.reports.selection import JobSelector, Selection
 from accounting.storage.database import Database
 from accounting.viewer import Viewer
@@ -34,7 +34,7 @@ class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
 
 
 class AskFigures(_Question, frozen=True, kw_only=True, tag="figures"):
-    """-> figures.Figures"""
+    """-> charts.ReportCharts"""
 
     selection: Selection
 
@@ -135,7 +135,7 @@ def _answer(
                 on_step=on_step,
             )
         case AskFigures():
-            return figures.make_figures(database, viewer, asked.selection, now_utc_ns=now_utc_ns, on_step=on_step)
+            return charts.make_charts(database, viewer, asked.selection, now_utc_ns=now_utc_ns, on_step=on_step)
         case AskJob():
             return job_page.job_pages(database, viewer, asked.job, now_utc_ns=now_utc_ns, clusters=asked.clusters)
         case AskProfiles():

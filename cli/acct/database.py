@@ -74,7 +74,7 @@ def roll_up(context: typer.Context, before: Before = "") -> None:
     config = config_of(context)
     edge_ns = _edge_ns(before, config.settings.storage.roll_up_after_ns, "RollUpAfter")
     with opened(config) as database, counting("days", retention.day_count(database, edge_ns)) as tell:
-        done = retention.roll_up(database, edge_ns, tell=tell)
+        done = retention.roll_up(database, edge_ns, on_progress=tell)
     print(f"{done.before_count} rows before {format_moment(edge_ns)} became {done.after_count}")
 
 
@@ -99,7 +99,7 @@ def purge(
         if not yes and not typer.confirm(f"Delete before {format_moment(edge_ns)}: {told}?"):
             raise FailedError("purge not done: not confirmed; nothing was deleted")
         with counting("jobs", would.counts["jobs"]) as tell:
-            done = retention.purge(database, edge_ns, tell=tell)
+            done = retention.purge(database, edge_ns, on_progress=tell)
     print("deleted " + ", ".join(f"{count} {name}" for name, count in done.counts.items()))
 
 

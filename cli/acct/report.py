@@ -116,11 +116,11 @@ def read_selection(options: Options, now: datetime) -> Selection:
 
 def write_html(config: Config, report: Report, selection: Selection, path: Path) -> None:
     """Write the page with the charts and say where it is."""
-    from accounting.reports.figures import Figures
+    from accounting.reports.charts import ReportCharts
     from cli.acct.page.page import write_page
 
     with progress("charts") as tell:
-        figures = ask(config, AskFigures(selection=selection), Figures, tell)
+        figures = ask(config, AskFigures(selection=selection), ReportCharts, tell)
         tell("page")
         write_page(report, figures, path)
     print(path)

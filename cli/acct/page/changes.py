@@ -1,6 +1,6 @@
 """Changes of profiles: what admission learned, or was told, in the window."""
 
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from cli.acct.job_text import size
 from cli.acct.page.chart import GREEN, ORANGE, Chart, Table, label, milliseconds, time_axis
 from cli.output.moments import format_moment
@@ -8,7 +8,7 @@ from cli.output.moments import format_moment
 GIB = 1 << 30
 
 
-def changes(figures: Figures) -> Chart:
+def changes(figures: ReportCharts) -> Chart:
     """Newest first in the table."""
     shown = figures.changes
     traces = [

@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from accounting.reports.bins import Bin, MemoryBin
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
@@ -73,7 +73,7 @@ def step_line(
     return line
 
 
-def time_axis(figures: Figures) -> dict[str, Any]:
+def time_axis(figures: ReportCharts) -> dict[str, Any]:
     """The axis that all charts over time share: the same moment stands at the same place in each."""
     axis: dict[str, Any] = {"type": "date", "title": {"text": "UTC"}, "automargin": True}
     if figures.bins:

@@ -1,11 +1,11 @@
 """Fairness over time: Jain's index of achieved over entitled, one value a step."""
 
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from cli.acct.page.chart import PURPLE, Chart, Table, step_line, time_axis
 from cli.output.moments import format_moment
 
 
-def fairness(figures: Figures) -> Chart:
+def fairness(figures: ReportCharts) -> Chart:
     """Steps in which nobody wanted a device have no value: the line is broken there."""
     points = [(step, step.measures.jain) for step in figures.bins]
     known = [(step, value) for step, value in points if value is not None]

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from accounting.reports.figures import Figures, LaneSpan
+from accounting.reports.charts import LaneSpan, ReportCharts
 from cli.acct.job_text import size
 from cli.acct.page.chart import GREY, PALETTE, PATTERNS, VERMILION, Chart, Table, label, milliseconds, time_axis
 from cli.output.moments import format_moment
@@ -14,7 +14,7 @@ TOUCH_NS = 250_000_000
 HOVER = "job %{customdata[0]}<br>from %{base|%F %T}<br>lane of %{customdata[1]}<extra>%{fullData.name}</extra>"
 
 
-def lanes(figures: Figures) -> Chart:
+def lanes(figures: ReportCharts) -> Chart:
     """One row a lane, one colour and pattern a user, crosses for events."""
     stays = _joined(figures.spans)
     rows_of = _tracks(stays)
@@ -117,7 +117,7 @@ def _bars(placed: list[tuple[LaneSpan, str]], user: str, number: int) -> dict[st
     }
 
 
-def _marks(figures: Figures, places: list[str], short: dict[str, str]) -> dict[str, object]:
+def _marks(figures: ReportCharts, places: list[str], short: dict[str, str]) -> dict[str, object]:
     shown = []
     for mark in figures.marks:
         device = short.get(mark.device, mark.device)

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from accounting.reports.bins import MemoryBin
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from cli.acct.job_text import size
 from cli.acct.page.chart import BLUE, GREY, ORANGE, SKY, Chart, Table, step_line, time_axis
 from cli.output.moments import format_moment
@@ -20,7 +20,7 @@ KINDS = (
 )
 
 
-def memory(figures: Figures) -> list[Chart]:
+def memory(figures: ReportCharts) -> list[Chart]:
     """The sum over all devices and, if there are only a few, each of them."""
     by_device: dict[tuple[str, str], list[MemoryBin]] = defaultdict(list)
     for step in figures.memory:
@@ -52,7 +52,7 @@ def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
     ]
 
 
-def _chart(figures: Figures, key: str, title: str, steps: list[MemoryBin]) -> Chart:
+def _chart(figures: ReportCharts, key: str, title: str, steps: list[MemoryBin]) -> Chart:
     traces = [
         {
             "type": "scatter",

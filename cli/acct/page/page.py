@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from accounting.reports.report import Report
 from cli.acct.page.accounts import accounts
 from cli.acct.page.changes import changes
@@ -30,7 +30,7 @@ from nodedaemon.core.errors import OperatingError, RequestError
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-def charts_of(report: Report, figures: Figures) -> list[Chart]:
+def charts_of(report: Report, figures: ReportCharts) -> list[Chart]:
     """The sections of the page, in order."""
     return [
         timeline(figures),
@@ -43,7 +43,7 @@ def charts_of(report: Report, figures: Figures) -> list[Chart]:
     ]
 
 
-def write_page(report: Report, figures: Figures, path: Path) -> None:
+def write_page(report: Report, figures: ReportCharts, path: Path) -> None:
     """Write the page to `path`, whole or not at all."""
     content = page_text(report, figures)
     try:
@@ -58,7 +58,7 @@ def write_page(report: Report, figures: Figures, path: Path) -> None:
         raise RequestError(f"report not written: {path}: {error.strerror}; give another --html FILE") from error
 
 
-def page_text(report: Report, figures: Figures) -> str:
+def page_text(report: Report, figures: ReportCharts) -> str:
     """The page as text."""
     from jinja2 import Environment, StrictUndefined
 

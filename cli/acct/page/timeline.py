@@ -1,11 +1,11 @@
 """Held against occupied against busy: how many devices jobs kept, took part in, and really used."""
 
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, Table, step_line, time_axis
 from cli.output.moments import format_moment
 
 
-def timeline(figures: Figures) -> Chart:
+def timeline(figures: ReportCharts) -> Chart:
     """Mean devices in each step, so that a line at 2.0 means two devices all the time."""
     bins = figures.bins
     # Wide below narrow: where occupied is all busy, both can be seen.

@@ -1,6 +1,6 @@
 """The longest waits in Slurm's queue, with the reasons that admission gave."""
 
-from accounting.reports.figures import Figures, LongWait
+from accounting.reports.charts import LongWait, ReportCharts
 from cli.acct.page.chart import SKY, Chart, Table, label
 from cli.output.moments import format_duration, format_moment
 
@@ -8,7 +8,7 @@ SECOND_NS = 1_000_000_000
 UNITS = (("hours", 3600 * SECOND_NS), ("minutes", 60 * SECOND_NS))
 
 
-def waits(figures: Figures) -> Chart:
+def waits(figures: ReportCharts) -> Chart:
     """Longest first."""
     shown = figures.waits
     unit, unit_ns = next(

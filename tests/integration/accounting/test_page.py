@@ -10,7 +10,7 @@ import pytest
 from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord
 from accounting.reports.bins import BINS_MAX
-from accounting.reports.figures import Figures, make_figures
+from accounting.reports.charts import ReportCharts, make_charts
 from accounting.reports.report import Report, make_report
 from accounting.reports.selection import Selection
 from accounting.storage import schema
@@ -39,7 +39,7 @@ MARKS = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Figures]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, ReportCharts]:
     database = open_database(f"sqlite:///{tmp_path_factory.mktemp('page')}/salus.db")
     schema.upgrade(database)
     made = records()
@@ -48,13 +48,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Figures]:
     job = next(record for record in made if isinstance(record, JobRecord) and record.end_utc_ns is not None)
     writer.write([msgspec.structs.replace(job, user=HOSTILE[:100], account=HOSTILE[:100], name=HOSTILE)])
     report = make_report(database, ROOT, "summary", DAY, now_utc_ns=END)
-    figures = make_figures(database, ROOT, DAY, now_utc_ns=END)
+    figures = make_charts(database, ROOT, DAY, now_utc_ns=END)
     database.close()
     return report, figures
 
 
 @pytest.fixture(scope="module")
-def page(models: tuple[Report, Figures], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(models: tuple[Report, ReportCharts], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_page(*models, path)
     return path
@@ -118,7 +118,7 @@ def test_it_prints_with_every_table_open(opened: Browser) -> None:
     assert opened.console() == []
 
 
-def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Report, Figures]) -> None:
+def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Report, ReportCharts]) -> None:
     text = page_text(*models)
     assert text.count("Content-Security-Policy") == 1
     own = text.partition("<script>")[0] + text.rpartition("<script>")[2]
@@ -126,7 +126,7 @@ def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Repor
     assert text.count("plotly.js v") == 1
 
 
-def test_points_are_capped(models: tuple[Report, Figures]) -> None:
+def test_points_are_capped(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     assert len(figures.bins) <= BINS_MAX
     many = msgspec.structs.replace(figures, waits=figures.waits * 500)
@@ -135,7 +135,7 @@ def test_points_are_capped(models: tuple[Report, Figures]) -> None:
     assert waits.table.cut_count == len(many.waits) - 1000
 
 
-def test_an_empty_period_says_so(models: tuple[Report, Figures]) -> None:
+def test_an_empty_period_says_so(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     empty = msgspec.structs.replace(figures, bins=[], memory=[], spans=[], marks=[], waits=[], changes=[])
     bare = msgspec.structs.replace(report, rows=[])

@@ -3,7 +3,7 @@
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.ingest.reconcile import Disagreement, held_seconds, read_sacct, reconcile
+from accounting.ingest.reconcile import JobMismatch, held_seconds, read_sacct, reconcile
 from accounting.records import JobKey, JobRecord
 from accounting.storage.database import Database
 from nodedaemon.core.errors import RequestError
@@ -94,8 +94,8 @@ def test_a_difference_is_told_and_slurms_word_taken(database: Database) -> None:
     rows = read_sacct(table(line("1", 1, 61, 60, account="")), cluster="alpha")
     found = reconcile(database, rows, window=WINDOW)
     assert found.disagreements == [
-        Disagreement(key(1), "user", "eve", "ada"),
-        Disagreement(key(1), "elapsed seconds", "75", "60"),
+        JobMismatch(key(1), "user", "eve", "ada"),
+        JobMismatch(key(1), "elapsed seconds", "75", "60"),
     ]
     assert held_seconds(database, [key(1)]) == {key(1): 60}
     assert reconcile(database, rows, window=WINDOW).disagreements == []

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import DeviceRecord, JobRecord, MeasurementRecord, Record
-from accounting.reports.figures import make_figures
+from accounting.reports.charts import make_charts
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
@@ -52,7 +52,7 @@ def told(jobs: int, seconds: int) -> list[Record]:
 
 
 def meter(jobs: int) -> DeviceMeter:
-    made = DeviceMeter("alpha", "n1", "d0", "i1", capacity_bytes=1024 * MIB, now_utc_ns=T0, now_mono_ns=0)
+    made = DeviceMeter(MeteredDevice("alpha", "n1", "d0", "i1", 1024 * MIB), now_utc_ns=T0, now_mono_ns=0)
     for number in range(jobs):
         made.join(number, key(number), 0, charge=1)
     return made
@@ -120,7 +120,7 @@ def test_percentiles_are_by_nearest_rank(counts: list[tuple[int, int]], part: fl
 def test_a_plain_user_sees_others_only_as_load(database: Database) -> None:
     LedgerWriter(database).write(records())
     ben = Viewer(uid=1002, user="ben")
-    figures = make_figures(database, ben, WHOLE, now_utc_ns=END)
+    figures = make_charts(database, ben, WHOLE, now_utc_ns=END)
     assert {(span.user, span.job) for span in figures.spans} == {("", ""), ("ben", "102")}
     assert {wait.user for wait in figures.waits} == {"ben"}
     assert {change.key.user for change in figures.changes} == {"ben"}
@@ -131,5 +131,5 @@ def test_a_plain_user_sees_others_only_as_load(database: Database) -> None:
     for forbidden in (Selection(start_utc_ns=0, end_utc_ns=END, is_for_all=True), Selection(
         start_utc_ns=0, end_utc_ns=END, users=("ada",)
     )):  # fmt: skip
-        with pytest.raises(DeniedError, match="ben is no operator"):
+        with pytest.raises(DeniedError, match="ben is not an operator"):
             make_report(database, ben, "summary", forbidden, now_utc_ns=END)
