@@ -14,7 +14,7 @@ from accounting import profiles
 from accounting.profiles import ProfileKey
 from accounting.records import Name, Whole
 from accounting.reports import charts, job_page, report
-from accounting.reports.selection import JobSelector, Selection
+from accounting.reports.selection import JobSelector, ReportKind, Selection
 from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
@@ -27,7 +27,7 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", forb
 class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
     """-> report.Report"""
 
-    kind: report.ReportKind = "summary"
+    kind: ReportKind = ReportKind.SUMMARY
     selection: Selection
     with_sessions: bool = False
     is_tree: bool = False

@@ -5,7 +5,7 @@ A report shows only what its Viewer, whom the caller has verified, may see. Call
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, func, select
@@ -14,7 +14,7 @@ from accounting.ingest import accounts
 from accounting.reports import queries
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.queries import Group
-from accounting.reports.selection import Selection
+from accounting.reports.selection import ReportKind, Selection
 from accounting.storage.catalog import CHUNK
 from accounting.storage.database import Database
 from accounting.storage.tables import (
@@ -35,7 +35,6 @@ from accounting.viewer import Viewer
 
 SECOND_NS = 1_000_000_000
 
-ReportKind = Literal["summary", "cluster", "account", "user", "device", "job", "profile"]
 MEMORY_UNITS = ("bytes", "shards")
 
 
@@ -106,12 +105,12 @@ def make_report(
 
     `is_tree` nests accounts as in Slurm's associations.
     """
-    selection = queries.restricted(selection, viewer)
+    kind, selection = ReportKind(kind), queries.restricted(selection, viewer)
     report_step = on_step or (lambda _step: None)
     with database.reading(is_large=True) as connection:
         report_step("jobs and usage")
         rows, total = _rows(connection, kind, selection, now_utc_ns, is_tree=is_tree)
-        if kind == "job" and with_sessions:
+        if kind is ReportKind.JOB and with_sessions:
             rows = _with_sessions(connection, rows, selection)
         report_step("waits, admissions and events")
         summary = _summary(connection, viewer, selection)
@@ -148,20 +147,20 @@ def _rows(
     connection: Connection, kind: ReportKind, selection: Selection, now_utc_ns: int, *, is_tree: bool
 ) -> tuple[list[ReportRow], Measures]:
     match kind:
-        case "cluster":
+        case ReportKind.CLUSTER:
             sums = _both(connection, selection, now_utc_ns, {"cluster": CLUSTERS.c.name})
             rows = [ReportRow(cluster=group[0], measures=sums[group]) for group in sorted(sums)]
-        case "summary" | "account" | "user":
+        case ReportKind.SUMMARY | ReportKind.ACCOUNT | ReportKind.USER:
             sums = _both(connection, selection, now_utc_ns, {"account": JOBS.c.account, "user": JOBS.c.user})
-            if is_tree and kind != "user":
+            if is_tree and kind is not ReportKind.USER:
                 rows = _tree(sums, accounts.parents_of(connection, selection.clusters))
             else:
-                rows = _nested(sums, is_by_user=kind == "user")
-        case "device":
+                rows = _nested(sums, is_by_user=kind is ReportKind.USER)
+        case ReportKind.DEVICE:
             rows = _device_rows(connection, selection)
-        case "profile":
+        case ReportKind.PROFILE:
             rows = _profile_rows(connection, selection)
-        case "job":
+        case ReportKind.JOB:
             rows = _job_rows(connection, selection, now_utc_ns)
     return rows, _total(row.measures for row in rows if row.depth == 0)
 

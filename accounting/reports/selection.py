@@ -1,6 +1,20 @@
 """Which job runs a report covers. Commands parse their options into these before they import anything slow."""
 
+from enum import StrEnum
+
 import msgspec
+
+
+class ReportKind(StrEnum):
+    """What each line of a report stands for."""
+
+    SUMMARY = "summary"
+    CLUSTER = "cluster"
+    ACCOUNT = "account"
+    USER = "user"
+    DEVICE = "device"
+    JOB = "job"
+    PROFILE = "profile"
 
 
 class JobSelector(msgspec.Struct, frozen=True, kw_only=True):

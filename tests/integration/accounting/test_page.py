@@ -17,7 +17,7 @@ from accounting.storage import schema
 from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from cli.acct.page.definitions import DEFINITIONS
-from cli.acct.page.page import charts_of, page_text, write_page
+from cli.acct.page.page import sections_of, page_text, write_page
 from tests.support.browser import Browser, browser
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, records
@@ -130,7 +130,7 @@ def test_points_are_capped(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     assert len(figures.bins) <= BINS_MAX
     many = msgspec.structs.replace(figures, waits=figures.waits * 500)
-    waits = next(chart for chart in charts_of(report, many) if chart.key == "waits")
+    waits = next(chart for chart in sections_of(report, many) if chart.key == "waits")
     assert len(waits.table.shown) == 1000
     assert waits.table.cut_count == len(many.waits) - 1000
 

@@ -115,13 +115,13 @@ def test_filters_take_sacct_lists(filled: Path, capsys: pytest.CaptureFixture[st
     ("words", "code", "text"),
     [
         (("report", "-S", "2027-01-01", "-E", "2027-01-02"), 3, "no data in this window"),
-        (("report", "-S", "soon"), 2, "time not understood"),
+        (("report", "-S", "soon"), 2, "invalid time"),
         (("report", "-S", "2026-11-02", "-E", "2026-11-01"), 2, "ends before it begins"),
         (("report", "-o", "hold"), 2, "do you mean held?"),
         (("report", "-N", "n[1-"), 2, "-N n[1-"),
         (("report", "-a", "-u", "ada"), 2, "contradict"),
         (("job", "4711"), 3, "job not found: 4711"),
-        (("job", "x"), 2, "job id not understood"),
+        (("job", "x"), 2, "invalid job id"),
         (("report", "nonsense"), 2, ""),
     ],
 )
