@@ -111,10 +111,10 @@ def ask_of(question: Question) -> dict[str, Any]:
     return made
 
 
-def read(told: Any, kind: type[_Answer]) -> _Answer:
+def read(reply: Any, kind: type[_Answer]) -> _Answer:
     """The answer as the value that the question's class names."""
     try:
-        return msgspec.convert(told, kind, strict=False)
+        return msgspec.convert(reply, kind, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"answer not understood: {error}; is the command as old as the server?") from error
 

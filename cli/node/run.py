@@ -21,9 +21,9 @@ from cli.entry import NotFoundError
 from cli.output.units import size_text
 from cli.remote.salusd import DaemonClient, connect, node_name
 from nodedaemon.config import load_or_raise
-from nodedaemon.config.choices import PolicyName
 from nodedaemon.config.kinds import Size
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.policies import POLICIES
 from nodedaemon.service.private import PrivateOptions, ensure_private, is_running, private_directory
 from nodedaemon.wire.control import NodeStatus
 
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The command of the job.")],
-    policy: Annotated[str, typer.Option(help="Order of the sessions: fifo, srtf, pack, fair or priority.")] = "",
+    policy: Annotated[str, typer.Option(help=f"Order of the sessions: {', '.join(POLICIES)}.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of the local device, if this starts its daemon.")] = "",
     job_class: Annotated[str, typer.Option("--class", help="Class of the job, for the priority policy.")] = "",
     persistent: Annotated[str, typer.Option(help="Persistent memory, such as 2G. Default: measured.")] = "",
@@ -52,8 +52,8 @@ def run(
 
     The first run of a job has the device to itself and is measured; later runs share it. The exit code is the job's.
     """
-    if policy and policy not in set(PolicyName):
-        raise RequestError(f"run: unknown policy {policy}; use one of {', '.join(PolicyName)}")
+    if policy and policy not in POLICIES:
+        raise RequestError(f"run: unknown policy {policy}; use one of {', '.join(POLICIES)}")
     program = shutil.which(command[0])
     if program is None:
         raise NotFoundError(f"run: {command[0]}: no such program")

@@ -1,17 +1,25 @@
 """`salus status`: devices, lanes and sessions. `salus why`: why a job is not running, and what would change that."""
 
-from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
 import typer
 
 from cli.entry import NotFoundError, UnreachableError
-from cli.node.queue import show_queue, show_why
+from cli.node.queue import ask_queue_why, show_queue
 from cli.output.render import Cell, Column, Form, form_of, write_json, write_rows
 from cli.output.units import percent_text, size_text, span_text
 from cli.remote.salusd import connect
-from nodedaemon.wire.control import DeviceStatus, LaneStatus, NodeStatus, SessionStatus, WhyAnswer
+from nodedaemon.wire.control import (
+    AdmissionWhy,
+    DeviceStatus,
+    LaneStatus,
+    NodeStatus,
+    Reason,
+    SessionStatus,
+    SessionWhy,
+    WhyAnswer,
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and nanoseconds.")]
 Parsable = Annotated[
@@ -77,7 +85,9 @@ def status(
     try:
         node = connect(context).ask_for(NodeStatus, "status", job=job)
     except UnreachableError as error:
-        if not _asks_admission(lambda: show_queue(context, job, form)):
+        try:
+            show_queue(context, job, form)
+        except UnreachableError:
             raise error from None
         return
     if form is Form.JSON:
@@ -188,43 +198,66 @@ def why(
     try:
         answer = connect(context).ask_for(WhyAnswer, "why", job=job)
     except (UnreachableError, NotFoundError) as error:
-        if not _asks_admission(lambda: show_why(context, job, is_json=json)):
+        try:
+            answer = ask_queue_why(context, job)
+        except UnreachableError:
             raise error from None
-        return
     if json:
         write_json(msgspec.to_builtins(answer))
         return
+    print("\n".join(why_lines(answer)))
+
+
+def why_lines(answer: WhyAnswer) -> list[str]:
+    """The answer as text."""
+    if answer.admission is not None:
+        return [*_job_lines(answer), *_admission_lines(answer.admission)]
     if not answer.sessions:
-        print(f"job {answer.job}: no session yet: none of its processes has connected to Salus")
-    for session in answer.sessions:
-        print(f"job {answer.job} of {answer.user}, session {session.session}: {session.state}")
-        if not session.reasons:
-            print("  nothing prevents it from running")
-        for reason in session.reasons:
-            print(f"  - {_reason_text(reason.what, reason.needed, reason.free, reason.unit)}")
-            if reason.advice:
-                print(f"    {reason.advice}")
-        served = [change for change in session.changes if change.is_served]
-        if served:
-            print("  what would change it:")
-        for change in served:
-            count = change.boundary_count or 0
-            when = "immediately" if not count else f"after {count} boundar{'y' if count == 1 else 'ies'}"
-            print(f"    {change.change}: it would run {when}")
+        return [f"job {answer.job}: no session yet: none of its processes has connected to Salus"]
+    return [line for session in answer.sessions for line in _session_lines(answer, session)]
 
 
-def _asks_admission(show: Callable[[], None]) -> bool:
-    """Show what salus-admitd reports; False if it is unreachable too."""
-    try:
-        show()
-    except UnreachableError:
-        return False
-    return True
+def _job_lines(answer: WhyAnswer) -> list[str]:
+    reasons = ", ".join(_reason_text(reason) for reason in answer.reasons) or "no reason from Slurm"
+    return [f"job {answer.job}: {answer.state.lower()}, {reasons}"]
 
 
-def _reason_text(what: str, needed: int | None, free: int | None, unit: str) -> str:
-    if needed is None or free is None:
-        return what
-    if unit == "bytes":
-        return f"{what}: {size_text(needed)} needed, {size_text(free)} free"
-    return f"{what}: {needed} {unit} needed, {free} free"
+def _admission_lines(admission: AdmissionWhy) -> list[str]:
+    charge, profile, now = admission.charge, admission.profile, admission.now
+    sizes = "none: its first run gets a device of its own and is measured"
+    if profile is not None:
+        sizes = f"persistent {size_text(profile.persistent_bytes)}, ephemeral {size_text(profile.ephemeral_bytes)}"
+        sizes += f", from {profile.run_count} runs"
+    decision = f"{now.shards or 'all'} shards by {now.basis}" if now.is_admitted else "refused"
+    return [
+        f"  admitted: {charge.kind}, {charge.shards or 'all'} shards, class {charge.job_class}",
+        f"  profile:  {sizes}",
+        f"  now:      {decision}",
+        *(f"            {_reason_text(reason)}" for reason in now.reasons),
+    ]
+
+
+def _session_lines(answer: WhyAnswer, session: SessionWhy) -> list[str]:
+    lines = [f"job {answer.job} of {answer.user}, session {session.session}: {session.state}"]
+    if not session.reasons:
+        lines.append("  nothing prevents it from running")
+    for reason in session.reasons:
+        lines.append(f"  - {_reason_text(reason)}")
+        if reason.advice:
+            lines.append(f"    {reason.advice}")
+    served = [change for change in session.changes if change.is_served]
+    if served:
+        lines.append("  what would change it:")
+    for change in served:
+        count = change.boundary_count or 0
+        when = "immediately" if not count else f"after {count} boundar{'y' if count == 1 else 'ies'}"
+        lines.append(f"    {change.change}: it would run {when}")
+    return lines
+
+
+def _reason_text(reason: Reason) -> str:
+    if reason.needed is None or reason.free is None:
+        return reason.what
+    if reason.unit == "bytes":
+        return f"{reason.what}: {size_text(reason.needed)} needed, {size_text(reason.free)} free"
+    return f"{reason.what}: {reason.needed} {reason.unit} needed, {reason.free} free"

@@ -28,7 +28,7 @@ from nodedaemon.drivers.device import Device
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 EventKind = Literal["overrun", "hung", "ended_by_salus", "ungated", "xid", "device_lost", "device_recovered"]
 #: Bytes above which a figure is garbage; a record must fit a signed 64-bit column.
@@ -171,7 +171,7 @@ class Books:
             )
         )
 
-    def measured(self, live: LiveSession, facts: SessionFacts, profile: Profile, *, is_alone: bool) -> None:
+    def measured(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport, *, is_alone: bool) -> None:
         """Record running maxima for the signature; never below what the daemon reads itself.
 
         A profile belongs to a job: where several sessions of it live on the device, their sums are recorded.

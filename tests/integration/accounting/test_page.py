@@ -17,7 +17,7 @@ from accounting.storage import schema
 from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from cli.acct.page.definitions import DEFINITIONS
-from cli.acct.page.page import sections_of, page_text, write_page
+from cli.acct.page.page import page_text, sections_of, write_page
 from tests.support.browser import Browser, browser
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, records
@@ -99,7 +99,7 @@ def test_the_picture_is_not_blank_and_follows_the_scheme(opened: Browser, scheme
     opened.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     assert opened.run("return getComputedStyle(document.body).backgroundColor") == ground
     ink = "rgb(26, 26, 26)" if scheme == "light" else "rgb(236, 236, 236)"
-    # The page hears of the scheme by an event, and draws anew.
+    # The page redraws when an event reports the new scheme.
     drawn = "return document.querySelector('#timeline .xtick text').style.fill"
     wait_for(lambda: opened.run(drawn) == ink, lambda: f"{ink}, is {opened.run(drawn)}")
     picture = opened.picture()

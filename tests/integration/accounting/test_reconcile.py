@@ -1,4 +1,4 @@
-"""Our book beside sacct's: canned tables of sacct 22.05, what is filled, what is told, and that held then agrees."""
+"""Reconciliation with sacct: output of sacct 22.05, what is added, what is reported, and that held time then agrees."""
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_times_in_the_local_format_and_long_durations_are_read() -> None:
     assert row.suspended_s == 93_784
 
 
-@pytest.mark.parametrize(("text", "why"), [("JobID|State\n1|X\n", "no AllocTRES"), (table("1|2|3"), "3 columns")])
+@pytest.mark.parametrize(("text", "why"), [("JobID|State\n1|X\n", "lacks AllocTRES"), (table("1|2|3"), "3 columns")])
 def test_a_table_that_is_none_is_refused(text: str, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         read_sacct(text, cluster="alpha")

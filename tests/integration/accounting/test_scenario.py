@@ -121,7 +121,7 @@ def test_the_charts_bins_sum_to_the_table_and_hold_no_more_than_the_devices(fill
     for window in (DAY, Selection(start_utc_ns=T0, end_utc_ns=T0 + 3300 * S)):
         figures = make_charts(filled, ROOT, window, now_utc_ns=END)
         assert all(step.measures.busy_ns <= step.measures.occupied_ns <= 2 * step.span_ns for step in figures.bins)
-        # One term a job run and device, as in the table.
+        # One term per job run and device, as in the table.
         assert max(step.measures.share_count for step in figures.bins) <= 3
         for step in figures.memory:
             held = step.persistent_bytes + step.ephemeral_bytes + step.foreign_bytes
@@ -198,11 +198,11 @@ def test_a_report_read_in_pieces_is_the_same(
 
 
 def test_the_spool_replayed_twice_changes_nothing(filled: Database) -> None:
-    before, told = dump(filled), report(filled)
+    before, expected = dump(filled), report(filled)
     for batch in (records(), list(reversed(records())), [decode(encode(record)) for record in records()]):
         LedgerWriter(filled).write(batch)
         assert dump(filled) == before
-    assert report(filled) == told
+    assert report(filled) == expected
 
 
 def test_records_one_by_one_and_in_any_order_give_the_same_report(database: Database) -> None:

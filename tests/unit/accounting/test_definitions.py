@@ -30,7 +30,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
-def told(jobs: int, seconds: int) -> list[Record]:
+def job_records(jobs: int, seconds: int) -> list[Record]:
     """The device, the jobs and a profile with a solo iteration time of one second."""
     made: list[Record] = [
         DeviceRecord(cluster="alpha", node="n1", device="d0", model=MODEL, capacity_bytes=1024 * MIB, seen_utc_ns=T0)
@@ -70,7 +70,7 @@ def test_four_jobs_that_merely_take_turns_gain_nothing(database: Database) -> No
     for turn in range(40):
         device.change(turn % 4, RUN, turn * S)
         device.change(turn % 4, WAIT, (turn + 1) * S, iteration_count=1)
-    found = total(database, [*told(4, 40), *device.close(T0 + 40 * S, 40 * S)])
+    found = total(database, [*job_records(4, 40), *device.close(T0 + 40 * S, 40 * S)])
     assert found.held_ns == 160 * S
     assert found.sharing_gain == 1.0
     assert found.slowdown == 4.0
@@ -85,13 +85,13 @@ def test_lanes_that_run_at_once_gain_what_they_speed_up(database: Database) -> N
         device.change(number, RUN, 0)
     for number in range(2):
         device.change(number, OUT, 30 * S, iteration_count=30)
-    found = total(database, [*told(2, 30), *device.close(T0 + 30 * S, 30 * S)])
+    found = total(database, [*job_records(2, 30), *device.close(T0 + 30 * S, 30 * S)])
     assert (found.sharing_gain, found.slowdown) == (2.0, 1.0)
 
 
 def test_servers_that_wait_for_requests_gain_by_their_number(database: Database) -> None:
     device = meter(42)
-    found = total(database, [*told(42, 60), *device.close(T0 + 60 * S, 60 * S)])
+    found = total(database, [*job_records(42, 60), *device.close(T0 + 60 * S, 60 * S)])
     assert found.sharing_gain == pytest.approx(42.0)
     assert found.efficiency == 0.0
     assert found.occupied_ns == 60 * S

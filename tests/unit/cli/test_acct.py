@@ -78,12 +78,12 @@ def test_units_of_time_are_sreports(filled: Path, capsys: pytest.CaptureFixture[
 
 def test_json_is_in_base_units_with_its_schema(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(filled, "report", "account", "--json", *DAY) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["meta"]["schema"] == 1
-    vision = next(row for row in told["data"]["rows"] if row["account"] == "vision" and row["depth"] == 0)
+    output = json.loads(capsys.readouterr().out)
+    assert output["meta"]["schema"] == 1
+    vision = next(row for row in output["data"]["rows"] if row["account"] == "vision" and row["depth"] == 0)
     assert (vision["measures"]["held_ns"], vision["measures"]["occupied_ns"]) == (5400 * 10**9, 3600 * 10**9)
     assert vision["measures"]["sharing_gain"] == pytest.approx(4200 / 3600)
-    nlp = next(row for row in told["data"]["rows"] if row["account"] == "nlp" and row["depth"] == 0)
+    nlp = next(row for row in output["data"]["rows"] if row["account"] == "nlp" and row["depth"] == 0)
     assert nlp["measures"]["sharing_gain"] is None
 
 
