@@ -139,4 +139,4 @@ def test_an_empty_period_says_so(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     empty = msgspec.structs.replace(figures, bins=[], memory=[], spans=[], marks=[], waits=[], changes=[])
     bare = msgspec.structs.replace(report, rows=[])
-    assert page_text(bare, empty).count("Nothing was recorded for this chart") == 7
+    assert page_text(bare, empty).count("There is no data for this chart") == 7
