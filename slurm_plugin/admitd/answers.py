@@ -16,6 +16,7 @@ import structlog
 from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionRecord, Decision, Reason
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
+from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.catalog import Catalog, catalog_of
 from slurm_plugin.admitd.decision import Known, Rules, Verdict, class_problem, decide
 from slurm_plugin.admitd.jobdesc import (
@@ -29,7 +30,6 @@ from slurm_plugin.admitd.jobdesc import (
 )
 from slurm_plugin.admitd.profile_cache import Storage
 from slurm_plugin.slurm import GPU_APART_RELEASE
-from slurm_plugin.slurm.cli import user_name
 
 log = structlog.get_logger()
 
