@@ -19,6 +19,7 @@ from accounting.records import JobKey, JobRecord, Record, Source, clean_text
 from accounting.storage.catalog import CLUSTERS, Row
 from accounting.storage.database import Database
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 
 # What is asked of sacct; SLURM_TIME_FORMAT=%s makes its times seconds since the epoch.
 SACCT_FIELDS = (
@@ -33,8 +34,6 @@ NEVER_NS = 2**62
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _ARRAY = re.compile(r"(\d+)_(\d+)")
 _HET = re.compile(r"(\d+)\+(\d+)")
-_ADMISSION = re.compile(r"(?:^|\s)salus:1;(?:\S*;)?adm=([^;\s]+)")
-_SIGNATURE = re.compile(r"(?:^|\s)salus:1;(?:\S*;)?S=([^;\s]+)")
 
 
 class SacctRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +204,7 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
     elapsed_s = int(table["ElapsedRaw"]) if table.get("ElapsedRaw", "").isdigit() else 0
     array, het = _ARRAY.fullmatch(table.get("JobID", "")), _HET.fullmatch(table.get("JobID", ""))
     comment = table.get("AdminComment", "")
-    admission, signature = _ADMISSION.search(comment), _SIGNATURE.search(comment)
+    segment = parse_segment(comment) or AdmissionSegment()
     count = _device_count(table)
     code = table.get("ExitCode", "").partition(":")[0]
     record = JobRecord(
@@ -220,8 +219,8 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
         # "CANCELLED by 1000" is a state and who did it.
         state=clean_text(table.get("State", "").partition(" ")[0]),
         exit_code=int(code) if code.isdigit() else None,
-        signature=clean_text(signature[1]) if signature else "",
-        admission=clean_text(admission[1]) if admission else "",
+        signature=clean_text(segment.signature),
+        admission=clean_text(segment.admission),
         array_job_id=int(array[1]) if array else None,
         array_task_id=int(array[2]) if array else None,
         het_job_id=int(het[1]) if het else None,

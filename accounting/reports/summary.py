@@ -3,11 +3,8 @@
 import re
 
 from accounting.reports.job_page import JobPage
+from nodedaemon.wire.segment import SEGMENT_MARK, SUMMARY_MARK, find_word, merge_word
 
-MARK = "salus-sum:1"
-ADMISSION_MARK = "salus:1"
-# One word: from the mark, at the start or after a blank, to the next blank.
-_OURS = re.compile(rf"(?:(?<=\s)|^){re.escape(MARK)};\S*")
 _SECOND_NS = 1_000_000_000
 
 
@@ -24,28 +21,26 @@ def summary_segment(page: JobPage) -> str:
         "gain": None if m.sharing_gain is None else f"{m.sharing_gain:.2f}",
         "it": m.iteration_count,
     }
-    return ";".join([MARK, *(f"{name}={value}" for name, value in parts.items() if value is not None)])
+    return ";".join([SUMMARY_MARK, *(f"{name}={value}" for name, value in parts.items() if value is not None)])
 
 
 def summed_run(comment: str) -> int | None:
     """The run that the summary in a comment is about; None where there is none."""
-    found = _OURS.search(comment)
-    if found is None:
+    summary = find_word(comment, SUMMARY_MARK)
+    if not summary:
         return None
-    number = re.search(r";run=(\d{1,9})(?:;|$)", found[0])
+    number = re.search(r";run=(\d{1,9})(?:;|$)", summary)
     return int(number[1]) if number else 0
 
 
 def is_ours(word: str) -> bool:
     """Whether a word of a comment is Salus': a summary, or what admission wrote."""
-    return word.startswith((f"{MARK};", f"{ADMISSION_MARK};"))
+    return word.startswith((f"{SUMMARY_MARK};", f"{SEGMENT_MARK};"))
 
 
 def merge_summary(comment: str, segment: str) -> str:
-    """`comment` with our word replaced or added at its end; every other character stays."""
-    if _OURS.search(comment):
-        return _OURS.sub(lambda _match: segment, comment, count=1)
-    return f"{comment} {segment}" if comment and not comment[-1].isspace() else comment + segment
+    """`comment` with its summary replaced, or added at its end; every other character stays."""
+    return merge_word(comment, SUMMARY_MARK, segment)
 
 
 def joined(kept: str, living: str) -> str:

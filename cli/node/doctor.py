@@ -14,7 +14,7 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 
 if TYPE_CHECKING:
-    from nodedaemon.service.checks.doctor import Outcome
+    from nodedaemon.service.checks.doctor import Diagnosis
 
 COLUMNS = (
     Column("level", "LEVEL"),
@@ -55,22 +55,22 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _slurm_findings(config: Config) -> "list[Outcome]":
+def _slurm_findings(config: Config) -> "list[Diagnosis]":
     """Disagreements of salus.conf with slurm.conf and gres.conf; a machine without Slurm's files has none."""
     from cli.site.slurm_config import check_slurm
-    from nodedaemon.service.checks.doctor import Outcome, Level
+    from nodedaemon.service.checks.doctor import Diagnosis, Level
 
     path = config.settings.slurm.conf
     if not Path(path).exists():
-        return [Outcome("slurm", Level.NOTE, f"{path}: not there", "set SlurmConf if this node belongs to a cluster")]
+        return [Diagnosis("slurm", Level.NOTE, f"{path}: not there", "set SlurmConf if this node belongs to a cluster")]
     try:
         found = check_slurm(config)
     except SalusError as error:
-        return [Outcome("slurm", Level.FAILURE, str(error), f"make {path} readable")]
+        return [Diagnosis("slurm", Level.FAILURE, str(error), f"make {path} readable")]
     if not found:
-        return [Outcome("slurm", Level.OK, f"{path}: agrees with salus.conf")]
+        return [Diagnosis("slurm", Level.OK, f"{path}: agrees with salus.conf")]
     return [
-        Outcome(
+        Diagnosis(
             "slurm", Level.FAILURE if text.startswith("error") else Level.WARNING, text, "salus config gres shows it"
         )
         for text in found

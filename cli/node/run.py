@@ -20,9 +20,9 @@ from cli.entry import NotFoundError
 from cli.output.units import size_text
 from cli.remote.salusd import DaemonClient, connect, node_name
 from nodedaemon.config import load_or_raise
-from nodedaemon.config.choices import PolicyName
 from nodedaemon.config.kinds import Size
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.policies import POLICIES
 from nodedaemon.service.private import PrivateOptions, ensure_private, is_running, private_directory
 from nodedaemon.wire.control import NodeStatus
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The job.")],
-    policy: Annotated[str, typer.Option(help="Order of the sessions: fifo, srtf, pack, fair or priority.")] = "",
+    policy: Annotated[str, typer.Option(help=f"Order of the sessions: {', '.join(POLICIES)}.")] = "",
     memory: Annotated[str, typer.Option(help="Memory of the local device, when its daemon is started.")] = "",
     job_class: Annotated[str, typer.Option("--class", help="Class of the job, for the priority policy.")] = "",
     persistent: Annotated[str, typer.Option(help="Bytes that the job keeps, such as 2G; else as measured.")] = "",
@@ -51,8 +51,8 @@ def run(
 
     A job that was never measured has the device to itself; from its second run on it shares. Its exit code is returned.
     """
-    if policy and policy not in set(PolicyName):
-        raise RequestError(f"run: policy {policy}: unknown; use one of {', '.join(PolicyName)}")
+    if policy and policy not in POLICIES:
+        raise RequestError(f"run: policy {policy}: unknown; use one of {', '.join(POLICIES)}")
     program = shutil.which(command[0])
     if program is None:
         raise NotFoundError(f"run: {command[0]}: no such program")

@@ -146,7 +146,7 @@ def _of_waiter(device: Device, session: Session) -> list[Shortfall]:
         found.append(Shortfall(f"lane memory of device {device.id}", lane.target_bytes, free_bytes, advice=advice))
     if device.ordering.breadth is Breadth.ONE and any(device.running.values()) and lane.holder is None:
         told = f"turns of device {device.id}"
-        found.append(Shortfall(told, 1, 0, "turns", f"{device.ordering.name} runs one session at a time"))
+        found.append(Shortfall(told, 1, 0, "turns", f"{device.limits.policy} runs one session at a time"))
     if device.arrivals:
         found.append(Shortfall("arrivals that claim memory first", len(device.arrivals), 0, "sessions"))
     return found

@@ -16,7 +16,7 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.types import MIB
 from nodedaemon.drivers.device import Device, LaneMemory
-from nodedaemon.service.checks.doctor import Outcome, Level
+from nodedaemon.service.checks.doctor import Diagnosis, Level
 from nodedaemon.service.devices.discovery import make_devices
 
 LANE_BYTES = 64 * MIB
@@ -28,34 +28,34 @@ class SelftestError(Exception):
     """A step failed; the text says which step and how."""
 
 
-def run_selftest(config: Config, node: str) -> tuple[Outcome, ...]:
+def run_selftest(config: Config, node: str) -> tuple[Diagnosis, ...]:
     try:
         devices = make_devices(config, node)
     except SalusError as error:
-        return (Outcome("selftest", Level.FAILURE, str(error), "fix the findings above first"),)
-    found: list[Outcome] = []
+        return (Diagnosis("selftest", Level.FAILURE, str(error), "fix the findings above first"),)
+    found: list[Diagnosis] = []
     for device in devices.values():
         try:
             found.append(_test(device))
         except (SelftestError, SalusError) as error:
             advice = "do not give this device to Salus; report the text with salus doctor --json"
-            found.append(Outcome("selftest", Level.FAILURE, f"{device.name}: {error}", advice))
+            found.append(Diagnosis("selftest", Level.FAILURE, f"{device.name}: {error}", advice))
         finally:
             device.close()
     return tuple(found)
 
 
-def _test(device: Device) -> Outcome:
+def _test(device: Device) -> Diagnosis:
     others = [process.pid for process in device.read(()).processes if process.pid != os.getpid()]
     if others:
         seen = f"{device.name}: in use by {len(others)} processes: not tested"
-        return Outcome("selftest", Level.NOTE, seen, "drain the device, then run it again")
+        return Diagnosis("selftest", Level.NOTE, seen, "drain the device, then run it again")
     start_s = time.monotonic()
     _test_hand_over(device)
     _test_death(device)
     _test_refusal(device)
     seconds = time.monotonic() - start_s
-    return Outcome("selftest", Level.OK, f"{device.name}: lanes, hand-over, death and refusal in {seconds:.1f} s")
+    return Diagnosis("selftest", Level.OK, f"{device.name}: lanes, hand-over, death and refusal in {seconds:.1f} s")
 
 
 def _test_hand_over(device: Device) -> None:

@@ -164,7 +164,7 @@ class StatusView:
             device=device.device,
             lane=session.lane,
             state=session.state,
-            job_class=session.job_class.name.lower().replace("_", "-"),
+            job_class=str(session.job_class),
             weight=session.weight,
             persistent_bytes=session.persistent_bytes,
             ephemeral_bytes=session.ephemeral_bytes,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nodedaemon.config import JOB_CLASSES, Settings
-from nodedaemon.config.choices import ClassName
+from nodedaemon.config import Settings
 from nodedaemon.core.types import JobClass, JobId
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.service.control.configuration import ActiveConfiguration
@@ -80,10 +79,8 @@ class JobRegistry:
 
 def job_class_of(name: str, settings: Settings) -> JobClass:
     """The class with this name, or the configured default."""
-    try:
-        return JOB_CLASSES[ClassName(name)]
-    except ValueError:
-        return JOB_CLASSES[settings.order.default_class]
+    job_class = JobClass.named(name)
+    return settings.order.default_class if job_class is None else job_class
 
 
 def is_alive(process: ProcessFacts) -> bool:

@@ -19,20 +19,12 @@ from nodedaemon.service.jobs.prolog_files import JobStarts
 from nodedaemon.service.jobs.registry import JobRegistry, job_class_of
 from nodedaemon.service.journal.state import JobFacts
 from nodedaemon.wire.control import JobEnd, JobStart, TaskRequest
+from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 from nodedaemon.wire.users import user_name
 
 Answer = dict[str, Any]
 #: An Epilog does not wait longer for the processes of its job.
 JOB_END_WAIT_S_MAX = 1.5
-
-
-def parse_segment(text: str) -> dict[str, str]:
-    """Keys of the `salus:1;...` segment of an admin_comment; empty if it has none of our version."""
-    for part in text.split():
-        head, *pairs = part.split(";")
-        if head == "salus:1":
-            return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return {}
 
 
 class SlurmJobs:
@@ -71,12 +63,11 @@ class SlurmJobs:
         return {"ok": False, "why": f"job {request.job}: its memory is not free yet; salus why {request.job} says why"}
 
     def _open(self, request: JobStart) -> JobFacts:
-        segment = parse_segment(request.segment)
+        segment = parse_segment(request.segment) or AdmissionSegment()
         fewest = self._devices.with_fewest_sessions
         devices = [self._devices.find(name) for name in request.gpus.split(",") if name] or [fewest()]
         settings = self._configuration.for_device(devices[0])
-        job_class = job_class_of(segment.get("C", ""), settings)
-        seconds = segment.get("T", "")
+        job_class = job_class_of(segment.job_class, settings)
         job = JobFacts(
             job=JobId(request.job),
             number=int(request.job) if request.job.isdigit() else 0,
@@ -87,16 +78,16 @@ class SlurmJobs:
             qos=request.qos,
             restart_count=request.restart,
             sluid=request.sluid,
-            signature=segment.get("S", ""),
-            admission=segment.get("adm", ""),
+            signature=segment.signature,
+            admission=segment.admission,
             device=devices[0],
             devices=devices,
-            persistent_bytes=_size(segment.get("P", "")),
-            ephemeral_bytes=_size(segment.get("E", "")),
+            persistent_bytes=segment.persistent_bytes or 0,
+            ephemeral_bytes=segment.ephemeral_bytes or 0,
             job_class=job_class,
             weight=weight_of(settings, job_class),
-            remaining_ns=int(seconds) * SECOND_NS if seconds.isdigit() else None,
-            kind="shared" if segment.get("K") == "shared" else "exclusive",
+            remaining_ns=None if segment.time_s is None else segment.time_s * SECOND_NS,
+            kind="shared" if segment.kind == "shared" else "exclusive",
         )
         self._registry.add(job)
         for device in devices:
@@ -135,7 +126,3 @@ class SlurmJobs:
             await self._sessions.close(job, min(JOB_END_WAIT_S_MAX, timeout_s))
             self._registry.remove(job)
         return {"ok": True}
-
-
-def _size(text: str) -> int:
-    return int(text) if text.isdigit() else 0

@@ -29,7 +29,7 @@ from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 #: A larger figure cannot be right; a record must fit a signed 64-bit column.
 BYTES_MAX = 1 << 50
@@ -169,7 +169,7 @@ class UsageRecorder:
             )
         )
 
-    def take_profile(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
+    def take_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         """A session reports its profile: record it, or keep it for later if one was recorded a moment ago."""
         live.profile = profile
         now_ns = self._clock()
@@ -184,7 +184,7 @@ class UsageRecorder:
             live.profile = None
             self._ledger.flush_soon()
 
-    def _record_measurement(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
+    def _record_measurement(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         """Record running maxima for the signature, never below the daemon's own readings.
 
         A profile belongs to a job: if several of its sessions use the device, their sums are recorded.

@@ -9,7 +9,7 @@ from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFact
 from nodedaemon.service.node import Clock, NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.recorder import PROFILE_INTERVAL_NS, UsageRecorder
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 DEVICE = DeviceId("HOST-1")
 
@@ -43,17 +43,17 @@ def sizes(records):
 def test_the_profile_of_a_job_is_the_sum_over_its_live_sessions():
     records = []
     state, recorder = make_recorder(records)
-    measured(recorder, state, 1, Profile(100, 30, 90, 20))
+    measured(recorder, state, 1, ProfileReport(100, 30, 90, 20))
     assert sizes(records) == (100, 30, 90, 20)
-    measured(recorder, state, 2, Profile(50, 7, 40, 5))
+    measured(recorder, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (150, 37, 130, 25)
 
 
 def test_a_session_that_left_is_not_counted_any_more():
     records = []
     state, recorder = make_recorder(records)
-    measured(recorder, state, 1, Profile(100, 30, 90, 20))
+    measured(recorder, state, 1, ProfileReport(100, 30, 90, 20))
     state.sessions[SessionId(1)].is_leaving = True
     recorder.watch(SessionLeft(SessionId(1)), [], 3)
-    measured(recorder, state, 2, Profile(50, 7, 40, 5))
+    measured(recorder, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (50, 7, 40, 5)

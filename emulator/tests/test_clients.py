@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.emulator import MIB, Emulator
+from tests.support.emulator import MIB, Emulator, bindings_129
 
 TOUR = """
 import ctypes, sys
@@ -85,8 +85,8 @@ def test_cuda_python_13_runs_unmodified(emulator: Emulator) -> None:
     assert emulator.used_bytes() == 0
 
 
-def test_cuda_python_12_9_runs_unmodified(emulator: Emulator, bindings_129: Path) -> None:
-    assert emulator.run(TOUR, PYTHONPATH=str(bindings_129)).stdout.split()[0].startswith("12.9.")
+def test_cuda_python_12_9_runs_unmodified(emulator: Emulator) -> None:
+    assert emulator.run(TOUR, PYTHONPATH=str(bindings_129())).stdout.split()[0].startswith("12.9.")
 
 
 def test_nvidia_ml_py_lists_devices_memory_and_processes(emulator: Emulator, holder: int) -> None:

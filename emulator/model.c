@@ -7,7 +7,7 @@
  * multiprocessors are given by priority and then in proportion to demand, and
  * bandwidth is divided when more than all of it is wanted. Slice and switch are
  * assumptions, not measurements: the model says nothing about a real GPU's
- * speed (docs/emulator.md).
+ * speed (README.md).
  */
 #include "state.h"
 

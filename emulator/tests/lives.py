@@ -257,7 +257,7 @@ class Store:
 
 def stores() -> Iterator[Store]:
     """Every store into the shared file."""
-    for path in sorted((ROOT / "nodedaemon/emulator").glob("*.c")):
+    for path in sorted((ROOT / "emulator").glob("*.c")):
         text = path.read_text()
         for found in re.finditer(r"\b(PUT\(|emu_inject\(\);)", text):
             end = text.index(";", found.start())

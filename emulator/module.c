@@ -1,7 +1,7 @@
 /*
  * Modules and launches. Code is not executed: a module's text may say in
  * comments how long each kernel takes alone, what share of the device it wants,
- * and which built-in effect it has (docs/emulator.md):
+ * and which built-in effect it has (README.md):
  *
  *     // salus-kernel: NAME ns=1000000 sm=40 bandwidth=20 effect=add
  */

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from emulator.tests import lives
+from emulator.tests.lives import SURVIVOR_BYTES, Libraries, Survivor, fork_run
 from tests.support import emulator as emulators
-from tests.support import lives
 from tests.support.emulator import CONTEXT_BYTES, Emulator
-from tests.support.lives import SURVIVOR_BYTES, Libraries, Survivor, fork_run
 
 EXPECTED = 2 * CONTEXT_BYTES["tiny-1g"] + SURVIVOR_BYTES
 # Repairs of tables that contradict each other. No order of our own stores leaves them so (that is what the rest of this

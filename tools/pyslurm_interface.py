@@ -1,6 +1,6 @@
 """What pyslurm offers, read from its source distribution: public attributes and methods by class.
 
-    python -m tests.support.pyslurm_interface pyslurm-25.11.2.tar.gz > tests/support/pyslurm_interface.json
+    python -m tools.pyslurm_interface pyslurm-25.11.2.tar.gz > tools/pyslurm_interface.json
 
 pyslurm builds against one Slurm release only, so its source and not an import says what its newest release has. Get it
 with `pip download --no-binary :all: --no-deps pyslurm`.

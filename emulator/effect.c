@@ -1,6 +1,6 @@
 /*
  * What completed work does to memory. Kernels have one of a few built-in
- * effects, chosen by the module's own text (docs/emulator.md); code is never
+ * effects, chosen by the module's own text (README.md); code is never
  * executed.
  */
 #include "local.h"

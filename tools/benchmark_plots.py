@@ -6,7 +6,7 @@ Plain SVG by hand: two kinds of picture need no library, and the text of the fil
 import math
 from html import escape
 
-from tests.support.recorded import FOLDER, ROOT, UnrecordedError, look_up
+from tools.cited_numbers import FOLDER, ROOT, UnrecordedError, look_up
 
 WIDTH, HEIGHT = 720, 360
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 40, 52

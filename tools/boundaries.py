@@ -1,6 +1,6 @@
 """Writes the table of docs/boundaries.md from what the loops show.
 
-usage: python -m tests.support.loops.table   (make boundaries)
+usage: python -m tools.boundaries   (make boundaries)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[1]
 DOCUMENT = "docs/boundaries.md"
 SETS = {
     "known": "Made with: the loops on which the rule was designed",

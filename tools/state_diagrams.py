@@ -1,6 +1,6 @@
 """Writes docs/sessions.md from the tables of the core; `make man` runs it and tests/tidy compares.
 
-usage: python -m tests.support.state_diagrams FILE
+usage: python -m tools.state_diagrams FILE
 """
 
 from __future__ import annotations
