@@ -10,10 +10,10 @@ from typing import Literal
 import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
-from accounting.database import Database, insert_rows
-from accounting.models import ClusterRow, ProfileRow, ProfileRunRow, ProfileVersionRow
-from accounting.places import Places, Row, table_of
 from accounting.records import DETAIL_LENGTH_MAX, MeasurementRecord, clean_text
+from accounting.storage.catalog import Places, Row, table_of
+from accounting.storage.database import Database, insert_rows
+from accounting.storage.models import ClusterRow, ProfileRow, ProfileRunRow, ProfileVersionRow
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import Profile

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from accounting import figures, jobpage, profiles, reports
-from accounting.database import Database
+from accounting import profiles
 from accounting.profiles import ProfileKey
 from accounting.records import Name, Whole
-from accounting.selection import JobSelector, Selection
+from accounting.reports import figures, job_page, report
+from accounting.reports.selection import JobSelector, Selection
+from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
 
@@ -24,9 +25,9 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", forb
 
 
 class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
-    """-> reports.Report"""
+    """-> report.Report"""
 
-    kind: reports.ReportKind = "summary"
+    kind: report.ReportKind = "summary"
     selection: Selection
     with_sessions: bool = False
     is_tree: bool = False
@@ -39,7 +40,7 @@ class AskFigures(_Question, frozen=True, kw_only=True, tag="figures"):
 
 
 class AskJob(_Question, frozen=True, kw_only=True, tag="job"):
-    """-> list[jobpage.JobPage]"""
+    """-> list[job_page.JobPage]"""
 
     job: JobSelector
     clusters: tuple[str, ...] = ()
@@ -123,7 +124,7 @@ def _answer(
 ) -> object:
     match asked:
         case AskReport():
-            return reports.make_report(
+            return report.make_report(
                 database,
                 viewer,
                 asked.kind,
@@ -136,7 +137,7 @@ def _answer(
         case AskFigures():
             return figures.make_figures(database, viewer, asked.selection, now_utc_ns=now_utc_ns, on_step=on_step)
         case AskJob():
-            return jobpage.job_pages(database, viewer, asked.job, now_utc_ns=now_utc_ns, clusters=asked.clusters)
+            return job_page.job_pages(database, viewer, asked.job, now_utc_ns=now_utc_ns, clusters=asked.clusters)
         case AskProfiles():
             return profiles.list_profiles(
                 database,

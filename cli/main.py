@@ -10,14 +10,15 @@ from typing import Annotated
 
 import typer
 
-from cli import doctor, entry, policy, run, status, top
-from cli.cluster import app as cluster
-from cli.config import app as config
-from cli.demo import demo
-from cli.profiles import app as profiles
-from cli.simulate import EPILOG as SIMULATE_EPILOG
-from cli.simulate import simulate
-from cli.slurm_config import print_gres, write_lua
+from cli import entry
+from cli.node import doctor, policy, run, status, top
+from cli.simulation.simulate import EPILOG as SIMULATE_EPILOG
+from cli.simulation.simulate import simulate
+from cli.site.cluster import app as cluster
+from cli.site.config import app as config
+from cli.site.demo import demo
+from cli.site.profiles import app as profiles
+from cli.site.slurm_config import print_gres, write_lua
 
 app = typer.Typer(
     name="salus",
@@ -45,7 +46,7 @@ def _program(
         bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    # Commands read it through `cli.config.config_of(context)`.
+    # Commands read it through `cli.site.config.config_of(context)`.
     context.obj = config_file
 
 

@@ -43,7 +43,7 @@ class Program:
 # A new program with a typer application adds its line.
 PROGRAMS = (
     Program("salus", "cli.main", "share one GPU between several deep-learning jobs"),
-    Program("salus-acct", "cli.acct", "who used the devices, and what sharing gained"),
+    Program("salus-acct", "cli.acct.main", "who used the devices, and what sharing gained"),
 )
 
 

@@ -29,11 +29,11 @@ LIBRARY = Path("usr/lib/salus")
 EXTRAS = ("cuda", "report", "postgresql", "mariadb")
 PROGRAMS = {
     "salus": "cli.main",
-    "salus-acct": "cli.acct",
+    "salus-acct": "cli.acct.main",
     "salusd": "nodedaemon.__main__",
-    "salus-admitd": "slurm_plugin.admission",
+    "salus-admitd": "slurm_plugin.admitd.server",
 }
-COMPLETED = {"salus": "cli.main", "salus-acct": "cli.acct"}
+COMPLETED = {"salus": "cli.main", "salus-acct": "cli.acct.main"}
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/{program}",
     "zsh": "usr/share/zsh/vendor-completions/_{program}",

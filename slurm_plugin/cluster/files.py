@@ -16,7 +16,7 @@ from nodedaemon.config import load_or_raise
 from nodedaemon.core.types import MIB
 from slurm_plugin.cluster.interpreter import interpreter
 from slurm_plugin.cluster.plan import TREE, ClusterPlan
-from slurm_plugin.lua_table import FILE_NAME, lua_table
+from slurm_plugin.lua.table import FILE_NAME, lua_table
 
 PLUGIN_ROOT = Path(__file__).resolve().parent.parent
 # As the wheel, the Debian package and a checkout have it.
@@ -200,7 +200,7 @@ def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, li
 def write_commands(plan: ClusterPlan) -> None:
     """`salus`, `salus-acct` and `python` for the cluster's users, who may not be able to enter the place of ours."""
     python = interpreter(plan)
-    commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct", "python": ""}
+    commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct.main", "python": ""}
     for name, module in commands.items():
         path = f'export PYTHONPATH="{plan.shown(TREE)}"\n' if module else ""
         program = plan.path("bin", name)
@@ -247,7 +247,7 @@ def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
         script.write_text(hook_script(plan, module))
         script.chmod(0o755)
     for module in ("prolog", "epilog", "hook"):
-        shutil.copyfile(PLUGIN_ROOT / f"{module}.py", plan.path("lib", f"{module}.py"))
+        shutil.copyfile(PLUGIN_ROOT / "hooks" / f"{module}.py", plan.path("lib", f"{module}.py"))
     if plan.root is not None:
         for program in ("squeue", "sinfo", "scontrol", "sacct", "sacctmgr"):
             plan.path("bin", program).write_text(slurm_wrapper(plan, program))

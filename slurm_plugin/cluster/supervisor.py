@@ -38,8 +38,8 @@ START_TIMEOUT_S = 60
 REQUEST_BYTES_MAX = 4096
 SCHEMA_PROGRAM = """
 import sys
-from accounting.database import open_database
-from accounting.schema import upgrade
+from accounting.storage.database import open_database
+from accounting.storage.schema import upgrade
 upgrade(open_database(sys.argv[1]))
 """
 ACCOUNTING_SQL = (
@@ -117,7 +117,7 @@ class Supervisor:
         ]  # fmt: skip
         tree = str(files.PLUGIN_ROOT.parent)
         if plan.with_salus:
-            children.append(child("admitd", sys.executable, "-m", "slurm_plugin.admission", PYTHONPATH=tree))
+            children.append(child("admitd", sys.executable, "-m", "slurm_plugin.admitd.server", PYTHONPATH=tree))
             if plan.with_daemons:
                 children += [
                     child(f"salusd.{node}", sys.executable, "-m", "nodedaemon", "--node", node, PYTHONPATH=tree)

@@ -12,6 +12,9 @@ from typing import Protocol
 
 from nodedaemon.core.errors import OperatingError
 
+#: From this release on Slurm keeps gres/gpu and the shards of a device apart; before, all its shards stand for it.
+GPU_APART_RELEASE = (24, 11)
+
 
 class SlurmError(OperatingError):
     """Slurm did not answer or refused; whoever runs it must act, or the job is gone."""

@@ -18,13 +18,13 @@ from typing import Any
 
 from sqlalchemy import Table, select
 
-from accounting import schema
-from accounting.database import Database, open_database
-from accounting.jobs import JOBS
-from accounting.ledger import LedgerWriter
-from accounting.models import Base
+from accounting.ingest.jobs import JOBS
+from accounting.ingest.ledger import LedgerWriter
+from accounting.ingest.usage import SESSIONS, USAGE
 from accounting.records import JobKey, JobRecord, Record, SessionRecord, UsageRecord, decode, encode
-from accounting.usage import SESSIONS, USAGE
+from accounting.storage import schema
+from accounting.storage.database import Database, open_database
+from accounting.storage.models import Base
 from tests.support.databases import Server, mariadb_server, postgresql_server
 
 S = 1_000_000_000

@@ -8,11 +8,11 @@ import time
 
 import pytest
 
-from accounting.database import open_database
-from accounting.reconcile import SACCT_FIELDS, held_seconds, read_sacct
-from accounting.selection import Selection
+from accounting.ingest.reconcile import SACCT_FIELDS, held_seconds, read_sacct
+from accounting.reports.selection import Selection
 from accounting.service import AskReport, ask_of
-from slurm_plugin.credentials import digest
+from accounting.storage.database import open_database
+from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
 from tests.support.lab import wait_for
 
@@ -78,7 +78,7 @@ def sacct_table(cluster):
 
 
 def acct(lab, *words):
-    return lab.run(sys.executable, "-m", "cli.acct", *words, PYTHONPATH=":".join(sys.path))
+    return lab.run(sys.executable, "-m", "cli.acct.main", *words, PYTHONPATH=":".join(sys.path))
 
 
 def ask(lab, question, user):
@@ -197,13 +197,13 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
         return done.stdout
 
     users = ("report", "user", "-P", "-n", "-o", "user", "-S", "now-1hour")
-    assert ask("news", "cli.acct", *users).split() == ["news"]
-    assert {"games", "news"} <= set(ask(OPERATOR, "cli.acct", *users).split())
-    assert f"job {ids['quick']}" in ask("news", "cli.acct", "job", ids["quick"])
+    assert ask("news", "cli.acct.main", *users).split() == ["news"]
+    assert {"games", "news"} <= set(ask(OPERATOR, "cli.acct.main", *users).split())
+    assert f"job {ids['quick']}" in ask("news", "cli.acct.main", "job", ids["quick"])
     codes = {
-        "another's job": run("news", "cli.acct", "job", ids["cancel"]),
-        "another's report": run("news", "cli.acct", "report", "-u", "games"),
-        "the database": run("news", "cli.acct", "db", "current"),
+        "another's job": run("news", "cli.acct.main", "job", ids["cancel"]),
+        "another's report": run("news", "cli.acct.main", "report", "-u", "games"),
+        "the database": run("news", "cli.acct.main", "db", "current"),
         "another's profile": run(
             "news", "cli.main", "profiles", "set", "sweep", "--model", "host", "-p", "64M", "-e", "32M", "-u", "games"
         ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nodedaemon.core.types import MIB
-from slurm_plugin.credentials import digest
+from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import SLURM_ROOT
 from tests.support.lab import wait_for
 
@@ -203,7 +203,7 @@ def test_users_see_their_own_jobs_and_profiles_and_operators_all(lab):
     assert [row["id"] for row in ask_tcp(lab, status, None)[0]["jobs"]] == [int(job)]
     assert ask_tcp(lab, {"op": "profiles", "signature": "name:mine"}, "games")[0]["profiles"]
     assert ask_tcp(lab, {"op": "profiles", "signature": "name:mine"}, "news")[0]["profiles"] == []
-    assert ask_tcp(lab, {"op": "why", "job": job}, "games")[0]["now"]["shards"] == 1
+    assert ask_tcp(lab, {"op": "why", "job": job}, "games")[0]["admission"]["now"]["shards"] == 1
     assert ask_tcp(lab, {"op": "why", "job": job}, "news")[0]["kind"] == "not_found"
     replayed, _ = ask_tcp(lab, status, "games", credential=used)
     assert replayed["kind"] == "not_permitted"

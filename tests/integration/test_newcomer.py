@@ -158,7 +158,7 @@ def test_a_port_in_use_is_named_with_its_key(tmp_path):
             f"StorageUrl=sqlite:///{tmp_path}/salus.db\n"
         )
         done = subprocess.run(
-            [sys.executable, "-m", "slurm_plugin.admission", "-f", str(config)], capture_output=True, text=True,
+            [sys.executable, "-m", "slurm_plugin.admitd.server", "-f", str(config)], capture_output=True, text=True,
             timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     assert done.returncode == 1

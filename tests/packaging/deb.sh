@@ -36,7 +36,7 @@ cp "$package" "$root/tmp/salus.deb"
 inside dpkg -i /tmp/salus.deb >"$root.log" 2>&1 || { cat "$root.log" >&2; fail "dpkg -i failed"; }
 for file in /etc/salus/salus.conf /lib/systemd/system/salusd.service /lib/systemd/system/salus-admitd.service \
   /usr/lib/salus/salus_spank.so /usr/lib/salus/nodedaemon/job/libsalus/libsalus.so /usr/share/salus/job_submit.lua \
-  /usr/lib/salus/slurm_plugin/prolog.py /usr/lib/salus/slurm_plugin/epilog.py \
+  /usr/lib/salus/slurm_plugin/hooks/prolog.py /usr/lib/salus/slurm_plugin/hooks/epilog.py \
   /usr/share/doc/salus/examples/slurm/slurm.conf.example /usr/share/man/man5/salus.conf.5.gz \
   /usr/share/bash-completion/completions/salus-acct /usr/share/zsh/vendor-completions/_salus \
   /usr/share/fish/vendor_completions.d/salus.fish; do
@@ -50,7 +50,7 @@ inside salus simulate --workload switch --policy fifo,srtf >/dev/null
 inside sh -c 'printf "ClusterName=x\nSingleHost=yes\nStorageUrl=sqlite:////var/lib/salus/salus.db\n" >/tmp/own.conf; mkdir -p /var/lib/salus'
 inside salus-acct -f /tmp/own.conf db upgrade
 inside salus-acct -f /tmp/own.conf report -S now-1day >/dev/null || [ $? -eq 3 ] || fail "a report of an empty database"
-inside python3 -I -S /usr/lib/salus/slurm_plugin/prolog.py || fail "the Prolog does not run without packages"
+inside python3 -I -S /usr/lib/salus/slurm_plugin/hooks/prolog.py || fail "the Prolog does not run without packages"
 inside salusd --help >/dev/null
 inside salus -f /tmp/own.conf doctor >"$root.log" 2>&1 || [ $? -eq 1 ] || { cat "$root.log" >&2; fail "salus doctor"; }
 grep -q 'libsalus.so' "$root.log" || { cat "$root.log" >&2; fail "salus doctor does not look for libraries"; }

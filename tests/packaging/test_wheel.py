@@ -19,10 +19,10 @@ NATIVE = (
 )
 DATA = (
     "slurm_plugin/lua/job_submit.lua",
-    "slurm_plugin/prolog.py",
-    "slurm_plugin/epilog.py",
-    "slurm_plugin/hook.py",
-    "cli/report/page.html.j2",
+    "slurm_plugin/hooks/prolog.py",
+    "slurm_plugin/hooks/epilog.py",
+    "slurm_plugin/hooks/hook.py",
+    "cli/acct/page/page.html.j2",
     "accounting/_migrations/env.py",
     "accounting/_migrations/versions/0001_create_schema.py",
     "nodedaemon/sim/data/paper.toml",
@@ -70,6 +70,8 @@ def test_it_holds_native_parts_and_data_and_names_its_platform(wheel: Path) -> N
     names = set(zipfile.ZipFile(wheel).namelist())
     assert set(NATIVE) | set(DATA) <= names
     assert "-py3-none-linux_" in wheel.name
+    packages = {"slurm_plugin", "nodedaemon", "accounting", "cli"}
+    assert {name.partition("/")[0] for name in names if not name.startswith("salus-")} == packages
     shared = {name.partition(".data/data/")[2] for name in names if ".data/data/" in name}
     assert {
         "share/salus/salus.conf",

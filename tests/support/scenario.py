@@ -15,9 +15,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from accounting.database import Database
 from accounting.meter import Activity, DeviceMeter
-from accounting.models import Base
 from accounting.records import (
     AccountRecord,
     AdmissionRecord,
@@ -33,6 +31,8 @@ from accounting.records import (
     SessionRecord,
     SuspensionRecord,
 )
+from accounting.storage.database import Database
+from accounting.storage.models import Base
 
 S = 1_000_000_000
 MIB = 1 << 20

@@ -29,7 +29,7 @@ def _slow_modules_after_help(extra: str = "", module: str = "cli.main") -> list[
     return done.stdout.splitlines()[-1].split()[1:]
 
 
-@pytest.mark.parametrize("module", ["cli.main", "cli.acct"])
+@pytest.mark.parametrize("module", ["cli.main", "cli.acct.main"])
 def test_help_loads_no_slow_library(module):
     assert _slow_modules_after_help(module=module) == []
 

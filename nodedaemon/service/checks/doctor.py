@@ -23,7 +23,7 @@ from nodedaemon.drivers.mps import CONTROL as MPS_CONTROL
 from nodedaemon.drivers.nvml import Nvml
 
 VERSION_MINIMUM = 10020
-ADAPTOR = Path(__file__).resolve().parents[1] / "job"
+ADAPTOR = Path(__file__).resolve().parents[2] / "job"
 
 
 class Level(StrEnum):
@@ -198,8 +198,8 @@ def _look_at_socket(name: str, path: Path, kind: socket.SocketKind) -> Finding:
 
 
 def check_database(config: Config, _settings: Settings, _node: str) -> Iterator[Finding]:
-    from accounting import schema  # noqa: PLC0415 - SQLAlchemy is slow to load, and other checks need none of it
-    from accounting.database import open_database  # noqa: PLC0415
+    from accounting.storage import schema  # noqa: PLC0415 - SQLAlchemy is slow to load, and other checks need none of it
+    from accounting.storage.database import open_database  # noqa: PLC0415
 
     storage = config.settings.storage
     try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accounting.database import Database, open_database
-from accounting.ledger import LedgerWriter
+from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import ProfileKey, find_profile
 from accounting.records import Record
-from accounting.schema import require, upgrade
+from accounting.storage.database import Database, open_database
+from accounting.storage.schema import require, upgrade
 from nodedaemon.core.errors import SalusError
 from nodedaemon.service.jobs.registry import Recorded
 

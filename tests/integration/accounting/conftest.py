@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, delete
 
-from accounting import schema
-from accounting.database import Database, open_database
-from accounting.models import Base
+from accounting.storage import schema
+from accounting.storage.database import Database, open_database
+from accounting.storage.models import Base
 from tests.support.databases import Server, mariadb_server, postgresql_server
 
 _NUMBERS = count()

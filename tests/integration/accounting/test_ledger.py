@@ -7,15 +7,15 @@ import msgspec
 import pytest
 from sqlalchemy import func, select
 
-from accounting import retention
-from accounting.database import Database, open_database
-from accounting.jobs import JOBS
-from accounting.ledger import LedgerWriter
-from accounting.models import Base
+from accounting.ingest.jobs import JOBS
+from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import ProfileKey, find_profile
 from accounting.records import JobKey, JobRecord, MeasurementRecord, Record, Source, UsageRecord
-from accounting.reports import make_report
-from accounting.selection import Selection
+from accounting.reports.report import make_report
+from accounting.reports.selection import Selection
+from accounting.storage import retention
+from accounting.storage.database import Database, open_database
+from accounting.storage.models import Base
 from accounting.viewer import Viewer
 from tests.support.scenario import END, MIB, MODEL, T0, S, dump, key, records
 

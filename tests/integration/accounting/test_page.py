@@ -7,17 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from accounting import schema
-from accounting.bins import BINS_MAX
-from accounting.database import open_database
-from accounting.figures import Figures, make_figures
-from accounting.ledger import LedgerWriter
+from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord
-from accounting.reports import Report, make_report
-from accounting.selection import Selection
+from accounting.reports.bins import BINS_MAX
+from accounting.reports.figures import Figures, make_figures
+from accounting.reports.report import Report, make_report
+from accounting.reports.selection import Selection
+from accounting.storage import schema
+from accounting.storage.database import open_database
 from accounting.viewer import Viewer
-from cli.report.definitions import DEFINITIONS
-from cli.report.page import charts_of, page_text, write_page
+from cli.acct.page.definitions import DEFINITIONS
+from cli.acct.page.page import charts_of, page_text, write_page
 from tests.support.browser import Browser, browser
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, records

@@ -2,8 +2,7 @@
 
 import pytest
 
-from accounting.database import Database
-from accounting.ledger import LedgerWriter
+from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import (
     ProfileKey,
     ProfileView,
@@ -14,6 +13,7 @@ from accounting.profiles import (
     set_profile,
 )
 from accounting.records import MeasurementRecord
+from accounting.storage.database import Database
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from tests.support.scenario import MIB, MODEL, T0, S, dump, key

@@ -2,10 +2,10 @@
 
 import pytest
 
-from accounting.database import Database
-from accounting.ledger import LedgerWriter
-from accounting.reconcile import Disagreement, held_seconds, read_sacct, reconcile
+from accounting.ingest.ledger import LedgerWriter
+from accounting.ingest.reconcile import Disagreement, held_seconds, read_sacct, reconcile
 from accounting.records import JobKey, JobRecord
+from accounting.storage.database import Database
 from nodedaemon.core.errors import RequestError
 from tests.support.scenario import END, T0, S, dump, key, records
 

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from accounting import queries
-from accounting.database import Database
-from accounting.figures import make_figures
-from accounting.ledger import LedgerWriter
+from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord, decode, encode
-from accounting.reports import Report, ReportKind, ReportRow, make_report
-from accounting.selection import JobSelector, Selection
+from accounting.reports import queries
+from accounting.reports.figures import make_figures
+from accounting.reports.report import Report, ReportKind, ReportRow, make_report
+from accounting.reports.selection import JobSelector, Selection
+from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from tests.support.scenario import END, MIB, T0, S, dump, key, records
 

@@ -3,9 +3,9 @@
 import pytest
 from sqlalchemy import text
 
-from accounting import schema
-from accounting.database import Database
-from accounting.ledger import LedgerWriter
+from accounting.ingest.ledger import LedgerWriter
+from accounting.storage import schema
+from accounting.storage.database import Database
 from nodedaemon.core.errors import OperatingError
 from tests.support.scenario import dump, records
 

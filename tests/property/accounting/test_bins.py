@@ -5,9 +5,9 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.bins import Cut, united
 from accounting.meter import Activity, DeviceMeter
 from accounting.records import JobKey, UsageRecord
+from accounting.reports.bins import Cut, united
 
 ACTIVITIES = st.sampled_from(list(Activity))
 #: (nanoseconds until then, device, session, what it does): None is to come or to leave, an interval may end meanwhile.

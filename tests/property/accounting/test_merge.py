@@ -5,9 +5,9 @@ from functools import reduce
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.jobs import merge_job, row_of
+from accounting.ingest.jobs import merge_job, row_of
+from accounting.ingest.usage import merge_session
 from accounting.records import JobKey, JobRecord, Source
-from accounting.usage import merge_session
 
 KEY = JobKey(cluster="alpha", job_id=1)
 MOMENTS = st.none() | st.integers(0, 10**6)

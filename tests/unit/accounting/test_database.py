@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from accounting import schema
-from accounting.database import DatabaseUnreachableError, open_database, parse_address, read_password
+from accounting.storage import schema
+from accounting.storage.database import DatabaseUnreachableError, open_database, parse_address, read_password
 from nodedaemon.core.errors import OperatingError, RequestError
 
 ROOT = Path(__file__).parents[3]
@@ -92,8 +92,8 @@ def test_a_server_that_is_away_is_unreachable_and_its_password_is_not_told(tmp_p
 
 
 def test_a_writer_that_finds_the_file_locked_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accounting.database.LOCK_WAIT_S", 0)
-    monkeypatch.setattr("accounting.database.ATTEMPTS_MAX", 2)
+    monkeypatch.setattr("accounting.storage.database.LOCK_WAIT_S", 0)
+    monkeypatch.setattr("accounting.storage.database.ATTEMPTS_MAX", 2)
     first, second = (open_database(f"sqlite:///{tmp_path}/salus.db") for _ in range(2))
     schema.upgrade(first)
 

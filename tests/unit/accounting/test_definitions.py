@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from accounting import schema
-from accounting.database import Database, open_database
-from accounting.figures import make_figures
-from accounting.ledger import LedgerWriter
-from accounting.measures import Measures, percentile
+from accounting.ingest.ledger import LedgerWriter
 from accounting.meter import Activity, DeviceMeter
 from accounting.records import DeviceRecord, JobRecord, MeasurementRecord, Record
-from accounting.reports import make_report
-from accounting.selection import Selection
+from accounting.reports.figures import make_figures
+from accounting.reports.measures import Measures, percentile
+from accounting.reports.report import make_report
+from accounting.reports.selection import Selection
+from accounting.storage import schema
+from accounting.storage.database import Database, open_database
 from accounting.viewer import DeniedError, Viewer
 from tests.support.scenario import END, MIB, MODEL, T0, S, key, records
 

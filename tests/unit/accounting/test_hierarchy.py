@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.hierarchy import children_of, lineage, read_associations
-from cli.reporttext import stems
+from accounting.ingest.accounts import children_of, lineage, read_associations
+from cli.acct.report_text import stems
 
 NAMES = st.sampled_from("abcdefg")
 

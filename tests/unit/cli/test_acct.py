@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from accounting import schema
-from accounting.database import open_database
-from accounting.ledger import LedgerWriter
-from cli import acct, entry, main
+from accounting.ingest.ledger import LedgerWriter
+from accounting.storage import schema
+from accounting.storage.database import open_database
+from cli import entry, main
+from cli.acct import main as acct
 from tests.support.scenario import records
 
 DAY = ["-S", "2026-11-01", "-E", "2026-11-02"]
@@ -140,7 +141,7 @@ def test_a_database_that_is_not_there_is_unreachable(tmp_path: Path, capsys: pyt
 
 
 def test_helpformat_lists_every_field(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from cli.fields import FIELDS
+    from cli.acct.report_fields import FIELDS
 
     assert run(filled, "report", "-e") == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [field.name for field in FIELDS]

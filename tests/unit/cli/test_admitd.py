@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from cli import admitd
 from cli.entry import FailedError, NotFoundError, NotPermittedError, UnreachableError
+from cli.remote import admitd
 from nodedaemon.config.keys import Admission
 from nodedaemon.core.errors import OperatingError, RequestError
 
 
 @pytest.fixture(autouse=True)
 def signed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_plugin.credentials.sign", lambda request: {**request, "credential": "MUNGE:x:"})
+    monkeypatch.setattr("slurm_plugin.admitd.credentials.sign", lambda request: {**request, "credential": "MUNGE:x:"})
 
 
 @contextmanager
@@ -78,6 +78,6 @@ def test_a_server_that_is_away_or_not_configured_is_unreachable(monkeypatch: pyt
     def fail(_request: object) -> object:
         raise OperatingError("credential: munge: no such file; is munged running on this host?")
 
-    monkeypatch.setattr("slurm_plugin.credentials.sign", fail)
+    monkeypatch.setattr("slurm_plugin.admitd.credentials.sign", fail)
     with pytest.raises(UnreachableError, match="is munged running"):
         admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"op": "accounting"})

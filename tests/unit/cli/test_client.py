@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from cli.client import DaemonClient
 from cli.entry import ExitCode, FailedError, UnreachableError, exit_code_of
+from cli.remote.salusd import DaemonClient
 from nodedaemon.core.errors import SalusError
 from nodedaemon.wire.control import NodeStatus
 

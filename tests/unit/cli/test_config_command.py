@@ -130,7 +130,7 @@ def test_version_and_help(salus):
 
 
 def test_no_file_at_all(salus, monkeypatch):
-    monkeypatch.setattr("cli.config.locate", lambda _: None)
+    monkeypatch.setattr("cli.site.config.locate", lambda _: None)
     code, _, err = salus(None, "config", "check")
     assert code == 2
     assert "no file" in err

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.selection import JobSelector
-from cli.jobids import parse_jobs
+from accounting.reports.selection import JobSelector
+from cli.acct.job_ids import parse_jobs
 from nodedaemon.core.errors import RequestError
 
 

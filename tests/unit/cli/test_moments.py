@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.moments import SECOND_NS, format_duration, format_moment, parse_moment
+from cli.output.moments import SECOND_NS, format_duration, format_moment, parse_moment
 from nodedaemon.core.errors import RequestError
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cli.progress import counting, progress
+from cli.output.progress import counting, progress
 
 
 class Terminal(io.StringIO):

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from cli.render import Column, Form, form_of, write_rows
+from cli.output.render import Column, Form, form_of, write_rows
 
 COLUMNS = [Column("job", "JobID"), Column("bytes", "Bytes", "right"), Column("gated", "Gated")]
 ROWS = [

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cli.run import environment_of, signature_of
+from cli.node.run import environment_of, signature_of
 from nodedaemon.core.errors import RequestError
 
 
@@ -35,7 +35,7 @@ def test_the_signature_is_of_arguments_and_script(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [["--policy", "best"], ["--persistent", "much"]])
 def test_bad_options_are_told_before_anything_is_started(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cli.run._daemon", lambda *_: pytest.fail("a daemon was asked"))
+    monkeypatch.setattr("cli.node.run._daemon", lambda *_: pytest.fail("a daemon was asked"))
     result = CliRunner().invoke(app, ["run", *options, "--", "true"])
     assert isinstance(result.exception, RequestError)
 

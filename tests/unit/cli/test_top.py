@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.top import view_lines
-from cli.units import percent_text, size_text, span_text
+from cli.node.top import view_lines
+from cli.output.units import percent_text, size_text, span_text
 from nodedaemon.wire.control import DaemonStatus, DeviceStatus, LaneStatus, NodeStatus, SessionStatus
 
 MIB = 1 << 20

@@ -6,8 +6,8 @@ import pytest
 
 from nodedaemon.config import Config
 from nodedaemon.config.loading import parse
-from slurm_plugin.crosscheck import cross_check, gres_lines
-from slurm_plugin.slurmconf import read_slurm_files
+from slurm_plugin.slurm.crosscheck import cross_check, gres_lines
+from slurm_plugin.slurm.slurmconf import read_slurm_files
 
 SALUS = b"""ClusterName=lab
 LaneReserve=256M

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-HOOKS = Path(__file__).parents[3] / "slurm_plugin"
+HOOKS = Path(__file__).parents[3] / "slurm_plugin" / "hooks"
 SQUEUE = """#!/bin/sh
 printf '%-64s%-64s%-16s%s\\n' acct normal 2 "$SEGMENT"
 """

@@ -1,0 +1,247 @@
+"""Read models of the HTML report's charts: the same window as a table, cut into bins or spans, capped in size.
+
+Others' jobs appear only as load.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from accounting.ingest.jobs import ADMISSIONS, JOBS, REASONS
+from accounting.ingest.usage import LANE_SPANS, USAGE
+from accounting.profiles import ProfileChange, list_changes
+from accounting.reports import queries
+from accounting.reports.bins import Bin, MemoryBin, bins_of, cut_of, memory_of
+from accounting.reports.report import job_name
+from accounting.reports.selection import Selection
+from accounting.storage.catalog import DEVICES, NODES, Row, table_of
+from accounting.storage.database import Database
+from accounting.storage.models import EventRow
+from accounting.viewer import Viewer
+
+SPANS_MAX = 4000
+MARKS_MAX = 500
+WAITS_MAX = 20
+
+EVENTS = table_of(EventRow)
+
+
+class LaneSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's stay in a lane. `user` and `job` are empty where the viewer may not know them."""
+
+    node: str
+    device: str
+    lane: int
+    job: str
+    user: str
+    start_utc_ns: int
+    end_utc_ns: int
+    lane_bytes: int
+    iteration_count: int
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """An event on the time axis of a device, or of the node where no device is named."""
+
+    happened_utc_ns: int
+    kind: str
+    node: str
+    device: str
+    job: str
+    detail: str
+
+
+class LongWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the longest waits in the queue, with what its admission said."""
+
+    job: str
+    restart_count: int
+    user: str
+    account: str
+    wait_ns: int
+    start_utc_ns: int
+    reasons: list[str]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """All charts of one report. `span_count` is how many stays there were, of which `spans` shows the longest."""
+
+    bin_ns: int
+    bins: list[Bin]
+    memory: list[MemoryBin]
+    spans: list[LaneSpan]
+    span_count: int
+    marks: list[Mark]
+    waits: list[LongWait]
+    changes: list[ProfileChange]
+
+
+def make_figures(
+    database: Database,
+    viewer: Viewer,
+    selection: Selection,
+    *,
+    now_utc_ns: int,
+    on_step: Callable[[str], None] | None = None,
+) -> Figures:
+    """Everything that the charts of a report over `selection` show."""
+    selection = queries.restricted(selection, viewer)
+    tell = on_step or (lambda _step: None)
+    with database.reading() as connection:
+        selection = _narrowed(connection, selection, now_utc_ns)
+        cut = cut_of(connection, selection)
+        tell("time line")
+        bins = bins_of(connection, selection, cut, now_utc_ns)
+        tell("memory")
+        memory = memory_of(connection, selection, cut)
+        tell("lanes")
+        spans, span_count = _spans(connection, viewer, selection)
+        marks = _marks(connection, viewer, selection)
+        waits = _waits(connection, selection)
+    tell("profiles")
+    window = (selection.start_utc_ns, selection.end_utc_ns)
+    changes = list_changes(database, viewer, users=selection.users, window=window, count_max=100)
+    return Figures(
+        bin_ns=cut.bin_ns,
+        bins=bins,
+        memory=memory,
+        spans=spans,
+        span_count=span_count,
+        marks=marks,
+        waits=waits,
+        changes=changes,
+    )
+
+
+def _narrowed(connection: Connection, selection: Selection, now_utc_ns: int) -> Selection:
+    """The part of the window in which anything happened: a chart of an hour in a month would be a line."""
+    first = select(func.min(JOBS.c.start_utc_ns), func.max(JOBS.c.until_utc_ns)).where(
+        JOBS.c.start_utc_ns < selection.end_utc_ns,
+        func.coalesce(JOBS.c.until_utc_ns, now_utc_ns) > selection.start_utc_ns,
+        *queries.job_conditions(selection),
+    )
+    edges = connection.execute(first).one()
+    usage_end = connection.execute(
+        select(func.max(USAGE.c.start_utc_ns + USAGE.c.span_ns)).where(USAGE.c.start_utc_ns < selection.end_utc_ns)
+    ).scalar()
+    if edges[0] is None:
+        return selection
+    last_ns = max(edge for edge in (edges[1], usage_end, edges[0] + 1) if edge is not None)
+    start_ns = max(selection.start_utc_ns, int(edges[0]))
+    return msgspec.structs.replace(
+        selection, start_utc_ns=start_ns, end_utc_ns=max(start_ns + 1, min(selection.end_utc_ns, int(last_ns)))
+    )
+
+
+def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tuple[list[LaneSpan], int]:
+    here = [
+        LANE_SPANS.c.start_utc_ns < selection.end_utc_ns,
+        LANE_SPANS.c.start_utc_ns + LANE_SPANS.c.span_ns > selection.start_utc_ns,
+    ]
+    wide = msgspec.structs.replace(selection, users=() if not viewer.is_operator else selection.users)
+    base = (
+        select(LANE_SPANS, JOBS, DEVICES.c.uuid, NODES.c.name.label("node"))
+        .join(JOBS, JOBS.c.id == LANE_SPANS.c.job_id)
+        .join(DEVICES, DEVICES.c.id == LANE_SPANS.c.device_id)
+        .join(NODES, NODES.c.id == DEVICES.c.node_id)
+        .where(*here, *queries.job_conditions(wide))
+    )
+    total = connection.scalar(select(func.count()).select_from(base.with_only_columns(LANE_SPANS.c.job_id).subquery()))
+    # The longest first: what is left out is what a screen could not show anyway.
+    found: list[LaneSpan] = []
+    for row in connection.execute(base.order_by(LANE_SPANS.c.span_ns.desc()).limit(SPANS_MAX)):
+        values = row._mapping
+        is_known = viewer.is_operator or values[JOBS.c.user] == viewer.user
+        start_ns = values[LANE_SPANS.c.start_utc_ns]
+        found.append(
+            LaneSpan(
+                node=values["node"],
+                device=values[DEVICES.c.uuid],
+                lane=values[LANE_SPANS.c.lane_number],
+                job=_name_of(values) if is_known else "",
+                user=values[JOBS.c.user] if is_known else "",
+                start_utc_ns=start_ns,
+                end_utc_ns=start_ns + values[LANE_SPANS.c.span_ns],
+                lane_bytes=values[LANE_SPANS.c.lane_bytes],
+                iteration_count=values[LANE_SPANS.c.iteration_count],
+            )
+        )
+    found.sort(key=lambda span: (span.node, span.device, span.lane, span.start_utc_ns))
+    return found, total or 0
+
+
+def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list[Mark]:
+    statement = (
+        select(EVENTS, JOBS, DEVICES.c.uuid, NODES.c.name.label("node"))
+        .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
+        .outerjoin(DEVICES, DEVICES.c.id == EVENTS.c.device_id)
+        .outerjoin(NODES, NODES.c.id == DEVICES.c.node_id)
+        .where(EVENTS.c.happened_utc_ns >= selection.start_utc_ns, EVENTS.c.happened_utc_ns < selection.end_utc_ns)
+        .order_by(EVENTS.c.happened_utc_ns)
+        .limit(MARKS_MAX)
+    )
+    if not viewer.is_operator:
+        statement = statement.where((JOBS.c.user == viewer.user) | JOBS.c.user.is_(None))
+    return [
+        Mark(
+            happened_utc_ns=row._mapping[EVENTS.c.happened_utc_ns],
+            kind=row._mapping[EVENTS.c.kind],
+            node=row._mapping["node"] or "",
+            device=row._mapping[DEVICES.c.uuid] or "",
+            job="" if row._mapping[JOBS.c.id] is None else _name_of(row._mapping),
+            detail=row._mapping[EVENTS.c.detail],
+        )
+        for row in connection.execute(statement)
+    ]
+
+
+def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
+    statement = (
+        select(JOBS)
+        .where(JOBS.c.start_utc_ns >= selection.start_utc_ns, JOBS.c.start_utc_ns < selection.end_utc_ns)
+        .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
+        .order_by(JOBS.c.wait_ns.desc(), JOBS.c.id)
+        .limit(WAITS_MAX)
+    )
+    jobs = [dict(row) for row in connection.execute(statement).mappings()]
+    reasons = _reasons(connection, [job["admission"] for job in jobs if job["admission"]])
+    return [
+        LongWait(
+            job=job_name(job),
+            restart_count=job["restart_count"],
+            user=job["user"],
+            account=job["account"],
+            wait_ns=job["wait_ns"],
+            start_utc_ns=job["start_utc_ns"],
+            reasons=reasons.get((job["cluster_id"], job["admission"]), []),
+        )
+        for job in jobs
+    ]
+
+
+def _reasons(connection: Connection, admissions: list[str]) -> dict[tuple[int, str], list[str]]:
+    statement = (
+        select(ADMISSIONS.c.cluster_id, ADMISSIONS.c.name, REASONS)
+        .join(REASONS, REASONS.c.admission_id == ADMISSIONS.c.id)
+        .where(ADMISSIONS.c.name.in_(admissions))
+        .order_by(REASONS.c.admission_id, REASONS.c.position)
+    )
+    found: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for row in connection.execute(statement).mappings():
+        found[row["cluster_id"], row["name"]].append(reason_text(row))
+    return found
+
+
+def reason_text(row: Any) -> str:
+    """One shortfall in words, as admission told it."""
+    told = f"{row['what']}: {row['needed']} {row['unit']} needed, {row['free']} free"
+    return f"{told}; {row['advice']}" if row["advice"] else told
+
+
+def _name_of(values: Any) -> str:
+    names = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
+    row: Row = {name: values[JOBS.c[name]] for name in names}
+    return job_name(row)

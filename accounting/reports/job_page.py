@@ -1,0 +1,191 @@
+"""Read model of one job's page: everything that is known of each of its runs, for the one who may see it."""
+
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from accounting.ingest.jobs import ADMISSIONS, JOBS, REASONS
+from accounting.ingest.usage import SESSIONS, USAGE
+from accounting.profiles import ProfileView, list_profiles
+from accounting.reports import queries
+from accounting.reports.figures import reason_text
+from accounting.reports.measures import Measures
+from accounting.reports.report import job_name
+from accounting.reports.selection import JobSelector, Selection
+from accounting.storage.catalog import CLUSTERS, DEVICES, NODES, table_of
+from accounting.storage.database import Database
+from accounting.storage.models import EventRow
+from accounting.viewer import AbsentError, Viewer
+
+EVENTS = table_of(EventRow)
+RUNS_MAX = 200
+EVENTS_MAX = 50
+
+
+class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run had of one device, and the most memory that it used there."""
+
+    node: str
+    device: str
+    device_model: str
+    capacity_bytes: int
+    persistent_bytes_max: int
+    ephemeral_bytes_max: int
+
+
+class AdmissionPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer at submit."""
+
+    decision: str
+    basis: str
+    decided_utc_ns: int
+    persistent_bytes: int
+    ephemeral_bytes: int
+    charge_bytes: int
+    charge_shards: int
+    reasons: list[str]
+
+
+class EventPart(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to the run."""
+
+    happened_utc_ns: int
+    kind: str
+    detail: str
+
+
+class JobPage(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job."""
+
+    cluster: str
+    job: str
+    job_id: int
+    restart_count: int
+    name: str
+    user: str
+    account: str
+    partition: str
+    qos: str
+    state: str
+    signature: str
+    device_count: int
+    submit_utc_ns: int | None
+    start_utc_ns: int | None
+    end_utc_ns: int | None
+    wait_ns: int | None
+    session_count: int
+    measures: Measures
+    devices: list[DevicePart]
+    admission: AdmissionPart | None
+    profile: ProfileView | None
+    events: list[EventPart]
+
+
+def job_pages(
+    database: Database, viewer: Viewer, job: JobSelector, *, now_utc_ns: int, clusters: tuple[str, ...] = ()
+) -> list[JobPage]:
+    """The runs of a job, oldest first; AbsentError if there is none that `viewer` may see."""
+    selection = Selection(start_utc_ns=0, end_utc_ns=now_utc_ns, jobs=(job,), clusters=clusters)
+    selection = queries.restricted(selection, viewer)
+    with database.reading() as connection:
+        statement = (
+            select(JOBS, CLUSTERS.c.name.label("cluster"))
+            .join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
+            .where(*queries.job_conditions(selection))
+            .order_by(JOBS.c.slurm_job_id, JOBS.c.restart_count)
+            .limit(RUNS_MAX)
+        )
+        rows = [dict(row) for row in connection.execute(statement).mappings()]
+        if not rows:
+            # The same words whether it is not there or not the viewer's: who may not see it learns nothing.
+            raise AbsentError(f"job not found: {_describe(job)}: no record that you may see; see sacct -j")
+        sums = queries.held(connection, selection, {"id": JOBS.c.id}, now_utc_ns)
+        used = queries.used(connection, selection, {"id": JOBS.c.id})
+        pages = [
+            _page(connection, row, sums.get((row["id"],), Measures()) + used.get((row["id"],), Measures()))
+            for row in rows
+        ]
+    return [msgspec.structs.replace(page, profile=_profile(database, viewer, page)) for page in pages]
+
+
+def _page(connection: Connection, row: Any, measures: Measures) -> JobPage:
+    names = ("restart_count", "name", "user", "account", "partition", "qos", "state", "signature", "device_count")
+    sessions = select(func.count()).select_from(SESSIONS).where(SESSIONS.c.job_id == row["id"])
+    return JobPage(
+        cluster=row["cluster"],
+        job=job_name(row),
+        job_id=row["slurm_job_id"],
+        submit_utc_ns=row["submit_utc_ns"],
+        start_utc_ns=row["start_utc_ns"],
+        end_utc_ns=row["until_utc_ns"],
+        wait_ns=row["wait_ns"],
+        session_count=connection.scalar(sessions) or 0,
+        measures=measures,
+        devices=_devices(connection, row["id"]),
+        admission=_admission(connection, row),
+        profile=None,
+        events=_events(connection, row["id"]),
+        **{name: row[name] for name in names},
+    )
+
+
+def _devices(connection: Connection, job_number: int) -> list[DevicePart]:
+    statement = (
+        select(
+            NODES.c.name,
+            DEVICES.c.uuid,
+            DEVICES.c.model,
+            DEVICES.c.capacity_bytes,
+            func.max(USAGE.c.persistent_bytes_max),
+            func.max(USAGE.c.ephemeral_bytes_max),
+        )
+        .select_from(
+            USAGE.join(DEVICES, DEVICES.c.id == USAGE.c.device_id).join(NODES, NODES.c.id == DEVICES.c.node_id)
+        )
+        .where(USAGE.c.job_id == job_number)
+        .group_by(NODES.c.name, DEVICES.c.uuid, DEVICES.c.model, DEVICES.c.capacity_bytes)
+        .order_by(NODES.c.name, DEVICES.c.uuid)
+    )
+    fields = DevicePart.__struct_fields__
+    return [DevicePart(**dict(zip(fields, row, strict=True))) for row in connection.execute(statement)]
+
+
+def _admission(connection: Connection, row: Any) -> AdmissionPart | None:
+    if not row["admission"]:
+        return None
+    target = (ADMISSIONS.c.cluster_id == row["cluster_id"], ADMISSIONS.c.name == row["admission"])
+    found = connection.execute(select(ADMISSIONS).where(*target)).mappings().first()
+    if found is None:
+        return None
+    reasons = select(REASONS).where(REASONS.c.admission_id == found["id"]).order_by(REASONS.c.position)
+    return AdmissionPart(
+        reasons=[reason_text(reason) for reason in connection.execute(reasons).mappings()],
+        **{name: found[name] for name in AdmissionPart.__struct_fields__ if name != "reasons"},
+    )
+
+
+def _events(connection: Connection, job_number: int) -> list[EventPart]:
+    statement = (
+        select(EVENTS.c.happened_utc_ns, EVENTS.c.kind, EVENTS.c.detail)
+        .where(EVENTS.c.job_id == job_number)
+        .order_by(EVENTS.c.happened_utc_ns)
+        .limit(EVENTS_MAX)
+    )
+    return [EventPart(happened_utc_ns=row[0], kind=row[1], detail=row[2]) for row in connection.execute(statement)]
+
+
+def _profile(database: Database, viewer: Viewer, page: JobPage) -> ProfileView | None:
+    if not page.signature:
+        return None
+    models = {part.device_model for part in page.devices}
+    found = list_profiles(database, viewer, cluster=page.cluster, users=[page.user], signature=page.signature)
+    return next((profile for profile in found if profile.key.device_model in models), found[0] if found else None)
+
+
+def _describe(job: JobSelector) -> str:
+    if job.sluid:
+        return job.sluid
+    if job.array_task_id is not None:
+        return f"{job.job_id}_{job.array_task_id}"
+    return f"{job.job_id}+{job.het_offset}" if job.het_offset is not None else str(job.job_id)

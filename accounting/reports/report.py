@@ -1,0 +1,371 @@
+"""Read models for CLI, HTML page and web: a report is rows of names and measures, a total, and a summary.
+
+Everything takes a Viewer that the caller has verified, and answers only what it may see. Callers get values, never
+rows of the database.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, exists, func, select
+
+from accounting.ingest import accounts
+from accounting.ingest.jobs import ADMISSIONS, JOBS, REASONS
+from accounting.ingest.usage import SESSIONS, USAGE
+from accounting.profiles import PROFILES, VERSIONS
+from accounting.reports import queries
+from accounting.reports.measures import Measures, percentile
+from accounting.reports.queries import Group
+from accounting.reports.selection import Selection
+from accounting.storage.catalog import CHUNK, CLUSTERS, DEVICES, NODES, table_of
+from accounting.storage.database import Database
+from accounting.storage.models import EventRow
+from accounting.viewer import Viewer
+
+EVENTS = table_of(EventRow)
+SECOND_NS = 1_000_000_000
+
+ReportKind = Literal["summary", "cluster", "account", "user", "device", "job", "profile"]
+MEMORY_UNITS = ("bytes", "shards")
+
+
+class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: whose figures these are, and the figures. Names that do not apply are empty.
+
+    `depth` is 0 for a group, 1 for its members (users of an account, sessions of a job); in a tree of accounts it is
+    the level, and a line without a user is an account with all below it.
+    """
+
+    depth: int = 0
+    cluster: str = ""
+    account: str = ""
+    user: str = ""
+    node: str = ""
+    device: str = ""
+    device_model: str = ""
+    signature: str = ""
+    job: str = ""
+    name: str = ""
+    partition: str = ""
+    qos: str = ""
+    state: str = ""
+    restart_count: int | None = None
+    submit_utc_ns: int | None = None
+    start_utc_ns: int | None = None
+    end_utc_ns: int | None = None
+    measures: Measures = Measures()
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report says below its table. Avoided out-of-memory errors are admissions short of memory, by outcome."""
+
+    refused_count: int = 0
+    made_to_wait_count: int = 0
+    wait_median_ns: int | None = None
+    wait_p95_ns: int | None = None
+    profile_change_count: int = 0
+    device_count: int = 0
+    event_counts: dict[str, int] = {}
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer. `until_utc_ns` is the end of the window or now, whichever came first."""
+
+    kind: ReportKind
+    start_utc_ns: int
+    end_utc_ns: int
+    until_utc_ns: int
+    clusters: list[str]
+    rows: list[ReportRow]
+    total: Measures
+    summary: Summary
+
+
+def make_report(
+    database: Database,
+    viewer: Viewer,
+    kind: ReportKind,
+    selection: Selection,
+    *,
+    now_utc_ns: int,
+    with_sessions: bool = False,
+    is_tree: bool = False,
+    on_step: Callable[[str], None] | None = None,
+) -> Report:
+    """Answer `kind` over `selection` as far as `viewer` may see it. One pass over jobs, one over usage.
+
+    `is_tree` lays accounts below accounts as Slurm's associations have them.
+    """
+    selection = queries.restricted(selection, viewer)
+    tell = on_step or (lambda _step: None)
+    with database.reading(is_large=True) as connection:
+        tell("jobs and usage")
+        rows, total = _rows(connection, kind, selection, now_utc_ns, is_tree=is_tree)
+        if kind == "job" and with_sessions:
+            rows = _with_sessions(connection, rows, selection)
+        tell("waits, admissions and events")
+        summary = _summary(connection, viewer, selection)
+        clusters = sorted(connection.execute(select(CLUSTERS.c.name)).scalars())
+    return Report(
+        kind=kind,
+        start_utc_ns=selection.start_utc_ns,
+        end_utc_ns=selection.end_utc_ns,
+        until_utc_ns=min(selection.end_utc_ns, now_utc_ns),
+        clusters=[name for name in clusters if not selection.clusters or name in selection.clusters],
+        rows=rows,
+        total=total,
+        summary=summary,
+    )
+
+
+def wait_distribution(connection: Connection, selection: Selection) -> list[tuple[int, int]]:
+    """Queue waits of the runs that started in the window, as (seconds, count)."""
+    seconds = (JOBS.c.wait_ns // SECOND_NS).label("seconds")
+    reading = queries.reading_of(connection, JOBS, selection)
+    statement = (
+        select(seconds, func.count())
+        .where(reading.start >= selection.start_utc_ns, reading.start < selection.end_utc_ns)
+        .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
+        .group_by(seconds)
+    )
+    counts: Counter[int] = Counter()
+    for piece in reading.pieces:
+        counts.update({int(value): int(count) for value, count in connection.execute(statement.where(*piece))})
+    return list(counts.items())
+
+
+def _rows(
+    connection: Connection, kind: ReportKind, selection: Selection, now_utc_ns: int, *, is_tree: bool
+) -> tuple[list[ReportRow], Measures]:
+    match kind:
+        case "cluster":
+            sums = _both(connection, selection, now_utc_ns, {"cluster": CLUSTERS.c.name})
+            rows = [ReportRow(cluster=group[0], measures=sums[group]) for group in sorted(sums)]
+        case "summary" | "account" | "user":
+            sums = _both(connection, selection, now_utc_ns, {"account": JOBS.c.account, "user": JOBS.c.user})
+            if is_tree and kind != "user":
+                rows = _tree(sums, accounts.parents_of(connection, selection.clusters))
+            else:
+                rows = _nested(sums, is_by_user=kind == "user")
+        case "device":
+            rows = _device_rows(connection, selection)
+        case "profile":
+            rows = _profile_rows(connection, selection)
+        case "job":
+            rows = _job_rows(connection, selection, now_utc_ns)
+    return rows, _total(row.measures for row in rows if row.depth == 0)
+
+
+def _both(
+    connection: Connection, selection: Selection, now_utc_ns: int, dimensions: dict[str, ColumnElement[Any]]
+) -> dict[Group, Measures]:
+    sums = queries.held(connection, selection, dimensions, now_utc_ns)
+    for group, measures in queries.used(connection, selection, dimensions).items():
+        sums[group] = sums.get(group, Measures()) + measures
+    return sums
+
+
+def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]:
+    """Accounts with their users below, or users with their accounts below."""
+    inner: dict[str, list[tuple[str, Measures]]] = {}
+    for (account, user), measures in sums.items():
+        outer, member = (user, account) if is_by_user else (account, user)
+        inner.setdefault(outer, []).append((member, measures))
+    rows: list[ReportRow] = []
+    for outer, members in sorted(inner.items()):
+        total = _total(measures for _, measures in members)
+        rows.append(ReportRow(user=outer, measures=total) if is_by_user else ReportRow(account=outer, measures=total))
+        for member, measures in sorted(members, key=lambda pair: pair[0]):
+            account, user = (member, outer) if is_by_user else (outer, member)
+            rows.append(ReportRow(depth=1, account=account, user=user, measures=measures))
+    return rows
+
+
+def _tree(sums: dict[Group, Measures], parents: dict[str, str]) -> list[ReportRow]:
+    """Accounts below accounts, users below their account; an account's line sums all below it."""
+    users: dict[str, dict[str, Measures]] = {}
+    for (account, user), measures in sums.items():
+        users.setdefault(account, {})[user] = measures
+    children = accounts.children_of(users, parents)
+
+    def branch(account: str, depth: int) -> list[ReportRow]:
+        below = [
+            ReportRow(depth=depth + 1, account=account, user=user, measures=measures)
+            for user, measures in sorted(users.get(account, {}).items())
+        ]
+        for child in children.get(account, ()):
+            below += branch(child, depth + 1)
+        total = _total(row.measures for row in below if row.depth == depth + 1)
+        return [ReportRow(depth=depth, account=account, measures=total), *below]
+
+    return [row for top in children.get(None, ()) for row in branch(top, 0)]
+
+
+def _device_rows(connection: Connection, selection: Selection) -> list[ReportRow]:
+    dimensions = {"node": NODES.c.name, "device": DEVICES.c.uuid, "model": DEVICES.c.model, "id": DEVICES.c.id}
+    sums = queries.used(connection, selection, dimensions)
+    numbers = (
+        select(USAGE.c.device_id, func.count(USAGE.c.job_id.distinct()))
+        .join(JOBS, JOBS.c.id == USAGE.c.job_id)
+        .where(USAGE.c.start_utc_ns >= selection.start_utc_ns - queries.INTERVAL_SPAN_MAX_NS)
+        .where(USAGE.c.start_utc_ns < selection.end_utc_ns)
+        .where(USAGE.c.start_utc_ns + USAGE.c.span_ns > selection.start_utc_ns, *queries.job_conditions(selection))
+        .group_by(USAGE.c.device_id)
+    )
+    counts: dict[int, int] = {row[0]: row[1] for row in connection.execute(numbers)}
+    return [
+        ReportRow(
+            node=group[0],
+            device=group[1],
+            device_model=group[2],
+            measures=measures + Measures(job_count=counts.get(group[3], 0)),
+        )
+        for group, measures in sorted(sums.items())
+    ]
+
+
+def _profile_rows(connection: Connection, selection: Selection) -> list[ReportRow]:
+    names = {"user": JOBS.c.user, "signature": JOBS.c.signature, "model": DEVICES.c.model}
+    sums = queries.used(connection, selection, names)
+    return [
+        ReportRow(user=group[0], signature=group[1], device_model=group[2], measures=measures)
+        for group, measures in sorted(sums.items())
+    ]
+
+
+def _job_rows(connection: Connection, selection: Selection, now_utc_ns: int) -> list[ReportRow]:
+    sums = _both(connection, selection, now_utc_ns, {"id": JOBS.c.id})
+    rows: list[ReportRow] = []
+    wanted = sorted(group[0] for group in sums)
+    for start in range(0, len(wanted), CHUNK):
+        part = wanted[start : start + CHUNK]
+        statement = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
+        found = connection.execute(statement.where(JOBS.c.id.in_(part)).order_by(JOBS.c.id)).mappings()
+        rows.extend(_job_row(row, sums[(row["id"],)]) for row in found)
+    rows.sort(key=lambda row: (row.start_utc_ns or 0, row.job, row.restart_count or 0))
+    return rows
+
+
+def _job_row(row: Any, measures: Measures) -> ReportRow:
+    names = ("account", "user", "signature", "partition", "qos", "state", "restart_count")
+    return ReportRow(
+        cluster=row["cluster"],
+        job=job_name(row),
+        name=row["name"],
+        submit_utc_ns=row["submit_utc_ns"],
+        start_utc_ns=row["start_utc_ns"],
+        end_utc_ns=row["until_utc_ns"],
+        measures=measures,
+        **{name: row[name] for name in names},
+    )
+
+
+def job_name(row: Any) -> str:
+    """A job as sacct writes it: 123, 123_4 for an array task, 123+1 for a component of a het job."""
+    if row["array_job_id"] is not None and row["array_task_id"] is not None:
+        return f"{row['array_job_id']}_{row['array_task_id']}"
+    if row["het_job_id"] is not None and row["het_offset"] is not None:
+        return f"{row['het_job_id']}+{row['het_offset']}"
+    return str(row["slurm_job_id"])
+
+
+def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Selection) -> list[ReportRow]:
+    """Below each job its sessions, as sacct lists steps."""
+    statement = (
+        select(
+            SESSIONS,
+            JOBS,
+            DEVICES.c.uuid,
+            DEVICES.c.model,
+            NODES.c.name.label("node"),
+            CLUSTERS.c.name.label("cluster"),
+        )
+        .join(JOBS, JOBS.c.id == SESSIONS.c.job_id)
+        .join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
+        .join(DEVICES, DEVICES.c.id == SESSIONS.c.device_id)
+        .join(NODES, NODES.c.id == DEVICES.c.node_id)
+        .where(SESSIONS.c.start_utc_ns < selection.end_utc_ns, *queries.job_conditions(selection))
+        .order_by(SESSIONS.c.start_utc_ns, SESSIONS.c.number)
+    )
+    below: dict[tuple[str, str, int | None], list[ReportRow]] = {}
+    for row in connection.execute(statement):
+        values = row._mapping
+        job = job_name({name: values[JOBS.c[name]] for name in _JOB_NAME_COLUMNS})
+        session = ReportRow(
+            depth=1,
+            cluster=values["cluster"],
+            job=f"{job}.s{values[SESSIONS.c.number]}",
+            user=values[JOBS.c.user],
+            account=values[JOBS.c.account],
+            node=values["node"],
+            device=values[DEVICES.c.uuid],
+            device_model=values[DEVICES.c.model],
+            state=values[SESSIONS.c.end_reason] or ("RUNNING" if values[SESSIONS.c.end_utc_ns] is None else "ENDED"),
+            start_utc_ns=values[SESSIONS.c.start_utc_ns],
+            end_utc_ns=values[SESSIONS.c.end_utc_ns],
+            measures=Measures(
+                iteration_count=values[SESSIONS.c.iteration_count], handover_count=values[SESSIONS.c.handover_count]
+            ),
+        )
+        below.setdefault((values["cluster"], job, values[JOBS.c.restart_count]), []).append(session)
+    return [line for row in rows for line in (row, *below.get((row.cluster, row.job, row.restart_count), ()))]
+
+
+_JOB_NAME_COLUMNS = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
+
+
+def _summary(connection: Connection, viewer: Viewer, selection: Selection) -> Summary:
+    window = (selection.start_utc_ns, selection.end_utc_ns)
+    waits = wait_distribution(connection, selection)
+    medians = [percentile(waits, part) for part in (0.5, 0.95)]
+    refused, made_to_wait = (_short_of_memory(connection, selection, decision) for decision in ("refuse", "defer"))
+    happened = (
+        select(EVENTS.c.kind, func.count())
+        .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
+        .where(EVENTS.c.happened_utc_ns >= window[0], EVENTS.c.happened_utc_ns < window[1])
+        .group_by(EVENTS.c.kind)
+    )
+    changes = (
+        select(func.count())
+        .select_from(VERSIONS.join(PROFILES, PROFILES.c.id == VERSIONS.c.profile_id))
+        .where(VERSIONS.c.changed_utc_ns >= window[0], VERSIONS.c.changed_utc_ns < window[1])
+    )
+    if selection.users:
+        changes = changes.where(PROFILES.c.user.in_(selection.users))
+    if not viewer.is_operator:
+        happened = happened.where(JOBS.c.user == viewer.user)
+    event_counts = {kind: int(count) for kind, count in connection.execute(happened)}
+    return Summary(
+        refused_count=refused,
+        made_to_wait_count=made_to_wait + event_counts.get("claim_waited", 0),
+        wait_median_ns=None if medians[0] is None else medians[0] * SECOND_NS,
+        wait_p95_ns=None if medians[1] is None else medians[1] * SECOND_NS,
+        profile_change_count=connection.scalar(changes) or 0,
+        device_count=connection.scalar(select(func.count()).select_from(DEVICES)) or 0,
+        event_counts=event_counts,
+    )
+
+
+def _short_of_memory(connection: Connection, selection: Selection, decision: str) -> int:
+    is_memory = exists().where(REASONS.c.admission_id == ADMISSIONS.c.id, REASONS.c.unit.in_(MEMORY_UNITS))
+    statement = (
+        select(func.count())
+        .select_from(ADMISSIONS)
+        .where(ADMISSIONS.c.decided_utc_ns >= selection.start_utc_ns)
+        .where(ADMISSIONS.c.decided_utc_ns < selection.end_utc_ns)
+        .where(ADMISSIONS.c.decision == decision, is_memory)
+    )
+    if selection.users:
+        statement = statement.where(ADMISSIONS.c.user.in_(selection.users))
+    if selection.accounts:
+        statement = statement.where(ADMISSIONS.c.account.in_(selection.accounts))
+    return connection.scalar(statement) or 0
+
+
+def _total(parts: Iterable[Measures]) -> Measures:
+    total = Measures()
+    for part in parts:
+        total = total + part
+    return total

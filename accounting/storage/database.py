@@ -1,0 +1,376 @@
+"""The one way to the database: engine, transactions, retries, and the only dialect-specific insert.
+
+Rules kept here: SQLite is made with mode 0600 and runs in WAL; a writer takes its lock at the beginning, so that it
+never has to give up half way; a transaction that lost against another writer is repeated a bounded number of times;
+what the driver raises leaves as OperatingError, with the address but never with the password.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Dialect, Engine, Integer, String, Table, create_engine, event, exc
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.sql import ColumnElement, func
+
+from nodedaemon.core.errors import OperatingError, RequestError
+
+T = TypeVar("T")
+
+# A writer waits for another one this long; the batches of a ledger take milliseconds.
+LOCK_WAIT_S = 10
+CONNECT_WAIT_S = 5
+ANSWER_WAIT_S = 120
+ATTEMPTS_MAX = 12
+SQLITE_CACHE_KIB = 64 * 1024
+# For a report over millions of rows: the pages of its joins come up again and again. It is given back afterwards.
+SQLITE_REPORT_CACHE_KIB = 512 * 1024
+# Pages of the log, 16 MiB, before they go into the file: at the default of 1,000 the same pages go many times over.
+SQLITE_LOG_PAGES = 4_000
+
+DRIVERS = {
+    "sqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+    "mariadb": "mariadb+pymysql",
+    "mariadb+pymysql": "mariadb+pymysql",
+    "mysql": "mariadb+pymysql",
+    "mysql+pymysql": "mariadb+pymysql",
+}
+# PostgreSQL: serialization failure, deadlock, lock not available. MariaDB: lock wait timeout, deadlock, record changed.
+RETRY_SQLSTATES = {"40001", "40P01", "55P03"}
+RETRY_ERRNOS = {1205, 1213, 1020}
+
+
+class DatabaseUnreachableError(OperatingError):
+    """The database does not answer or does not let us in; whoever runs it must act."""
+
+
+class Database:
+    """An open database. Safe to share between threads; each transaction takes a connection of its own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.dialect = engine.dialect.name
+        self.address = engine.url.render_as_string(hide_password=True)
+
+    @contextmanager
+    def reading(self, *, is_large: bool = False) -> Iterator[Connection]:
+        """One consistent view for all queries inside; nothing is kept. `is_large`: much is read, take memory for it."""
+        with _translated(self.address), self._engine.connect() as connection:
+            if self.dialect == "postgresql":
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            is_cache_raised = is_large and self.dialect == "sqlite"
+            with connection.begin() as transaction:
+                if is_cache_raised:
+                    connection.exec_driver_sql(f"PRAGMA cache_size=-{SQLITE_REPORT_CACHE_KIB}")
+                try:
+                    yield connection
+                finally:
+                    if is_cache_raised:
+                        connection.exec_driver_sql(f"PRAGMA cache_size=-{SQLITE_CACHE_KIB}")
+                        connection.exec_driver_sql("PRAGMA shrink_memory")
+                transaction.rollback()
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` in one transaction and commit it; `work` runs again from the start if another writer was first."""
+        with _translated(self.address):
+            for attempt in range(ATTEMPTS_MAX):
+                try:
+                    return self._write_once(work)
+                except exc.DBAPIError as error:
+                    if attempt + 1 == ATTEMPTS_MAX or not _is_worth_retry(error):
+                        raise
+        raise AssertionError("the last attempt returns or raises")
+
+    def _write_once(self, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            if self.dialect == "sqlite":
+                connection = connection.execution_options(salus_begin="BEGIN IMMEDIATE")
+            else:
+                connection = connection.execution_options(isolation_level="READ COMMITTED")
+            with connection.begin():
+                return work(connection)
+
+    @contextmanager
+    def maintaining(self) -> Iterator[Connection]:
+        """A connection outside any transaction, for VACUUM and the like."""
+        with _translated(self.address), self._engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def close(self) -> None:
+        """Close pooled connections; SQLite then folds its log back into the file."""
+        self._engine.dispose()
+
+
+def open_database(address: str, password_file: Path | None = None, *, is_created: bool = True) -> Database:
+    """Open the database at `address` (the value of StorageUrl); the schema is checked by accounting.storage.schema.
+
+    The password, if any, is the first line of `password_file`, which nobody but its owner may read.
+    `is_created=False` refuses a SQLite file that is not there instead of making an empty one.
+    """
+    url = parse_address(address)
+    if password_file is not None:
+        url = url.set(password=read_password(password_file))
+    if url.get_backend_name() == "sqlite":
+        _prepare_file(url, is_created=is_created)
+    try:
+        # A server may have gone since the last transaction; a file cannot, and asking it costs a batch a statement.
+        is_pinged = url.get_backend_name() != "sqlite"
+        engine = create_engine(url, pool_pre_ping=is_pinged, connect_args=_connect_arguments(url))
+    except ModuleNotFoundError as error:
+        raise OperatingError(
+            f"database not opened: {url.render_as_string()}: no driver {error.name}; "
+            f"install salus[{'mariadb' if 'pymysql' in url.drivername else 'postgresql'}]"
+        ) from error
+    if url.get_backend_name() == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return Database(engine)
+
+
+def parse_address(address: str) -> URL:
+    """StorageUrl as SQLAlchemy takes it; RequestError if it is no address of a database that Salus knows."""
+    try:
+        url = make_url(address)
+    except (exc.ArgumentError, ValueError) as error:
+        raise RequestError(
+            f"database not opened: StorageUrl: {error}; write for instance sqlite:////var/lib/salus/salus.db"
+        ) from error
+    if url.drivername not in DRIVERS:
+        raise RequestError(
+            f"database not opened: StorageUrl: no {url.drivername!r} here; use sqlite, postgresql or mariadb"
+        )
+    if url.password is not None:
+        raise RequestError(
+            "database not opened: StorageUrl: it holds a password, and everybody may read it; "
+            "put the password into the file named by StoragePassFile (mode 0600)"
+        )
+    url = url.set(drivername=DRIVERS[url.drivername])
+    if url.get_backend_name() == "mariadb":
+        url = url.update_query_dict({"charset": "utf8mb4"})
+    return url
+
+
+def read_password(path: Path) -> str:
+    """The first line of a file that only its owner may read; RequestError otherwise."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise RequestError(f"password not read: {path}: {error.strerror}; see StoragePassFile") from error
+    with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_mode & 0o077 or state.st_uid not in (0, os.geteuid()):
+            raise RequestError(f"password not read: {path}: others may read or change it; chmod 600 and chown it")
+        return file.readline().rstrip("\r\n")
+
+
+def insert_rows(
+    connection: Connection,
+    table: Table,
+    names: Sequence[str],
+    rows: Iterable[tuple[object, ...]],
+    *,
+    keys: Sequence[str] = (),
+) -> None:
+    """Insert `rows`, values in the order of `names`. With `keys`, a row whose key is there already is left alone;
+    without, it raises, and `Database.write` starts over. Dialects differ in this statement: it is made nowhere else.
+    """
+    statement = _insert_text(connection.dialect, table, tuple(names), tuple(keys))
+    if connection.dialect.name == "sqlite":
+        # Row by row from the caller's iterator: rows that live only while they are bound cost no collections.
+        with _cursor(connection, statement) as cursor:
+            cursor.executemany(statement, rows)
+        return
+    kept = list(rows)
+    if not kept:
+        return
+    # One array a column on PostgreSQL: the server plans once and no row costs a message of its own.
+    is_by_column = connection.dialect.name == "postgresql"
+    parameters: Any = _columns(table, names, kept) if is_by_column else kept
+    connection.exec_driver_sql(statement, parameters)
+
+
+def _columns(table: Table, names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
+    """One array a column. Those of numbers are written here: the driver takes each element through Python, which costs
+    more than the server's work. A list of ints is its own text but for its brackets and None.
+    """
+    return tuple(
+        "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
+        if isinstance(table.c[name].type, Integer)
+        else list(column)
+        for name, column in zip(names, zip(*rows, strict=True), strict=True)
+    )
+
+
+@lru_cache(maxsize=256)
+def _insert_text(dialect: Dialect, table: Table, names: tuple[str, ...], keys: tuple[str, ...]) -> str:
+    quote = dialect.identifier_preparer.quote
+    into = f"INSERT INTO {quote(table.name)} ({', '.join(map(quote, names))})"
+    conflict = f"ON CONFLICT ({', '.join(map(quote, keys))}) DO NOTHING"
+    match dialect.name:
+        case "sqlite":
+            source = f"VALUES ({', '.join('?' * len(names))})"
+        case "postgresql":
+            arrays = ", ".join(f"%s::{_array_type(dialect, table, name)}[]" for name in names)
+            source = f"SELECT * FROM unnest({arrays})"  # noqa: S608 - names and types of our own tables
+        case _:
+            source = f"VALUES ({', '.join(['%s'] * len(names))})"
+            # A no-op update, not INSERT IGNORE: that one would also swallow rows that do not fit their columns.
+            conflict = f"ON DUPLICATE KEY UPDATE {quote(keys[0])} = {quote(keys[0])}" if keys else ""
+    return f"{into} {source}{' ' + conflict if keys else ''}"
+
+
+def select_rows(
+    connection: Connection,
+    table: Table,
+    names: Sequence[str],
+    among: Mapping[str, Sequence[object]],
+    *,
+    is_locked: bool = False,
+) -> list[dict[str, Any]]:
+    """The rows that have one of the given values in each of the given columns, locked on request.
+
+    The ledger asks this for each batch; as plain text it costs a fifth of an expression that is built for each list.
+    """
+    counts = tuple((name, len(values)) for name, values in among.items())
+    statement = _select_text(connection.dialect, table, tuple(names), counts, is_locked=is_locked)
+    parameters = tuple(value for values in among.values() for value in values)
+    return [dict(zip(names, row, strict=True)) for row in _fetch(connection, statement, parameters)]
+
+
+@lru_cache(maxsize=1024)
+def _select_text(
+    dialect: Dialect, table: Table, names: tuple[str, ...], counts: tuple[tuple[str, int], ...], *, is_locked: bool
+) -> str:
+    quote = dialect.identifier_preparer.quote
+    mark = "?" if dialect.name == "sqlite" else "%s"
+    conditions = [f"{quote(name)} IN ({', '.join([mark] * count)})" for name, count in counts]
+    statement = f"SELECT {', '.join(map(quote, names))} FROM {quote(table.name)} WHERE {' AND '.join(conditions)}"  # noqa: S608
+    if is_locked and dialect.name != "sqlite":
+        statement += f" ORDER BY {quote(next(iter(table.primary_key.columns)).name)} FOR UPDATE"
+    return statement
+
+
+def _fetch(connection: Connection, statement: str, parameters: tuple[object, ...]) -> list[tuple[Any, ...]]:
+    """Rows straight from the driver: describing forty columns costs the ledger more than finding nothing in them."""
+    with _cursor(connection, statement) as cursor:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall())
+
+
+@contextmanager
+def _cursor(connection: Connection, statement: str) -> Iterator[Any]:
+    """The driver's own cursor in the connection's transaction."""
+    base_error = connection.dialect.loaded_dbapi.Error
+    cursor = connection.connection.cursor()
+    try:
+        yield cursor
+    except base_error as error:
+        # As SQLAlchemy raises it, so that retries and messages know it.
+        raise exc.DBAPIError.instance(statement, None, error, base_error, dialect=connection.dialect) from error
+    finally:
+        cursor.close()
+
+
+def _array_type(dialect: Dialect, table: Table, name: str) -> str:
+    # A cast to varchar(n) cuts silently; text leaves it to the column to refuse what is too long.
+    kind = table.c[name].type
+    return "text" if isinstance(kind, String) else kind.compile(dialect)
+
+
+def least(dialect: str, *values: ColumnElement[int]) -> ColumnElement[int]:
+    """The smallest of several expressions, none of which is NULL."""
+    return func.min(*values) if dialect == "sqlite" else func.least(*values)
+
+
+def greatest(dialect: str, *values: ColumnElement[int]) -> ColumnElement[int]:
+    """The largest of several expressions, none of which is NULL."""
+    return func.max(*values) if dialect == "sqlite" else func.greatest(*values)
+
+
+def _connect_arguments(url: URL) -> dict[str, Any]:
+    match url.get_backend_name():
+        case "sqlite":
+            return {"timeout": LOCK_WAIT_S, "check_same_thread": False}
+        case "postgresql":
+            # synchronous_commit stays as the site has it: what the ledger has handed over must survive a crash.
+            return {"connect_timeout": CONNECT_WAIT_S, "options": f"-c lock_timeout={LOCK_WAIT_S}s"}
+        case _:
+            return {
+                "connect_timeout": CONNECT_WAIT_S,
+                "read_timeout": ANSWER_WAIT_S,
+                "write_timeout": ANSWER_WAIT_S,
+                "init_command": f"SET SESSION innodb_lock_wait_timeout={LOCK_WAIT_S}",
+            }
+
+
+def _prepare_file(url: URL, *, is_created: bool) -> None:
+    if not url.database or url.database == ":memory:":
+        raise RequestError("database not opened: StorageUrl: sqlite needs a file; write sqlite:////path/to/salus.db")
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if is_created else 0)
+    try:
+        descriptor = os.open(url.database, flags, 0o600)
+    except OSError as error:
+        raise DatabaseUnreachableError(
+            f"database not opened: {url.database}: {error.strerror}; "
+            "make it with salus-acct db upgrade, or see StorageUrl"
+        ) from error
+    try:
+        state = os.fstat(descriptor)
+        if state.st_mode & 0o077:
+            # SQLite gives its log and index files the mode of the database, so this one decides for all three.
+            os.fchmod(descriptor, 0o600)
+    except PermissionError as error:
+        raise DatabaseUnreachableError(
+            f"database not opened: {url.database}: others may read it and it is not ours to close; chmod 600 it"
+        ) from error
+    finally:
+        os.close(descriptor)
+
+
+def _set_up_sqlite(connection: Any, _record: object) -> None:
+    # Python's driver must not begin transactions by itself: it would begin them as readers.
+    connection.isolation_level = None
+    pragmas = ["journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={LOCK_WAIT_S * 1000}"]
+    # A report sorts a month of rows; with the default of 2 MiB it does so on disk.
+    for pragma in (*pragmas, f"cache_size=-{SQLITE_CACHE_KIB}", f"wal_autocheckpoint={SQLITE_LOG_PAGES}"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("salus_begin", "BEGIN"))
+
+
+def _is_worth_retry(error: exc.DBAPIError) -> bool:
+    if isinstance(error, exc.IntegrityError):
+        # Two writers made the same row; the second finds it on its next try.
+        return True
+    original = error.orig
+    if getattr(original, "sqlstate", None) in RETRY_SQLSTATES:
+        return True
+    if getattr(original, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return True
+    arguments: tuple[object, ...] = getattr(original, "args", ())
+    return len(arguments) > 0 and arguments[0] in RETRY_ERRNOS
+
+
+@contextmanager
+def _translated(address: str) -> Iterator[None]:
+    try:
+        yield
+    except exc.OperationalError as error:
+        raise DatabaseUnreachableError(
+            f"database not reached: {address}: {_first_line(error)}; check that it runs and that StorageUrl is right"
+        ) from error
+    except exc.SQLAlchemyError as error:
+        raise OperatingError(f"database failed: {address}: {_first_line(error)}; see docs/accounting.md") from error
+
+
+def _first_line(error: exc.SQLAlchemyError) -> str:
+    original = error.orig if isinstance(error, exc.DBAPIError) else error
+    return str(original).strip().splitlines()[0] if str(original).strip() else type(original).__name__

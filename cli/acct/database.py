@@ -1,0 +1,111 @@
+"""`salus-acct db`: schema and retention. Root and SlurmUser only; the daemons never change a schema themselves."""
+
+import time
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from cli.entry import ExitCode, FailedError
+from cli.output.moments import SECOND_NS, format_moment, parse_moment
+from cli.output.progress import counting
+from cli.output.render import write_json
+from cli.remote.accounting import opened
+from cli.site.config import config_of
+from nodedaemon.core.errors import RequestError
+
+app = typer.Typer(no_args_is_help=True, help="Care for the database: schema, roll-up, purge.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Before = Annotated[str, typer.Option("--before", metavar="TIME", help="In sacct's grammar.")]
+
+
+@app.command()
+def upgrade(context: typer.Context) -> None:
+    """Make the schema, or bring it to the newest version. Stop the daemons first; their spools keep what they write."""
+    from accounting.storage import schema
+
+    with opened(config_of(context), is_created=True, is_checked=False) as database:
+        before = schema.current(database)
+        schema.upgrade(database, on_step=lambda step: print(f"upgraded to {step}"))
+        after = schema.current(database)
+    print(f"schema {after}" + (" (was empty)" if before is None else f" (was {before})" if before != after else ""))
+
+
+@app.command()
+def current(context: typer.Context, json: Json = False) -> None:
+    """Print the schema of the database and the newest that this Salus knows."""
+    from accounting.storage import schema
+
+    with opened(config_of(context), is_checked=False) as database:
+        found, head = schema.current(database), schema.head()
+    if json:
+        write_json({"current": found, "head": head})
+    else:
+        print(f"{found or 'empty'} (newest known: {head})")
+
+
+@app.command()
+def check(context: typer.Context, json: Json = False) -> None:
+    """Compare the tables with what this Salus expects. Exit code 0: as expected; 1: not."""
+    from accounting.storage import schema
+
+    with opened(config_of(context), is_checked=False) as database:
+        state = schema.check(database)
+    if json:
+        write_json({"current": state.current, "head": state.head, "differences": list(state.differences)})
+    elif state.is_newer:
+        print(f"schema {state.current} is newer than {state.head}; upgrade Salus on this host")
+    elif state.current != state.head:
+        print(f"schema {state.current or 'empty'} is older than {state.head}; run salus-acct db upgrade")
+    else:
+        print(f"schema {state.current}: " + ("ok" if not state.differences else "tables differ"))
+    for difference in () if json else state.differences:
+        print(f"  {difference}")
+    if state.current != state.head or state.differences:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command("roll-up")
+def roll_up(context: typer.Context, before: Before = "") -> None:
+    """Sum usage older than RollUpAfter, or --before, to one row a day, job and device; reports keep every sum."""
+    from accounting.storage import retention
+
+    config = config_of(context)
+    edge_ns = _edge_ns(before, config.settings.storage.roll_up_after_ns, "RollUpAfter")
+    with opened(config) as database, counting("days", retention.day_count(database, edge_ns)) as tell:
+        done = retention.roll_up(database, edge_ns, tell=tell)
+    print(f"{done.before_count} rows before {format_moment(edge_ns)} became {done.after_count}")
+
+
+@app.command()
+def purge(
+    context: typer.Context,
+    before: Before = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete jobs that ended before PurgeAfter, or --before, with all that belongs to them. Profiles stay."""
+    from accounting.storage import retention
+
+    config = config_of(context)
+    edge_ns = _edge_ns(before, config.settings.storage.purge_after_ns, "PurgeAfter")
+    with opened(config) as database:
+        would = retention.purge(database, edge_ns, is_dry=True)
+        told = ", ".join(f"{count} {name}" for name, count in would.counts.items())
+        if dry_run:
+            print(f"would delete before {format_moment(edge_ns)}: {told}")
+            return
+        if not yes and not typer.confirm(f"Delete before {format_moment(edge_ns)}: {told}?"):
+            raise FailedError("purge not done: not confirmed; nothing was deleted")
+        with counting("jobs", would.counts["jobs"]) as tell:
+            done = retention.purge(database, edge_ns, tell=tell)
+    print("deleted " + ", ".join(f"{count} {name}" for name, count in done.counts.items()))
+
+
+def _edge_ns(before: str, after_ns: int, key: str) -> int:
+    if before:
+        return parse_moment(before, datetime.now().astimezone())
+    if after_ns == 0:
+        raise RequestError(f"nothing done: {key} is 0 (never) and there is no --before; give one of them")
+    return (time.time_ns() - after_ns) // SECOND_NS * SECOND_NS

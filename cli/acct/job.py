@@ -1,0 +1,51 @@
+"""`salus-acct job`: asks for a job's pages, prints them, and merges the summary into AdminComment on request."""
+
+import os
+from importlib.metadata import version
+
+import msgspec
+
+from accounting.reports.job_page import JobPage
+from accounting.service import AskJob
+from cli.acct.job_ids import parse_jobs
+from cli.acct.job_text import notes, page_lines
+from cli.acct.report_text import DERIVED, JSON_SCHEMA
+from cli.entry import NotPermittedError
+from cli.output.render import write_json
+from cli.remote.accounting import ask, may_open
+from nodedaemon.config import Config
+from nodedaemon.core.errors import RequestError
+
+
+def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> list[JobPage]:
+    """Print the runs of a job, oldest first."""
+    jobs = parse_jobs(text)
+    if not jobs:
+        raise RequestError(f"job not shown: {text!r}: no job id; write for instance 123 or 123_4")
+    names = tuple(name for name in clusters.split(",") if name)
+    pages: list[JobPage] = []
+    for job in jobs:
+        pages += ask(config, AskJob(job=job, clusters=names), list[JobPage])
+    if is_json:
+        data = [msgspec.to_builtins(page) | {"notes": notes(page)} for page in pages]
+        for told, page in zip(data, pages, strict=True):
+            told["measures"] |= {name: getattr(page.measures, name) for name in DERIVED}
+        write_json({"meta": {"schema": JSON_SCHEMA, "version": version("salus")}, "data": data})
+        return pages
+    style = os.environ.get("SLURM_TIME_FORMAT", "standard")
+    for number, page in enumerate(pages):
+        if number:
+            print()
+        print("\n".join(line.replace("\x1b", "\ufffd") for line in page_lines(page, style)))
+    return pages
+
+
+def store_summary(config: Config, pages: list[JobPage]) -> None:
+    """Merge the last run's summary into the job's AdminComment and print what stands there now."""
+    if not may_open(config):
+        raise NotPermittedError("summary not stored: AdminComment is root's and SlurmUser's to change; ask an admin")
+    from slurm_plugin.slurm.sacct import accounting_commands
+    from slurm_plugin.slurm.sacct import store_summary as store
+
+    page = pages[-1]
+    print(f"AdminComment of job {page.job_id}: {store(accounting_commands(config.settings.slurm), page)}")

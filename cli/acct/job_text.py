@@ -1,0 +1,160 @@
+"""One job's page as text: figures, bars, and notes that name the line of the job script to change.
+
+Pure: a page in, lines out. A note appears only where following it would have helped this very run.
+"""
+
+from collections.abc import Iterator
+
+from accounting.reports.job_page import JobPage
+from cli.output.moments import format_duration, format_moment
+
+BAR_WIDTH = 30
+MIB = 1 << 20
+
+# Below these a device was mostly idle or a request mostly unused; jobstats warns at the same marks.
+LOW_EFFICIENCY = 0.25
+LONG_GATE_WAIT = 0.25
+
+
+def page_lines(page: JobPage, moment_style: str = "standard") -> list[str]:
+    """The page of one run."""
+    return [*_head(page, moment_style), "", *_times(page), *_memory(page), *_admission(page), *_notes(page)]
+
+
+def bar(part: float | None) -> str:
+    """A bar for a share of 1; empty and n/a where there is none."""
+    if part is None:
+        return f"[{' ' * BAR_WIDTH}]  n/a"
+    filled = round(max(0.0, min(1.0, part)) * BAR_WIDTH)
+    return f"[{'|' * filled}{' ' * (BAR_WIDTH - filled)}] {part:4.0%}"
+
+
+def size(count: int) -> str:
+    """Bytes in GiB or MiB, as prose has them."""
+    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / MIB:.0f} MiB"
+
+
+def mebibytes(count: int) -> str:
+    """Bytes as an option takes them: whole MiB, rounded up."""
+    return f"{-(-count // MIB)}M"
+
+
+def notes(page: JobPage) -> list[str]:
+    """What would have helped this run; each names the line to change."""
+    return list(_note_texts(page))
+
+
+def _head(page: JobPage, style: str) -> Iterator[str]:
+    restart = f"  restart {page.restart_count}" if page.restart_count else ""
+    yield f"Salus job {page.job}  cluster {page.cluster}{restart}  {page.state or 'UNKNOWN'}"
+    rows = [
+        ("Name", page.name),
+        ("User/Account", f"{page.user}/{page.account}"),
+        ("Partition/QOS", f"{page.partition}/{page.qos}" if page.qos else page.partition),
+        ("Submitted", format_moment(page.submit_utc_ns, style)),
+        ("Started", format_moment(page.start_utc_ns, style)),
+        ("Ended", format_moment(page.end_utc_ns, style) if page.end_utc_ns else "not yet"),
+        ("Waited", format_duration(page.wait_ns) if page.wait_ns is not None else "n/a"),
+        ("Signature", page.signature or "none"),
+    ]
+    for name, value in rows:
+        yield f"  {name + ':':<15}{value}"
+    for device in page.devices:
+        yield f"  {'Device:':<15}{device.node} {device.device} ({device.device_model or 'unknown model'})"
+
+
+def _times(page: JobPage) -> Iterator[str]:
+    m = page.measures
+    yield "Device time"
+    share = m.occupied_ns / m.held_ns if m.held_ns else None
+    rows = [
+        ("Held", format_duration(m.held_ns), f"elapsed x {page.device_count}"),
+        ("Occupied", format_duration(m.occupied_ns), f"{bar(share)} of held"),
+        ("Busy", format_duration(m.busy_ns), f"{bar(m.efficiency)} of occupied (efficiency)"),
+        ("Gate wait", format_duration(m.gate_wait_ns), f"{bar(_part(m.gate_wait_ns, m.held_ns))} of held"),
+    ]
+    if m.suspended_ns:
+        rows.append(("Suspended", format_duration(m.suspended_ns), "not part of held"))
+    alone = format_duration(m.alone_ns) if m.alone_ns is not None else "n/a"
+    gain = f"sharing gain {m.sharing_gain:.2f}x" if m.sharing_gain is not None else "no solo iteration time known"
+    slowdown = f", slowdown {m.slowdown:.2f}x" if m.slowdown is not None else ""
+    rows.append(("Alone", alone, gain + slowdown))
+    for name, value, text in rows:
+        yield f"  {name:<10}{value:>12}  {text}"
+    yield f"  {m.iteration_count} iterations, {m.handover_count} hand-overs, {page.session_count} sessions"
+
+
+def _memory(page: JobPage) -> Iterator[str]:
+    if page.devices:
+        yield "Memory, highest"
+    for device in page.devices:
+        for name, count in (("Persistent", device.persistent_bytes_max), ("Ephemeral", device.ephemeral_bytes_max)):
+            yield f"  {name:<10}{size(count):>12}  {bar(_part(count, device.capacity_bytes))} of {device.device}"
+
+
+def _admission(page: JobPage) -> Iterator[str]:
+    admission = page.admission
+    if admission is None:
+        return
+    yield "Admission"
+    yield (
+        f"  {admission.decision} by {admission.basis}: persistent {size(admission.persistent_bytes)}, "
+        f"ephemeral {size(admission.ephemeral_bytes)}, charge {size(admission.charge_bytes)} "
+        f"({admission.charge_shards} shards)"
+    )
+    for reason in admission.reasons:
+        yield f"  - {reason}"
+
+
+def _notes(page: JobPage) -> Iterator[str]:
+    found = notes(page)
+    if found:
+        yield "Notes"
+    for note in found:
+        yield f"  * {note}"
+
+
+def _note_texts(page: JobPage) -> Iterator[str]:
+    m = page.measures
+    efficiency = m.efficiency
+    if efficiency is not None and efficiency < LOW_EFFICIENCY and m.outside_ns > m.busy_ns:
+        yield (
+            f"The device ran iterations in {efficiency:.0%} of the time that this job occupied; the rest went outside "
+            "iterations, often into loading input. More cores may help: #SBATCH --cpus-per-task=8"
+        )
+    if m.held_ns and m.gate_wait_ns > LONG_GATE_WAIT * m.held_ns:
+        yield (
+            f"It waited {m.gate_wait_ns / m.held_ns:.0%} of the time for its turn. Where it must not: "
+            "#SBATCH --salus-class=high (if your QOS may), or --gres=gpu:1 for a device of its own"
+        )
+    if page.state == "TIMEOUT" and m.gate_wait_ns:
+        wanted_ns = m.held_ns // max(1, page.device_count) + m.gate_wait_ns
+        yield f"It ran into its time limit while sharing. Allow for the turns: #SBATCH --time={_limit(wanted_ns)}"
+    peak = [(d.persistent_bytes_max, d.ephemeral_bytes_max) for d in page.devices]
+    persistent, ephemeral = (max(values) for values in zip(*peak, strict=True)) if peak else (0, 0)
+    if any(event.kind == "overrun" for event in page.events):
+        yield (
+            "It needed more memory than its profile said. Declare what this program needs: "
+            f"#SBATCH --salus-mem={mebibytes(persistent)},{mebibytes(ephemeral)}"
+        )
+    elif page.admission is not None and page.admission.basis in ("exclusive", "requeue") and persistent:
+        yield (
+            "It was unknown and had a device to itself. Its profile is known now; to keep it when the script changes: "
+            f"#SBATCH --salus-profile={page.name or 'NAME'}"
+        )
+    if page.profile is not None and page.profile.stale_reason:
+        yield (
+            f"Its profile is stale ({page.profile.stale_reason}). Start afresh with: salus profiles forget "
+            f"{page.signature}, or keep variants apart: #SBATCH --salus-profile=NAME"
+        )
+    if any(event.kind == "ungated" for event in page.events):
+        yield "Several sessions ran on the device at once, so it was charged by its peak and not gated."
+
+
+def _limit(span_ns: int) -> str:
+    minutes = -(-span_ns // (60 * 1_000_000_000))
+    return format_duration(minutes * 60 * 1_000_000_000)
+
+
+def _part(count: int, whole: int) -> float | None:
+    return count / whole if whole else None

@@ -1,0 +1,131 @@
+"""The program `salus-acct`: reports, one job's page, and care of the database, with the habits of sacct and sreport.
+
+Whatever needs SQLAlchemy or plotly is imported inside its command, so that `salus-acct --help` answers at once.
+"""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli import entry
+from cli.acct import report_options as options
+from cli.acct.database import app as database
+from cli.acct.reconcile import reconcile
+from cli.entry import ExitCode
+from cli.site.config import config_of
+from nodedaemon.core.errors import RequestError
+
+app = typer.Typer(
+    name="salus-acct",
+    help="Who used the devices, what sharing gained, and what each job needed.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"salus-acct {version('salus')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    context: typer.Context,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config-file", "-f", metavar="FILE", help="Configuration file; SALUS_CONF comes second."),
+    ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    # Commands read it through `cli.site.config.config_of(context)`.
+    context.obj = config_file
+
+
+@app.command()
+def report(
+    context: typer.Context,
+    kind: options.KindArgument = options.Kind.SUMMARY,
+    starttime: options.Start = "",
+    endtime: options.End = "",
+    user: options.Users = "",
+    account: options.Accounts = "",
+    partition: options.Partitions = "",
+    jobs: options.Jobs = "",
+    nodelist: options.Nodes = "",
+    clusters: options.Clusters = "",
+    allusers: options.AllUsers = False,
+    allocations: options.Allocations = False,
+    time: options.TimeUnit = None,
+    tree: options.Tree = False,
+    format_: options.Format = "",
+    helpformat: options.HelpFormat = False,
+    parsable2: options.Parsable2 = False,
+    parsable: options.Parsable = False,
+    delimiter: options.Delimiter = "|",
+    noheader: options.NoHeader = False,
+    json: options.Json = False,
+    csv: options.Csv = False,
+    units: options.MemoryUnit = None,
+    noconvert: options.NoConvert = False,
+    html: options.Html = None,
+) -> None:
+    """Print who held, occupied and used the devices; without KIND by account and user, with totals.
+
+    Users see their own jobs, operators all. The columns can also be set by SALUS_ACCT_FORMAT, times by
+    SLURM_TIME_FORMAT; NO_COLOR is honoured. `docs/accounting.md` defines every figure.
+    """
+    from cli.acct.report import Options, list_fields, print_report
+
+    if helpformat:
+        list_fields()
+        return
+    if allusers and user:
+        raise RequestError("report not made: -a and -u: they contradict each other; give one")
+    asked = Options(
+        kind=kind.value, start=starttime, end=endtime, users=user, accounts=account, partitions=partition, jobs=jobs,
+        nodes=nodelist, clusters=clusters, is_for_all=allusers, without_sessions=allocations,
+        time=time.value if time else None, is_tree=tree, format=format_, is_parsable=parsable or parsable2,
+        has_trailing_delimiter=parsable and not parsable2, delimiter=delimiter, with_heading=not noheader, is_json=json,
+        is_csv=csv, memory_unit=units.value if units else "", is_converted=not noconvert, html=html,
+    )  # fmt: skip
+    if not print_report(config_of(context), asked):
+        raise typer.Exit(ExitCode.NOT_FOUND)
+
+
+@app.command()
+def job(
+    context: typer.Context,
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="123, 123_4, 123+1 or a SLUID.")],
+    clusters: Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help="Only these clusters.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON in base units.")] = False,
+    store: Annotated[
+        bool, typer.Option("--store", help="Merge a summary into the job's AdminComment (root or SlurmUser).")
+    ] = False,
+) -> None:
+    """Print one page about a job: what it held and used, bars, and notes that name the #SBATCH line to change."""
+    from cli.acct.job import print_job, store_summary
+
+    config = config_of(context)
+    pages = print_job(config, job_id, clusters, is_json=json)
+    if store:
+        store_summary(config, pages)
+
+
+app.add_typer(database, name="db")
+app.command()(reconcile)
+
+
+def main() -> None:
+    """Console script `salus-acct`."""
+    sys.exit(entry.run(app, "salus-acct"))
+
+
+if __name__ == "__main__":
+    main()

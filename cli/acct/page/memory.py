@@ -1,0 +1,83 @@
+"""Memory over time: persistent, ephemeral (lanes), foreign and free, stacked to the capacity."""
+
+from collections import defaultdict
+
+from accounting.reports.bins import MemoryBin
+from accounting.reports.figures import Figures
+from cli.acct.job_text import size
+from cli.acct.page.chart import BLUE, GREY, ORANGE, SKY, Chart, Table, step_line, time_axis
+from cli.output.moments import format_moment
+
+GIB = 1 << 30
+# More small charts than this help nobody; the sum over all devices stands first in any case.
+DEVICES_MAX = 6
+
+KINDS = (
+    ("Persistent", "persistent_bytes", BLUE, "rgba(0,114,178,0.85)", ""),
+    ("Ephemeral (lanes)", "ephemeral_bytes", ORANGE, "rgba(230,159,0,0.85)", "/"),
+    ("Foreign", "foreign_bytes", GREY, "rgba(120,120,120,0.85)", "x"),
+    ("Free", "free_bytes", SKY, "rgba(86,180,233,0.18)", ""),
+)
+
+
+def memory(figures: Figures) -> list[Chart]:
+    """The sum over all devices and, if there are only a few, each of them."""
+    by_device: dict[tuple[str, str], list[MemoryBin]] = defaultdict(list)
+    for step in figures.memory:
+        by_device[step.node, step.device].append(step)
+    charts = [_chart(figures, "memory", "Memory of all devices", _sum(figures.memory))]
+    if 1 < len(by_device) <= DEVICES_MAX:
+        for number, ((node, device), steps) in enumerate(sorted(by_device.items())):
+            charts.append(_chart(figures, f"memory-{number}", f"Memory of {node} {device}", steps))
+    return charts
+
+
+def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
+    sums: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * len(KINDS))
+    for step in steps:
+        for number, (_, name, _, _, _) in enumerate(KINDS):
+            sums[step.start_utc_ns, step.span_ns][number] += getattr(step, name)
+    return [
+        MemoryBin(
+            start_utc_ns=start_ns,
+            span_ns=span_ns,
+            node="",
+            device="",
+            persistent_bytes=values[0],
+            ephemeral_bytes=values[1],
+            foreign_bytes=values[2],
+            free_bytes=values[3],
+        )
+        for (start_ns, span_ns), values in sorted(sums.items())
+    ]
+
+
+def _chart(figures: Figures, key: str, title: str, steps: list[MemoryBin]) -> Chart:
+    traces = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "stackgroup": "memory",
+            "name": name,
+            # Nothing is known of a time without records, say while the daemon was down.
+            **step_line(steps, [round(getattr(step, attribute) / GIB, 4) for step in steps], between=0),
+            "line": {"color": color, "width": 1, "shape": "hv"},
+            "fillcolor": fill,
+            "fillpattern": {"shape": pattern, "size": 7, "solidity": 0.3, "fgcolor": "#ffffff", "bgcolor": fill}
+            if pattern
+            else {},
+        }
+        for name, attribute, color, fill, pattern in KINDS
+    ]
+    rows = [
+        [format_moment(step.start_utc_ns), *(size(getattr(step, attribute)) for _, attribute, _, _, _ in KINDS)]
+        for step in steps
+    ]
+    return Chart(
+        key=key,
+        title=title,
+        note="Means over each step. Ephemeral is what the lanes held, whoever ran in them.",
+        traces=traces if steps else (),
+        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
+        table=Table(("From", *(name for name, _, _, _, _ in KINDS)), rows, frozenset({1, 2, 3, 4})),
+    )

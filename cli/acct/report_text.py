@@ -1,0 +1,168 @@
+"""A report as text: the aligned table with its footnotes, -P and -p, CSV, and JSON with a stated schema."""
+
+import csv
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import IO, Any
+
+import msgspec
+
+from accounting.reports.report import Report, ReportRow
+from cli.acct.report_fields import Chosen, Scale
+from cli.output.moments import format_duration, format_moment
+from cli.output.render import write_json
+
+# Raised when a name in --json changes its meaning or goes.
+JSON_SCHEMA = 1
+DERIVED = ("efficiency", "alone_ns", "sharing_gain", "slowdown", "memory_saved_mib_ms", "jain", "queue_wait_mean_ns")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What was asked of the output."""
+
+    chosen: Sequence[Chosen]
+    scale: Scale
+    with_heading: bool = True
+    is_tree: bool = False
+    delimiter: str = "|"
+    has_trailing_delimiter: bool = False
+
+
+def write_parsable(report: Report, layout: Layout, out: IO[str]) -> None:
+    """-P: never cut, coloured or aligned; a name with the delimiter in it cannot add a column."""
+    end = layout.delimiter if layout.has_trailing_delimiter else ""
+    if layout.with_heading:
+        print(layout.delimiter.join(chosen.field.heading for chosen in layout.chosen) + end, file=out)
+    for row in _visible(report, layout):
+        cells = (_flat(cell, layout.delimiter) for cell in _cells(row, layout))
+        print(layout.delimiter.join(cells) + end, file=out)
+
+
+def write_csv(report: Report, layout: Layout, out: IO[str]) -> None:
+    """--csv: quoted as RFC 4180 has it."""
+    writer = csv.writer(out, lineterminator="\n")
+    if layout.with_heading:
+        writer.writerow([chosen.field.heading for chosen in layout.chosen])
+    writer.writerows(_cells(row, layout) for row in _visible(report, layout))
+
+
+def write_report_json(report: Report, command: Sequence[str], warnings: Sequence[str], out: IO[str]) -> None:
+    """--json: `meta` and `data`; numbers in base units (ns, MiB-ms), None for what cannot be known."""
+    data = msgspec.to_builtins(report)
+    for told, row in zip(data["rows"], report.rows, strict=True):
+        told["measures"] |= derived(row)
+    data["total"] |= derived(ReportRow(measures=report.total))
+    meta = {"schema": JSON_SCHEMA, "version": version("salus"), "command": list(command), "warnings": list(warnings)}
+    write_json({"meta": meta, "data": data}, stream=out)
+
+
+def derived(row: ReportRow) -> dict[str, Any]:
+    """The ratios of a row, which travel as sums."""
+    return {name: getattr(row.measures, name) for name in DERIVED}
+
+
+def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
+    """The table for people, with totals and, for the plain report, what was avoided."""
+    is_bold = out.isatty() and not os.environ.get("NO_COLOR")
+    style = layout.scale.moment_style
+    if layout.with_heading:
+        window = f"{format_moment(report.start_utc_ns, style)} .. {format_moment(report.end_utc_ns, style)}"
+        clusters = ",".join(report.clusters) or "-"
+        unit = f"   time in {layout.scale.unit}" if layout.scale.unit else ""
+        print(f"Salus report  cluster={clusters}  {window}   devices: {report.summary.device_count}{unit}", file=out)
+        heading = "  ".join(_pad(chosen.field.heading, chosen) for chosen in layout.chosen).rstrip()
+        print(f"\x1b[1m{heading}\x1b[0m" if is_bold else heading, file=out)
+    rows = _visible(report, layout)
+    for row, stem in zip(rows, stems([row.depth for row in rows]), strict=True):
+        print(_line(row, layout, stem), file=out)
+    if report.kind != "job" and len(rows) > 1:
+        print(_line(_total_row(report, layout), layout, ""), file=out)
+    if layout.with_heading:
+        _write_notes(report, out)
+
+
+def _write_notes(report: Report, out: IO[str]) -> None:
+    total, summary = report.total, report.summary
+    if report.kind in ("summary", "account", "user"):
+        print("Occupied: each device-second is counted once and split between the jobs that were there.", file=out)
+    if total.usage_count and total.known_count < total.usage_count:
+        unknown = 1 - total.known_count / total.usage_count
+        print(f"Gain, slowdown and alone leave out {unknown:.0%} of the usage: no solo iteration time known.", file=out)
+    if report.kind != "summary":
+        return
+    refused, waited = summary.refused_count, summary.made_to_wait_count
+    parts = [f"Avoided: {refused + waited} OOM ({refused} refused at submit, {waited} made to wait)."]
+    if summary.wait_median_ns is not None and summary.wait_p95_ns is not None:
+        median, p95 = (format_duration(wait_ns) for wait_ns in (summary.wait_median_ns, summary.wait_p95_ns))
+        parts.append(f"Waits: median {median}, p95 {p95}.")
+    parts.append(f"{summary.profile_change_count} profile changes.")
+    if summary.event_counts:
+        parts.append(
+            "Events: " + ", ".join(f"{count} {kind}" for kind, count in sorted(summary.event_counts.items())) + "."
+        )
+    print("  ".join(parts), file=out)
+
+
+def _visible(report: Report, layout: Layout) -> list[ReportRow]:
+    # A plain report and a list of jobs always show what is below a group; the others on demand.
+    with_inner = layout.is_tree or report.kind in ("summary", "job")
+    return [row for row in report.rows if row.depth == 0 or with_inner]
+
+
+def _cells(row: ReportRow, layout: Layout) -> list[str]:
+    return [layout.scale.text(chosen.field, row) for chosen in layout.chosen]
+
+
+def stems(depths: Sequence[int]) -> list[str]:
+    """What is drawn before each line of a tree, given the lines' levels: the branches that go on, and its own."""
+    drawn: list[str] = []
+    goes_on: set[int] = set()
+    # From below: a level goes on where a later line has it before one of a level above.
+    for depth in reversed(depths):
+        own = ("├ " if depth in goes_on else "└ ") if depth else ""
+        passed = "".join("│ " if level in goes_on else "  " for level in range(1, depth))
+        drawn.append(f" {passed}{own}" if depth else "")
+        goes_on = {level for level in goes_on if level < depth} | {depth}
+    return drawn[::-1]
+
+
+def _line(row: ReportRow, layout: Layout, stem: str) -> str:
+    cells = _cells(row, layout)
+    if row.depth and layout.chosen and row.job == "":
+        # The first column of a tree names the member: a user below an account, or the other way round.
+        is_by_account = layout.chosen[0].field.name == "account"
+        cells[0] = stem + ((row.user or row.account) if is_by_account else row.account)
+    return "  ".join(_pad(cell, chosen) for cell, chosen in zip(cells, layout.chosen, strict=True)).rstrip()
+
+
+def _total_row(report: Report, layout: Layout) -> ReportRow:
+    names = ("cluster", "account", "user", "node", "signature")
+    first = layout.chosen[0].field.name if layout.chosen else ""
+    total = ReportRow(measures=report.total)
+    return msgspec.structs.replace(total, **{first: "Total"}) if first in names else total
+
+
+def _pad(text: str, chosen: Chosen) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    text = text.replace("\n", " ").replace("\x1b", "\ufffd")
+    length = cell_len(text)
+    if length > chosen.width:
+        # A name may be cut, as sacct does with a plus; a number must not be.
+        if chosen.field.nature != "text":
+            return text
+        return set_cell_size(text, chosen.width - 1) + "+"
+    return text + " " * (chosen.width - length) if chosen.is_left else " " * (chosen.width - length) + text
+
+
+def _flat(cell: str, delimiter: str) -> str:
+    return cell.replace("\n", " ").replace(delimiter, "/" if delimiter == "|" else " ")
+
+
+def warn(text: str) -> None:
+    """A line that is no error: on standard error, so that pipes stay clean."""
+    print(f"salus-acct: {text}", file=sys.stderr)

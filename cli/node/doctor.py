@@ -1,0 +1,77 @@
+"""`salus doctor`: what is wrong with this node, and what to do about each finding."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.entry import ExitCode
+from cli.output.render import Column, form_of, write_rows
+from cli.remote.salusd import node_name
+from cli.site.config import config_of
+from nodedaemon.config import Config
+from nodedaemon.core.errors import SalusError
+
+if TYPE_CHECKING:
+    from nodedaemon.service.checks.doctor import Finding
+
+COLUMNS = (
+    Column("level", "LEVEL"),
+    Column("check", "CHECK"),
+    Column("seen", "SEEN"),
+    Column("advice", "WHAT TO DO"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command; `cli.main` calls it."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    context: typer.Context,
+    selftest: Annotated[
+        bool, typer.Option("--selftest", help="Also run lanes, hand-over and fault checks on the idle devices.")
+    ] = False,
+    node: Annotated[str, typer.Option("--node", "-N", help="Name of the node in salus.conf; default: this one.")] = "",
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check driver, NVML, lanes, cgroups, MPS, device files, sockets, database and Slurm's files on this node.
+
+    Exit code 0: nothing that must be mended; 1: at least one failure.
+    """
+    from nodedaemon.service.checks.doctor import Level, examine
+    from nodedaemon.service.checks.selftest import run_selftest
+
+    config = config_of(context)
+    name = node or node_name()
+    findings = [*examine(config, name), *_slurm_findings(config)]
+    if selftest:
+        findings += run_selftest(config, name)
+    rows = [{key: str(value) for key, value in asdict(finding).items()} for finding in findings]
+    write_rows(rows, COLUMNS, form_of(json=json))
+    if any(finding.level is Level.FAILURE for finding in findings):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _slurm_findings(config: Config) -> "list[Finding]":
+    """Disagreements of salus.conf with slurm.conf and gres.conf; a machine without Slurm's files has none."""
+    from cli.site.slurm_config import check_slurm
+    from nodedaemon.service.checks.doctor import Finding, Level
+
+    path = config.settings.slurm.conf
+    if not Path(path).exists():
+        return [Finding("slurm", Level.NOTE, f"{path}: not there", "set SlurmConf if this node belongs to a cluster")]
+    try:
+        found = check_slurm(config)
+    except SalusError as error:
+        return [Finding("slurm", Level.FAILURE, str(error), f"make {path} readable")]
+    if not found:
+        return [Finding("slurm", Level.OK, f"{path}: agrees with salus.conf")]
+    return [
+        Finding(
+            "slurm", Level.FAILURE if text.startswith("error") else Level.WARNING, text, "salus config gres shows it"
+        )
+        for text in found
+    ]

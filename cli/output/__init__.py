@@ -1,0 +1,1 @@
+"""How commands print: tables, CSV and JSON, times, sizes, and progress."""

@@ -1,0 +1,1 @@
+"""How commands get answers: one file per service that they ask."""

@@ -1,0 +1,94 @@
+"""How commands reach the salusd of this node: one JSON line to its control socket, one back.
+
+The socket is the configuration's; where no daemon answers there, and nobody named a configuration, that of the user's
+own daemon (`salus run`) is tried.
+"""
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import typer
+
+from cli.entry import FailedError, NotFoundError, NotPermittedError, UnreachableError
+from cli.site.config import config_of
+from nodedaemon.config import load_or_raise
+from nodedaemon.core.errors import RequestError
+from nodedaemon.service.private import private_directory
+
+TIMEOUT_SECONDS = 10.0
+T = TypeVar("T")
+_FAILURES = {"usage": RequestError, "not_found": NotFoundError, "not_permitted": NotPermittedError}
+
+
+def node_name() -> str:
+    """The node that a command means: the one it runs on."""
+    return os.environ.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0]
+
+
+class DaemonClient:
+    """A connection to one salusd. Raises what `cli.entry` turns into exit codes."""
+
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_SECONDS) -> None:
+        self.path = path
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.settimeout(timeout_s)
+        try:
+            self._connection.connect(str(path))
+        except OSError as error:
+            self._connection.close()
+            raise UnreachableError(
+                f"salusd: {path}: {error.strerror or error}; is it running? systemctl status salusd"
+            ) from error
+        self._answers = self._connection.makefile("rb")
+
+    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
+        """Send a request; a refusal is raised as the error of its kind."""
+        raw = self._exchange(verb, fields)
+        try:
+            answer: dict[str, Any] = json.loads(raw)
+        except ValueError as error:
+            raise UnreachableError(
+                f"salusd: {self.path}: it does not answer as a salusd does; check ControlSocket"
+            ) from error
+        if not answer.get("ok"):
+            raise _FAILURES.get(str(answer.get("kind")), FailedError)(str(answer.get("why", "no reason given")))
+        return answer
+
+    def ask_for(self, kind: type[T], verb: str, **fields: Any) -> T:
+        """As `ask`, with the answer as a value of `nodedaemon.wire.control`."""
+        answer = self.ask(verb, **fields)
+        try:
+            return msgspec.convert(answer, kind)
+        except msgspec.ValidationError as error:
+            raise FailedError(f"salusd: {self.path}: {error}; it is of another release, restart it") from error
+
+    def close(self) -> None:
+        self._answers.close()
+        self._connection.close()
+
+    def _exchange(self, verb: str, fields: dict[str, Any]) -> bytes:
+        try:
+            self._connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
+            raw = self._answers.readline()
+        except OSError as error:
+            raise UnreachableError(f"salusd: {self.path}: no answer: {error.strerror or error}") from error
+        if not raw:
+            raise UnreachableError(f"salusd: {self.path}: it closed the connection; see its log")
+        return raw
+
+
+def connect(context: typer.Context, timeout_s: float = TIMEOUT_SECONDS) -> DaemonClient:
+    """The daemon that the command line, the configuration or the user's own run means."""
+    path = Path(config_of(context).for_node(node_name()).daemon.control_socket)
+    own = private_directory() / "salus.conf"
+    is_named = context.find_root().obj is not None or "SALUS_CONF" in os.environ
+    try:
+        return DaemonClient(path, timeout_s)
+    except UnreachableError:
+        if is_named or not own.is_file():
+            raise
+        return DaemonClient(Path(load_or_raise(own).for_node(node_name()).daemon.control_socket), timeout_s)

@@ -1,0 +1,74 @@
+"""`salus simulate --replay JOURNAL`: a daemon's journal through the engine again, decision by decision.
+
+A journal is a bug report: the same events give the same commands. Digests that the daemon wrote are compared with the
+state that the replay comes to, and the invariants are checked after each event.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.entry import FailedError
+from cli.output.render import write_json
+
+if TYPE_CHECKING:
+    from nodedaemon.core.commands import Command
+    from nodedaemon.core.events import Event
+
+
+@dataclass
+class _Told:
+    """What is printed: every event with its commands, as text or as values."""
+
+    is_json: bool
+    start_ns: int | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def take(self, event: Event, now_ns: int, commands: list[Command]) -> None:
+        self.start_ns = now_ns if self.start_ns is None else self.start_ns
+        if self.is_json:
+            made = [{"command": type(one).__name__, **asdict(one)} for one in commands]
+            self.rows.append({"at_ns": now_ns, "event": type(event).__name__, **asdict(event), "commands": made})
+            return
+        print(f"{(now_ns - self.start_ns) / 1e9:12.6f}  {event}")
+        for command in commands:
+            print(f"{'':14}-> {command}")
+
+
+def replay_journal(place: Path, *, is_json: bool, is_quiet: bool = False) -> None:
+    """Print every decision of the journal at `place` (a segment or a directory), then what the replay amounts to.
+
+    Raises `FailedError` when the replay comes to another state than the daemon had.
+    """
+    from nodedaemon.core.invariants import check
+    from nodedaemon.service.journal.dispatcher import replay
+    from nodedaemon.service.journal.segments import read_journal
+
+    told = _Told(is_json)
+    summaries = []
+    for segment in read_journal(place):
+        result = replay(segment, None if is_quiet else told.take)
+        check(result.engine)
+        summaries.append(
+            {
+                "file": segment.path.name,
+                "release": segment.head.release,
+                "events": result.event_count,
+                "digests": result.digest_count,
+                "mismatches": result.mismatch_count,
+                "damaged_records": segment.damage.record_count,
+                "sessions_at_end": len(result.state.sessions),
+            }
+        )
+    if is_json:
+        write_json({"segments": summaries, "decisions": told.rows})
+    else:
+        for one in summaries:
+            print(
+                f"{one['file']}: {one['events']} events, {one['digests']} digests compared, {one['mismatches']} differ,"
+                f" {one['damaged_records']} damaged records, {one['sessions_at_end']} sessions at the end"
+            )
+    if any(one["mismatches"] for one in summaries):
+        raise FailedError(f"replay: {place}: the state differs from the daemon's; the engine is another release's")

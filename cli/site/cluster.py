@@ -1,0 +1,143 @@
+"""`salus cluster`: a private, real Slurm cluster on this machine, to try Salus and to develop it."""
+
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output.render import Column, Form, write_json, write_rows
+from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import GIB, KIB, MIB
+
+app = typer.Typer(
+    name="cluster",
+    help="Run a private, real Slurm cluster on this machine: for a demo, tests and development. Needs root.",
+    no_args_is_help=True,
+)
+
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--dir", metavar="DIR", help="Directory of the cluster; default salus-cluster-UID in the temporary one."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB}
+
+
+def _directory(given: Path | None) -> Path:
+    default = Path(tempfile.gettempdir()) / f"salus-cluster-{os.geteuid()}"
+    return (given or default).absolute()
+
+
+def _size_bytes(text: str, option: str) -> int:
+    matched = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    if matched is None:
+        raise RequestError(f"cluster: {option} {text}: not a size; write a number with K, M or G, as in 512M")
+    return int(matched[1]) * SIZE_UNITS[matched[2]]
+
+
+@app.command()
+def up(
+    directory: Directory = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes.")] = 2,
+    devices: Annotated[int, typer.Option("--devices", help="Devices of each node.")] = 2,
+    device_memory: Annotated[str, typer.Option("--device-memory", metavar="SIZE", help="Memory of a device.")] = "1G",
+    lane_reserve: Annotated[
+        str, typer.Option("--lane-reserve", metavar="SIZE", help="LaneReserve of a device.")
+    ] = "256M",
+    plain: Annotated[bool, typer.Option("--plain", help="Slurm alone, without Salus.")] = False,
+    json: Json = False,
+) -> None:
+    """Start a cluster and wait until its nodes are idle."""
+    from slurm_plugin.cluster import control
+    from slurm_plugin.cluster.plan import ClusterPlan
+
+    plan = ClusterPlan(
+        directory=_directory(directory),
+        node_count=nodes,
+        device_count=devices,
+        device_bytes=_size_bytes(device_memory, "--device-memory"),
+        lane_reserve_bytes=_size_bytes(lane_reserve, "--lane-reserve"),
+        with_salus=not plain,
+    )
+    cluster = control.up(plan, say=lambda line: print(f"cluster: {line}", file=sys.stderr))
+    if json:
+        write_json(cluster.status())
+        return
+    print(f"cluster: up in {plan.directory}; try: salus cluster exec --user games -- sbatch --gres=salus:1 job.sh")
+
+
+@app.command()
+def down(
+    directory: Directory = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the directory with its logs.")] = False,
+    json: Json = False,
+) -> None:
+    """End every process of a cluster and remove its directory."""
+    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.plan import ClusterPlan
+
+    path = _directory(directory)
+    Cluster(ClusterPlan.load(path)).down(keep=keep)
+    if json:
+        write_json({"directory": str(path), "up": False})
+    else:
+        print(f"cluster: {path}: down")
+
+
+@app.command()
+def status(directory: Directory = None, json: Json = False) -> None:
+    """Show the parts of a cluster with their process ids, and its nodes."""
+    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.plan import ClusterPlan
+
+    told = Cluster(ClusterPlan.load(_directory(directory))).status()
+    if json:
+        write_json(told)
+        return
+    rows = [{"part": name, "pid": pid, "node": None} for name, pid in told["parts"].items()]
+    for row in rows:
+        row["node"] = told["nodes"].get(row["part"].partition(".")[2])
+    print(f"cluster: {told['directory']}: {'up' if told['up'] else 'not whole' if told['parts'] else 'down'}")
+    write_rows(rows, [Column("part", "PART"), Column("pid", "PID", "right"), Column("node", "NODE STATE")], Form.TABLE)
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def execute(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command and its arguments.")],
+    directory: Directory = None,
+    user: Annotated[str | None, typer.Option("--user", help="Existing account under whose id it runs.")] = None,
+) -> None:
+    """Run a command in the cluster's environment, such as sbatch, squeue or salus."""
+    import pwd
+    import subprocess
+
+    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.plan import ClusterPlan
+
+    cluster = Cluster(ClusterPlan.load(_directory(directory)))
+    plan = cluster.plan
+    if not cluster.is_up():
+        raise RequestError(f"cluster: {plan.directory}: it is not up; start it with salus cluster up")
+    try:
+        entry = pwd.getpwnam(user) if user else None
+    except KeyError:
+        raise RequestError(f"cluster: exec: no account {user}; name one of this machine, such as games") from None
+    # PYTHON: what a job script may run; the one of this program may be closed to other users.
+    home = {"HOME": str(plan.path("work")), "USER": entry.pw_name, "PYTHON": cluster.python} if entry else {}
+    # salus asks the daemon of a node; without a name of one it means this machine, which none of them is called.
+    node = {"SLURMD_NODENAME": os.environ.get("SLURMD_NODENAME", plan.nodes[0])}
+    ended = subprocess.run(
+        cluster.seen_as_jobs_do(command, entry),
+        env={**os.environ, **plan.environment(), "PATH": plan.search_path(), **node, **home},
+        cwd=plan.path("work"),
+        check=False,
+        **cluster.identity(entry),
+    )
+    raise typer.Exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)

@@ -1,0 +1,297 @@
+"""`salus profiles`: what admission will use for a signature and why. Users manage their own, operators all."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.entry import NotFoundError
+from cli.output.moments import format_moment
+from cli.output.render import Cell, Column, form_of, write_json, write_rows
+from cli.site.config import config_of
+from nodedaemon.config.kinds import Size, Time
+from nodedaemon.core.errors import RequestError
+
+if TYPE_CHECKING:
+    from accounting.profiles import ProfileView
+    from nodedaemon.config import Config
+
+app = typer.Typer(no_args_is_help=True, help="See and manage what admission knows of your jobs.")
+
+Signature = Annotated[str, typer.Argument(metavar="SIGNATURE", help="As `salus profiles list` prints it.")]
+User = Annotated[str, typer.Option("--user", "-u", metavar="NAME", help="Whose profile; your own without.")]
+Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Only on this device model.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns separated by |.")]
+
+# The format of `export`; raised when a name in it changes its meaning.
+EXPORT_VERSION = 1
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
+    model: Model = "",
+    parsable: Parsable = False,
+    json: Json = False,
+) -> None:
+    """List profiles: bytes that admission uses, runs behind them, last seen."""
+    found = _find(config_of(context), users=user, model=model)
+    columns = [
+        Column("user", "User"),
+        Column("signature", "Signature"),
+        Column("model", "Model"),
+        Column("persistent", "Persistent", "right"),
+        Column("ephemeral", "Ephemeral", "right"),
+        Column("solo_ms", "Solo ms", "right"),
+        Column("runs", "Runs", "right"),
+        Column("version", "Version", "right"),
+        Column("state", "State"),
+        Column("seen", "Last seen"),
+    ]
+    if json:
+        write_json([_told(profile) for profile in found])
+        return
+    rows = [
+        {
+            "user": profile.key.user,
+            "signature": profile.key.signature,
+            "model": profile.key.device_model,
+            "persistent": _size(profile.persistent_bytes),
+            "ephemeral": _size(profile.ephemeral_bytes),
+            "solo_ms": None if profile.solo_iteration_ns is None else f"{profile.solo_iteration_ns / 1e6:.1f}",
+            "runs": profile.run_count,
+            "version": profile.version,
+            "state": "stale" if profile.stale_reason else "ok",
+            "seen": format_moment(profile.seen_utc_ns) if profile.seen_utc_ns else "never run",
+        }
+        for profile in found
+    ]
+    write_rows(rows, columns, form_of(parsable=parsable))
+
+
+@app.command()
+def show(context: typer.Context, signature: Signature, user: User = "", model: Model = "", json: Json = False) -> None:
+    """Show one profile: what admission will use, and why."""
+    found = _some(config_of(context), signature, user, model)
+    if json:
+        write_json([_told(profile) for profile in found])
+        return
+    for profile in found:
+        solo_ns = profile.solo_iteration_ns
+        print(f"{profile.key.signature} of {profile.key.user} on {profile.key.device_model} ({profile.key.cluster})")
+        used = (profile.persistent_bytes, profile.ephemeral_bytes)
+        print(f"  admission uses   persistent {_size(used[0])}, ephemeral {_size(used[1])}")
+        print("                   (headroom and rounding come on top)")
+        print(f"  because          {profile.why()}")
+        measured = (profile.measured_persistent_bytes, profile.measured_ephemeral_bytes)
+        live = (profile.live_persistent_bytes, profile.live_ephemeral_bytes)
+        print(f"  measured         persistent {_size(measured[0])}, ephemeral {_size(measured[1])}")
+        print(f"  live bytes       persistent {_size(live[0])}, ephemeral {_size(live[1])}")
+        print(f"  solo iteration   {'n/a' if solo_ns is None else f'{solo_ns / 1e6:.3f} ms'}")
+        print(f"  boundary rule    {profile.boundary_rule or 'not learned'}")
+        print(f"  version          {profile.version}, changed {format_moment(profile.changed_utc_ns)}")
+
+
+@app.command("set")
+def set_(
+    context: typer.Context,
+    signature: Signature,
+    persistent: Annotated[str, typer.Option("--persistent", "-p", metavar="SIZE", help="Bytes that are kept.")],
+    ephemeral: Annotated[str, typer.Option("--ephemeral", "-e", metavar="SIZE", help="Bytes of an iteration.")],
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="On which device model.")],
+    solo: Annotated[str, typer.Option("--solo", metavar="TIME", help="Iteration time alone, such as 80ms.")] = "",
+    user: User = "",
+) -> None:
+    """Fix what admission uses from now on. Never below what was measured; a run that needs more still raises it."""
+    from accounting.profiles import ProfileView
+    from accounting.service import AskProfileSet
+    from cli.remote.accounting import ask
+
+    config = config_of(context)
+    question = AskProfileSet(
+        cluster=config.settings.cluster.name,
+        user=user,
+        signature=signature,
+        device_model=model,
+        persistent_bytes=_parse_size("--persistent", persistent),
+        ephemeral_bytes=_parse_size("--ephemeral", ephemeral),
+        solo_iteration_ns=_parse_time(solo) if solo else None,
+    )
+    stored = ask(config, question, ProfileView)
+    print(f"version {stored.version}: {stored.why()}")
+
+
+@app.command()
+def forget(context: typer.Context, signature: Signature, user: User = "", model: Model = "") -> None:
+    """Make a signature an unknown job again; the next run is measured afresh. The history stays."""
+    from accounting.service import AskProfileForget
+    from cli.remote.accounting import ask
+
+    config = config_of(context)
+    for profile in _some(config, signature, user, model):
+        key = profile.key
+        question = AskProfileForget(
+            cluster=key.cluster, user=key.user, signature=key.signature, device_model=key.device_model
+        )
+        ask(config, question, bool)
+        print(f"forgotten: {key.signature} of {key.user} on {key.device_model}")
+
+
+@app.command()
+def history(
+    context: typer.Context,
+    signature: Annotated[str, typer.Argument(metavar="[SIGNATURE]", show_default=False, help="Only this one.")] = "",
+    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
+    parsable: Parsable = False,
+    json: Json = False,
+) -> None:
+    """List the changes of profiles, newest first: what, when, by whom, why."""
+    import msgspec
+
+    from accounting.profiles import ProfileChange
+    from accounting.service import AskProfileHistory
+    from cli.remote.accounting import ask
+
+    question = AskProfileHistory(users=_names(user), signature=signature or None)
+    found = ask(config_of(context), question, list[ProfileChange])
+    if json:
+        write_json(msgspec.to_builtins(found))
+        return
+    names = ("when", "user", "signature", "model", "version", "persistent", "ephemeral", "cause", "by", "detail")
+    rows: list[dict[str, Cell]] = [
+        {
+            "when": format_moment(change.changed_utc_ns),
+            "user": change.key.user,
+            "signature": change.key.signature,
+            "model": change.key.device_model,
+            "version": change.version,
+            "persistent": _size(change.persistent_bytes),
+            "ephemeral": _size(change.ephemeral_bytes),
+            "cause": change.cause,
+            "by": change.changed_by,
+            "detail": change.detail,
+        }
+        for change in found
+    ]
+    write_rows(rows, [Column(name, name.capitalize()) for name in names], form_of(parsable=parsable))
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Stdout without.")] = None,
+    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
+) -> None:
+    """Write profiles as JSON, for another cluster or for safe keeping."""
+    found = _find(config_of(context), users=user)
+    document = {"salus_profiles": EXPORT_VERSION, "profiles": [_told(profile) for profile in found]}
+    if file is None:
+        write_json(document)
+        return
+    try:
+        with file.open("w", encoding="utf-8") as stream:
+            write_json(document, stream=stream)
+    except OSError as error:
+        raise RequestError(f"profiles not exported: {file}: {error.strerror}") from error
+    print(f"{len(found)} profiles written to {file}", file=sys.stderr)
+
+
+@app.command("import")
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote; - for stdin.")],
+) -> None:
+    """Take over exported profiles into this cluster. All entries are read before the first is stored."""
+    from accounting.profiles import ProfileView
+    from accounting.service import AskProfileSet
+    from cli.remote.accounting import ask
+
+    config = config_of(context)
+    profiles = _read(file)
+    for profile in profiles:
+        question = AskProfileSet(
+            cluster=config.settings.cluster.name,
+            user=profile.key.user,
+            signature=profile.key.signature,
+            device_model=profile.key.device_model,
+            persistent_bytes=profile.persistent_bytes,
+            ephemeral_bytes=profile.ephemeral_bytes,
+            solo_iteration_ns=profile.solo_iteration_ns,
+            is_import=True,
+        )
+        ask(config, question, ProfileView)
+    print(f"{len(profiles)} profiles imported", file=sys.stderr)
+
+
+def _find(config: "Config", *, users: str = "", model: str = "", signature: str = "") -> "list[ProfileView]":
+    from accounting.profiles import ProfileView
+    from accounting.service import AskProfiles
+    from cli.remote.accounting import ask
+
+    question = AskProfiles(users=_names(users), signature=signature or None, device_model=model or None)
+    return ask(config, question, list[ProfileView])
+
+
+def _some(config: "Config", signature: str, user: str, model: str) -> "list[ProfileView]":
+    found = _find(config, users=user, model=model, signature=signature)
+    if not found:
+        raise NotFoundError(f"profile not found: {signature}: none that you may see; see salus profiles list")
+    owners = sorted({profile.key.user for profile in found})
+    if len(owners) > 1:
+        raise RequestError(f"profile not clear: {signature}: {', '.join(owners)} have one; say which with -u")
+    return found
+
+
+def _read(file: Path) -> "list[ProfileView]":
+    import msgspec
+
+    from accounting.profiles import ProfileView
+
+    class Document(msgspec.Struct):
+        salus_profiles: int
+        profiles: list[ProfileView]
+
+    try:
+        content = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+        document = msgspec.json.decode(content, type=Document)
+    except OSError as error:
+        raise RequestError(f"profiles not imported: {file}: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise RequestError(f"profiles not imported: {file}: {error}; is it from salus profiles export?") from error
+    if document.salus_profiles != EXPORT_VERSION:
+        raise RequestError(
+            f"profiles not imported: {file}: format {document.salus_profiles}, {EXPORT_VERSION} expected"
+        )
+    return document.profiles
+
+
+def _told(profile: "ProfileView") -> dict[str, Any]:
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(profile)
+    return told
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+
+
+def _size(count: int) -> str:
+    return Size().write(count) if count % (1 << 20) == 0 or count < 1 << 20 else f"{count / (1 << 20):.1f}M"
+
+
+def _parse_size(option: str, text: str) -> int:
+    try:
+        return Size().parse(text)
+    except ValueError as error:
+        raise RequestError(f"profile not set: {option} {text}: {error}") from error
+
+
+def _parse_time(text: str) -> int:
+    try:
+        return Time().parse(text)
+    except ValueError as error:
+        raise RequestError(f"profile not set: --solo {text}: {error}") from error

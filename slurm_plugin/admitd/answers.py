@@ -1,0 +1,192 @@
+"""salus-admitd's answers: one request in, one answer out. Gathers what decision.decide needs and records what it says.
+
+Nothing here waits for Slurm: its state comes from the catalog, which a task of its own refreshes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionRecord, Decision, Reason
+from nodedaemon.config import Config
+from nodedaemon.core.types import Shortfall
+from nodedaemon.wire.segment import parse_segment
+from slurm_plugin.admitd.catalog import Catalog, catalog_of
+from slurm_plugin.admitd.decision import AdmissionRules, ProfileLookup, Verdict, class_problem, decide
+from slurm_plugin.admitd.jobdesc import (
+    TRES_FIELDS,
+    Submission,
+    parse_size,
+    read_submission,
+    text_of,
+)
+from slurm_plugin.admitd.profile_cache import Storage
+from slurm_plugin.slurm import GPU_APART_RELEASE
+from slurm_plugin.slurm.cli import user_name
+from slurm_plugin.slurm.tres import parse_tres
+
+log = structlog.get_logger()
+
+
+@dataclass
+class SubmitAnswers:
+    """The service's state. `decided` is told of every answer, for metrics."""
+
+    config: Config
+    storage: Storage
+    catalog: Catalog = field(default_factory=lambda: Catalog({}, {}))
+    release: tuple[int, int] = (0, 0)
+    #: A waiting job was changed, or admitted while its profile may just have become known.
+    is_recheck_wanted: bool = False
+    decided: Callable[[str, str], None] = lambda _decision, _basis: None
+
+    def __post_init__(self) -> None:
+        if not self.catalog.devices:
+            self.catalog = catalog_of(self.config)
+
+    def in_partition(self, submission: Submission) -> Submission:
+        """The same with Slurm's default partition where the job names none: Slurm fills it in only after submit."""
+        if submission.partitions or not self.catalog.default_partition:
+            return submission
+        return replace(submission, partitions=(self.catalog.default_partition,))
+
+    def rules(self, submission: Submission) -> AdmissionRules:
+        settings = self.config.for_partition(submission.partitions[0] if submission.partitions else "")
+        return AdmissionRules(
+            unknown_job=settings.admission.unknown_job,
+            headroom_percent=settings.lanes.headroom_percent,
+            probe_task_count=settings.admission.probe_tasks,
+            default_class=settings.order.default_class,
+            high_qos=frozenset(settings.order.high_qos),
+            high_accounts=frozenset(settings.order.high_accounts),
+            high_partitions=frozenset(settings.order.high_partitions),
+            is_whole_device_gpu=self.release >= GPU_APART_RELEASE,
+        )
+
+    async def known(self, submission: Submission, *, is_fresh: bool = False) -> ProfileLookup:
+        find = self.storage.find_fresh if is_fresh else self.storage.find
+        return await find(user_name(submission.uid), submission.signature)
+
+    def decide(self, submission: Submission, known: ProfileLookup, admission: str) -> Verdict:
+        submission = self.in_partition(submission)
+        devices = self.catalog.for_partitions(submission.partitions)
+        return decide(submission, known, devices, self.rules(submission), admission)
+
+    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one request of job_submit.lua."""
+        match request.get("op"):
+            case "submit":
+                return await self.submit(request)
+            case "modify":
+                return await self.modify(request)
+            case "ping":
+                return {"ok": True, "is_catalog_ready": self.release > (0, 0)}
+        return {
+            "ok": False,
+            "say": "salus: submit: job_submit.lua and salus-admitd differ in version; ask your administrator",
+        }
+
+    async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        submission = read_submission(
+            int(request["uid"]),
+            mapping_of(request, "job"),
+            mapping_of(request, "options"),
+            is_batch=request.get("batch") is True,
+        )
+        verdict = self.decide(submission, await self.known(submission), secrets.token_hex(8))
+        self.record(submission, verdict)
+        # Its profile may be written at this moment, by the run that taught it.
+        self.is_recheck_wanted |= verdict.is_admitted and verdict.segment.persistent_bytes is None
+        return {"ok": verdict.is_admitted, "set": verdict.changes(submission), "say": verdict.say}
+
+    def record(self, submission: Submission, verdict: Verdict) -> None:
+        decision: Decision = "admit" if verdict.is_admitted else "refuse"
+        self.decided(decision, verdict.basis)
+        log.info("decided", uid=submission.uid, decision=decision, basis=verdict.basis, signature=submission.signature,
+                 shards=verdict.segment.shard_count, admission=verdict.segment.admission)  # fmt: skip
+        self.storage.record(
+            AdmissionRecord(
+                admission=verdict.segment.admission or secrets.token_hex(8),
+                cluster=self.config.settings.cluster.name,
+                decided_utc_ns=time.time_ns(),
+                decision=decision,
+                basis=verdict.basis,
+                user=user_name(submission.uid),
+                uid=submission.uid,
+                account=submission.account[:NAME_LENGTH_MAX],
+                partition=",".join(submission.partitions)[:NAME_LENGTH_MAX],
+                signature=submission.signature[:NAME_LENGTH_MAX],
+                profile_version=verdict.profile_version,
+                persistent_bytes=verdict.segment.persistent_bytes or 0,
+                ephemeral_bytes=verdict.segment.ephemeral_bytes or 0,
+                charge_bytes=verdict.charge_bytes,
+                charge_shards=verdict.segment.shard_count or 0,
+                reasons=tuple(reason_of(shortfall) for shortfall in verdict.reasons),
+            )
+        )
+
+    async def modify(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A user changes a job that waits: its gres never, its partition, account or QOS by asking again."""
+        changed, old = mapping_of(request, "job"), mapping_of(request, "old")
+        is_shared = any(tres.name == "salus" for tres in parse_tres(text_of(old, "tres_per_node")))
+        if any(text_of(changed, name) for name in TRES_FIELDS):
+            what = "its charge is set by Salus" if is_shared else "salus and shard are asked for at submit"
+            return {
+                "ok": False,
+                "say": f"salus: modify: gres of job {request.get('id', '')}: {what}; cancel it and submit again",
+            }
+        segment = parse_segment(text_of(old, "admin_comment"))
+        if not is_shared or segment is None:
+            return {"ok": True}
+        merged = {**old, **changed}
+        submission = submission_of(int(request["uid"]), merged)
+        submission = self.in_partition(submission)
+        wrong_class = class_problem(submission, self.rules(submission))
+        if wrong_class:
+            return {"ok": False, "say": f"salus: modify: {wrong_class}"}
+        verdict = self.decide(submission, await self.known(submission), segment.admission)
+        if not verdict.is_admitted:
+            return {"ok": False, "say": verdict.say.replace("salus: submit:", "salus: modify:")}
+        self.is_recheck_wanted = True
+        # A user's change of admin_comment is refused by Slurm; the next round of re-admission writes it.
+        return {"ok": True, "set": {"tres_per_node": verdict.changes(submission)["tres_per_node"]}}
+
+
+def submission_of(uid: int, fields: Mapping[str, Any]) -> Submission:
+    """A job that was admitted before, as a submission: its options come from the segment."""
+    segment = parse_segment(text_of(fields, "admin_comment"))
+    submission = replace(read_submission(uid, fields, {}), problems=())
+    if segment is None:
+        return submission
+    sizes = [parse_size(part) for part in segment.declared.split(",")] if segment.declared else []
+    return replace(
+        submission,
+        signature=segment.signature,
+        declared=segment.declared,
+        declared_persistent_bytes=sizes[0] if sizes else None,
+        declared_ephemeral_bytes=(sizes[1] or 0) if len(sizes) > 1 else 0,
+        job_class=segment.job_class,
+        time_s=segment.time_s,
+        is_requeue_allowed=segment.kind == "requeue",
+    )
+
+
+def mapping_of(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = request.get(name)
+    return value if isinstance(value, Mapping) else {}
+
+
+def reason_of(shortfall: Shortfall) -> Reason:
+    return Reason(
+        what=shortfall.what[:NAME_LENGTH_MAX] or "unknown",
+        needed=shortfall.needed,
+        free=shortfall.free,
+        unit=shortfall.unit[:32],
+        advice=shortfall.advice[:DETAIL_LENGTH_MAX],
+    )

@@ -1,0 +1,97 @@
+"""Which devices a job may get: per node the shards that Slurm counts, with the reserve that salus.conf gives.
+
+Slurm's own counts are the truth: a charge above them waits for ever, one below is not a whole device. Where Slurm was
+not asked yet, the DeviceName records of salus.conf stand in. Pure: the service feeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nodedaemon.config import Config
+from nodedaemon.core.admission import DeviceView
+from nodedaemon.core.types import DeviceId
+from slurm_plugin.slurm import SlurmNode
+from slurm_plugin.slurm.tres import parse_tres
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """Devices by node, nodes by partition. Equal devices are one view: admission asks what fits, not where."""
+
+    devices: dict[str, tuple[DeviceView, ...]]
+    partitions: dict[str, tuple[str, ...]]
+    default_partition: str = ""
+
+    def for_partitions(self, names: Sequence[str]) -> list[DeviceView]:
+        """The different devices on which a job of these partitions may run; of all where a partition is not known."""
+        wanted = list(names) or ([self.default_partition] if self.default_partition else [])
+        nodes = {node for name in wanted for node in self.partitions.get(name, ())}
+        if not wanted or not self.partitions:
+            nodes = set(self.devices)
+        found = {
+            (device.capacity_bytes, device.lane_reserve_bytes): device
+            for node in sorted(nodes)
+            for device in self.devices.get(node, ())
+        }
+        return list(found.values())
+
+    def shards_max(self) -> int:
+        """Shards that take any device whole."""
+        return max((device.units_total for devices in self.devices.values() for device in devices), default=0)
+
+
+def reserve_bytes(config: Config, node: str, shard_bytes: int) -> int:
+    """The smallest reserve among a node's devices, of which each has `shard_bytes` behind its shards.
+
+    `auto` is what gres.conf leaves of a device: whatever its shards do not stand for is free for lanes. Of a device
+    whose memory salus.conf does not name that is unknown and counts as none: charging the peak is safe.
+    """
+    devices = config.devices_of(node)
+    if not devices:
+        return config.for_node(node).lanes.lane_reserve_bytes or 0
+    return min(
+        max(0, device.memory_bytes - shard_bytes)
+        if device.settings.lanes.lane_reserve_bytes is None
+        else device.settings.lanes.lane_reserve_bytes
+        for device in devices
+    )
+
+
+def catalog_of(config: Config, nodes: Iterable[SlurmNode] = (), default_partition: str = "") -> Catalog:
+    unit = config.settings.lanes.shard_unit_bytes
+    devices: dict[str, tuple[DeviceView, ...]] = {}
+    partitions: dict[str, list[str]] = {}
+    for node in nodes:
+        for partition in node.partitions:
+            partitions.setdefault(partition, []).append(node.name)
+        counts = _gres_counts(node.gres)
+        if counts.get("shard") and counts.get("gpu"):
+            shard_bytes = counts["shard"] // counts["gpu"] * unit
+            reserve = reserve_bytes(config, node.name, shard_bytes)
+            devices[node.name] = (DeviceView(DeviceId(f"{node.name}/*"), shard_bytes + reserve, reserve, unit),)
+    if not devices:
+        for name in config.node_names():
+            views = [
+                DeviceView(DeviceId(f"{name}/{device.name}"), device.memory_bytes,
+                           device.settings.lanes.lane_reserve_bytes or 0, unit)
+                for device in config.devices_of(name)
+                if device.memory_bytes
+            ]  # fmt: skip
+            if views:
+                devices[name] = tuple(views)
+    return Catalog(devices, {name: tuple(found) for name, found in partitions.items()}, default_partition)
+
+
+def _gres_counts(text: str) -> dict[str, int]:
+    """Sums of `gpu:a100:2(S:0-1),shard:10K,salus:64` by name."""
+    counts: dict[str, int] = {}
+    bare, depth = [], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if depth == 0 and letter != ")":
+            bare.append(letter)
+    for tres in parse_tres("".join(bare)):
+        counts[tres.name] = counts.get(tres.name, 0) + tres.count
+    return counts

@@ -1,0 +1,147 @@
+"""Jobs that wait get the charge that is right by now: a sweep's first task measures, and the rest pack.
+
+Each round reads Slurm's queue, decides every pending job of ours again from the profiles, and tells Slurm what
+differs. A profile that became known replaces the whole device by the real charge and lifts the throttle of a probed
+array; one that was raised raises the charge. `UnknownJob=requeue` jobs are put back once their profile is known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import SECOND_NS
+from nodedaemon.wire.segment import AdmissionSegment, merge_segment, parse_segment
+from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
+from slurm_plugin.admitd.decision import ProfileLookup, Verdict
+from slurm_plugin.slurm import JobChange, QueuedJob, Slurm, SlurmError
+from slurm_plugin.slurm.tres import array_throttle, charged_tres, parse_tres
+
+log = structlog.get_logger()
+
+IDLE_ROUND_S = 60.0
+# Nodes stamp what they learned with their own clocks, and a ledger may hold a record back for some seconds.
+CLOCK_SLACK_NS = 30 * SECOND_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """What one job needs; `is_requeued` puts a running job back."""
+
+    job: QueuedJob
+    change: JobChange | None = None
+    is_requeued: bool = False
+
+
+def fields_of(job: QueuedJob) -> dict[str, str]:
+    return {
+        "tres_per_node": job.tres_per_node,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "admin_comment": job.admin_comment,
+    }
+
+
+def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
+    """The difference between what Slurm has and what is right; None where there is none."""
+    if not verdict.is_admitted:
+        # Waiting with too small a charge would be wrong and without any is impossible: it keeps the one it has.
+        return None
+    # What the user asked for stays on record: lifting the throttle is a second command, and may fail alone.
+    wanted = msgspec.structs.replace(verdict.segment, throttle=segment.throttle)
+    if segment.kind == "lost" and not wanted.signature:
+        return None
+    is_known = wanted.persistent_bytes is not None
+    tres = charged_tres(job.tres_per_node, wanted.shard_count)
+    comment = merge_segment(job.admin_comment, wanted)
+    has_charge = sorted((item.name, item.count) for item in parse_tres(job.tres_per_node))
+    wants_charge = sorted((item.name, item.count) for item in parse_tres(tres))
+    is_charged = has_charge == wants_charge and comment == job.admin_comment
+    limit = array_throttle(job.array_tasks)[1] or 0
+    is_held_back = is_known and segment.throttle is not None and bool(job.array_tasks) and limit != segment.throttle
+    if is_charged and not is_held_back:
+        return None
+    return JobChange(
+        # scontrol takes gres without its prefix, in both spellings.
+        gres=None if is_charged else ",".join(f"{item.name}:{item.count}" for item in parse_tres(tres)),
+        admin_comment=None if is_charged else comment,
+        array_throttle=segment.throttle if is_held_back else None,
+        is_begin_soon=is_known and segment.kind == "requeue",
+    )
+
+
+class Readmission:
+    def __init__(self, admission: SubmitAnswers, slurm: Slurm) -> None:
+        self._admission = admission
+        self.slurm = slurm
+        self.corrected_count = 0
+        self.failed_count = 0
+
+    async def corrections(self, jobs: list[QueuedJob]) -> list[Correction]:
+        found = []
+        # Once a signature: thousands of tasks of a sweep wait for the same profile.
+        profiles: dict[tuple[int, str], ProfileLookup] = {}
+        for job in jobs:
+            segment = parse_segment(job.admin_comment)
+            if segment is None or not segment.admission or job.state not in ("PENDING", "RUNNING"):
+                continue
+            if job.state == "RUNNING" and segment.kind != "requeue":
+                continue
+            submission = submission_of(job.uid, fields_of(job))
+            key = (submission.uid, submission.signature)
+            if key not in profiles:
+                profiles[key] = await self._admission.known(submission, is_fresh=True)
+            verdict = self._admission.decide(submission, profiles[key], segment.admission)
+            if job.state == "RUNNING":
+                if verdict.is_admitted and verdict.segment.kind == "shared":
+                    found.append(Correction(job, is_requeued=True))
+                continue
+            change = correction_of(job, segment, verdict)
+            if change is not None:
+                found.append(Correction(job, change))
+        return found
+
+    async def round(self) -> int:
+        """Look once at the queue; how many jobs were changed."""
+        count = 0
+        for correction in await self.corrections(await asyncio.to_thread(self.slurm.jobs)):
+            target = correction.job.target
+            try:
+                if correction.is_requeued:
+                    await asyncio.to_thread(self.slurm.requeue_job, target)
+                elif correction.change is not None:
+                    await asyncio.to_thread(self.slurm.update_job, target, correction.change)
+            except SlurmError as error:
+                # Most often the job has started meanwhile, with the charge it had.
+                self.failed_count += 1
+                log.warning("job not changed", job=target, reason=str(error))
+                continue
+            self.corrected_count += 1
+            count += 1
+            log.info("re-admitted", job=target, requeued=correction.is_requeued,
+                     gres=correction.change.gres if correction.change else "")  # fmt: skip
+        return count
+
+    async def run_forever(self, interval_s: Callable[[], float]) -> None:
+        """A round when a profile changed or a job was moved, and now and then without: squeue is not free."""
+        looked_utc_ns, waited_s = 0, 0.0
+        while True:
+            now_utc_ns = time.time_ns()
+            is_due = waited_s >= IDLE_ROUND_S or self._admission.is_recheck_wanted
+            if is_due or await self._admission.storage.has_changed(looked_utc_ns - CLOCK_SLACK_NS):
+                self._admission.is_recheck_wanted = False
+                try:
+                    await self.round()
+                    looked_utc_ns, waited_s = now_utc_ns, 0.0
+                except OperatingError as error:
+                    log.warning("queue not read", reason=str(error))
+            pause_s = interval_s()
+            await asyncio.sleep(pause_s)
+            waited_s += pause_s

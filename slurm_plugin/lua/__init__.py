@@ -1,0 +1,1 @@
+"""The job_submit plugin that runs inside slurmctld, and the table of settings that it loads."""

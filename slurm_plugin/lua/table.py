@@ -1,0 +1,40 @@
+"""The small table that job_submit.lua needs before it can ask anybody: `salus config lua` writes it.
+
+Lua parses no configuration; this is all it knows of salus.conf.
+"""
+
+from __future__ import annotations
+
+from nodedaemon.config import Config
+from nodedaemon.core.types import SECOND_NS
+from slurm_plugin.slurm import GPU_APART_RELEASE
+
+FILE_NAME = "salus_admission.lua"
+
+
+def lua_text(text: str) -> str:
+    """A Lua string with nothing in it that Lua would read as anything else."""
+    return (
+        '"' + "".join(char if char.isprintable() and char not in '"\\' else f"\\{ord(char):03d}" for char in text) + '"'
+    )
+
+
+def lua_table(config: Config, shards_max: int, slurm_uid: int, release: tuple[int, int]) -> str:
+    """Lua source that returns the table. `shards_max` takes the largest device whole, for releases before 24.11."""
+    admission = config.settings.admission
+    whole_device = "gpu:1" if release >= GPU_APART_RELEASE else f"shard:{shards_max}"
+    return "\n".join(
+        [
+            "-- Written by `salus config lua` from salus.conf; write it again after a change of either.",
+            "return {",
+            f"  socket = {lua_text(admission.socket)},",
+            f"  timeout_s = {admission.timeout_ns / SECOND_NS:g},",
+            f"  timeouts_max = {admission.timeouts_max},",
+            f"  pause_s = {admission.pause_ns / SECOND_NS:g},",
+            f"  on_loss = {lua_text(admission.on_admission_loss)},",
+            f"  whole_device = {lua_text(whole_device)},",
+            f"  slurm_uid = {slurm_uid},",
+            "}",
+            "",
+        ]
+    )

@@ -1,0 +1,136 @@
+"""Slurm's own accounting: the runs and accounts that it tells of, and the word of ours in a job's AdminComment.
+
+Reads by `sacct` and `sacctmgr`, writes by `scontrol` and, where slurmctld takes no more changes of a job, `sacctmgr`.
+Another tool's words are never lost: slurmctld and slurmdbd are read just before a write, and what either has is kept.
+`sacctmgr` writes everything in small letters (seen on 22.05): a comment that would suffer from it is left as it is.
+Calls block; a service makes them in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from accounting.ingest import accounts
+from accounting.ingest.reconcile import SACCT_OPTIONS, SacctRow, read_sacct, settled
+from accounting.records import AccountRecord
+from accounting.reports.job_page import JobPage, job_pages
+from accounting.reports.selection import JobSelector
+from accounting.reports.summary import is_ours, joined, merge_summary, summary_segment, summed_run
+from accounting.storage.database import Database
+from accounting.viewer import Viewer
+from nodedaemon.config import Config
+from nodedaemon.config.keys import Slurm as SlurmSettings
+from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.types import SECOND_NS
+from slurm_plugin.slurm.cli import SlurmCommands
+
+# sacct reads a day of a large site; nobody waits for it.
+SACCT_TIMEOUT_S = 120.0
+# Each costs three commands; what is left is the next round's.
+SUMMARIES_MAX = 200
+# How long after UsageInterval the last usage of a job may still be on its way (ledger, spool).
+ARRIVAL_NS = 60 * SECOND_NS
+OPERATOR = Viewer(uid=0, user="root", is_operator=True)
+
+
+class WordsInDangerError(OperatingError):
+    """The only way to change a job's comment would change another tool's words in it."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How many summaries were written, how many left out for the sake of others' words, and why the rest failed."""
+
+    count: int = 0
+    left_out_count: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+def accounting_commands(settings: SlurmSettings) -> SlurmCommands:
+    """Slurm's commands with times as seconds since the epoch and patience for a database."""
+    timeout_s = max(settings.timeout_ns / SECOND_NS, SACCT_TIMEOUT_S)
+    return SlurmCommands(settings.bin_dir, timeout_s, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
+
+
+def read_runs(commands: SlurmCommands, window: tuple[int, int], *, cluster: str) -> list[SacctRow]:
+    """The runs with gres/salus that Slurm counts in the window."""
+    edges = [datetime.fromtimestamp(edge_ns // SECOND_NS).strftime("%Y-%m-%dT%H:%M:%S") for edge_ns in window]
+    return read_sacct(commands.run("sacct", *SACCT_OPTIONS, "-S", edges[0], "-E", edges[1]), cluster=cluster)
+
+
+def read_accounts(commands: SlurmCommands, *, now_utc_ns: int) -> list[AccountRecord]:
+    """Slurm's accounts, each with the one above it."""
+    return accounts.read_associations(commands.run("sacctmgr", *accounts.SACCTMGR_ARGUMENTS), now_utc_ns=now_utc_ns)
+
+
+def store_summaries(
+    commands: SlurmCommands, config: Config, database: Database, rows: Sequence[SacctRow], *, now_utc_ns: int
+) -> Stored:
+    """Add a summary to the AdminComment of finished jobs that have none and whose usage has arrived, so many at most.
+
+    Where it does not arrive in time (a node that is away) the summary says what is known.
+    """
+    # Of a requeued job only the last run: there is one comment.
+    latest = {row.record.key.job_id: row for row in sorted(rows, key=lambda row: row.record.key)}
+    wanted = [row for row in latest.values() if row.record.end_utc_ns is not None and row.record.state != "REQUEUED"]
+    wanted = [row for row in wanted if summed_run(row.admin_comment) != row.record.key.restart_count]
+    wanted = [row for row in wanted if config.for_partition(row.record.partition).storage.is_summary_written]
+    whole = settled(database, [row.record.key for row in wanted])
+    patience_ns = config.settings.storage.usage_interval_ns + ARRIVAL_NS
+    count = left_out_count = 0
+    failures: list[str] = []
+    ready = [
+        row
+        for row in wanted
+        if row.record.key in whole or now_utc_ns - (row.record.end_utc_ns or now_utc_ns) > patience_ns
+    ]
+    for row in ready[:SUMMARIES_MAX]:
+        key = row.record.key
+        pages = job_pages(
+            database, OPERATOR, JobSelector(job_id=key.job_id), now_utc_ns=now_utc_ns, clusters=(key.cluster,)
+        )
+        page = next(page for page in pages if (page.job_id, page.restart_count) == (key.job_id, key.restart_count))
+        try:
+            store_summary(commands, page)
+            count += 1
+        except WordsInDangerError:
+            left_out_count += 1
+        except OperatingError as error:
+            failures.append(f"job {key.job_id}: {error}")
+    return Stored(count, left_out_count, failures)
+
+
+def store_summary(commands: SlurmCommands, page: JobPage) -> str:
+    """Write the page's summary into the job's AdminComment; what stands there now."""
+    # As Slurm writes it, 5_3 or 5+1: by its number alone, a task that has its array's would stand for all of them.
+    name = page.job
+    lines = commands.run("sacct", "-X", "-n", "-P", "-j", name, "-o", "JobIDRaw,AdminComment").splitlines()
+    told = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
+    comment = joined(told, _living(commands, name))
+    merged = merge_summary(comment, summary_segment(page))
+    try:
+        commands.run("scontrol", "update", f"JobId={name}", f"AdminComment={merged}")
+    except OperatingError:
+        # slurmctld has forgotten the job, or changes none that has ended (22.05).
+        others = [word for word in comment.split() if not is_ours(word) and word != word.lower()]
+        if others:
+            raise WordsInDangerError(
+                f"summary not stored: job {name}: sacctmgr would write {others[0][:40]!r} of another tool in "
+                "small letters; nothing was changed"
+            ) from None
+        where = ("where", f"jobid={name}", "set", f"AdminComment={merged}")
+        commands.run("sacctmgr", "-i", "modify", "job", *where)
+    return merged
+
+
+def _living(commands: SlurmCommands, name: str) -> str:
+    """The comment that slurmctld has; empty where it has forgotten the job."""
+    try:
+        shown = commands.run("scontrol", "show", "job", name)
+    except OperatingError:
+        return ""
+    lines = (line.strip() for line in shown.splitlines())
+    return next((line.partition("=")[2] for line in lines if line.startswith("AdminComment=")), "")

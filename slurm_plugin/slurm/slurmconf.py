@@ -1,0 +1,116 @@
+"""slurm.conf and gres.conf as far as Salus must agree with them: read leniently, never written.
+
+Slurm's own parser is the judge of these files; this one only looks for the keys that matter to us. `Include` works,
+names are without case, records are lines that begin with NodeName, PartitionName or Name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodedaemon.config.hostlist import expand
+from nodedaemon.core.errors import RequestError
+from slurm_plugin.slurm.tres import COUNT_SUFFIXES
+
+INCLUDES_MAX = 64
+PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class GresLine:
+    """One line of gres.conf: which nodes, which resource, how many, behind which device files."""
+
+    nodes: tuple[str, ...]
+    name: str
+    count: int
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmFiles:
+    values: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, dict[str, str]] = field(default_factory=dict)
+    partitions: dict[str, dict[str, str]] = field(default_factory=dict)
+    gres: tuple[GresLine, ...] = ()
+    #: Arguments of our line in plugstack.conf; None where it has none.
+    plugin: tuple[str, ...] | None = None
+
+    def listed(self, key: str) -> list[str]:
+        return [piece.strip() for piece in self.values.get(key.casefold(), "").split(",") if piece.strip()]
+
+    def gres_of(self, node: str, name: str) -> list[GresLine]:
+        return [line for line in self.gres if line.name == name and (not line.nodes or node in line.nodes)]
+
+
+def read_lines(path: Path, depth: int = 0) -> Iterator[list[tuple[str, str]]]:
+    """Lines as pairs, comments off, continuation lines joined, includes followed."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError as error:
+        raise RequestError(
+            f"config check: {path}: {error.strerror}; name slurm.conf with SlurmConf= or --slurm"
+        ) from error
+    for raw in re.sub(r"\\\n", " ", text).splitlines():
+        line = re.sub(r"(?<!\\)#.*", "", raw).strip()
+        included = re.fullmatch(r"include\s+(\S+)", line, re.IGNORECASE)
+        if included and depth < INCLUDES_MAX:
+            yield from read_lines(path.parent / included[1], depth + 1)
+        elif line:
+            yield [(key.casefold(), value.strip('"')) for key, value in PAIR.findall(line)]
+
+
+def read_count(text: str) -> int:
+    matched = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
+    return int(matched[1]) * COUNT_SUFFIXES[matched[2]] if matched else 0
+
+
+def read_slurm_files(path: Path) -> SlurmFiles:
+    """Read slurm.conf at `path` and the gres.conf beside it, if there is one."""
+    values: dict[str, str] = {}
+    nodes: dict[str, dict[str, str]] = {}
+    partitions: dict[str, dict[str, str]] = {}
+    for pairs in read_lines(path):
+        if not pairs:
+            continue
+        (key, value), fields = pairs[0], dict(pairs)
+        if key == "nodename":
+            nodes.update({name: fields for name in names_of(value) if name != "DEFAULT"})
+        elif key == "partitionname":
+            partitions[value] = fields
+        else:
+            values.update(fields)
+    gres_path = path.parent / "gres.conf"
+    gres = tuple(read_gres(gres_path)) if gres_path.exists() else ()
+    plugstack = path.parent / values.get("plugstackconfig", "plugstack.conf")
+    return SlurmFiles(values, nodes, partitions, gres, read_plugin(plugstack))
+
+
+def read_plugin(path: Path) -> tuple[str, ...] | None:
+    """The arguments of salus_spank.so; None where plugstack.conf is not there or does not load it."""
+    if not path.exists():
+        return None
+    for line in path.read_text(errors="replace").splitlines():
+        words = line.partition("#")[0].split()
+        if len(words) > 1 and words[0] in ("required", "optional") and words[1].endswith("salus_spank.so"):
+            return tuple(words[2:])
+    return None
+
+
+def read_gres(path: Path) -> Iterator[GresLine]:
+    for pairs in read_lines(path):
+        fields = dict(pairs)
+        if "name" not in fields:
+            continue
+        files = names_of(fields["file"]) if "file" in fields else ()
+        count = read_count(fields["count"]) if "count" in fields else len(files)
+        yield GresLine(names_of(fields.get("nodename", "")), fields["name"].casefold(), count, files)
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(expand(text)) if text else ()
+    except ValueError:
+        return (text,)
