@@ -111,18 +111,11 @@ class Daemon:
             _subdirectory(state_dir, "journal"),
             self._node.version,
             self._node.boot_id,
-            lambda: self._dispatcher.snapshot(),  # noqa: PLW0108 - it comes later
             segment_bytes_max=settings.daemon.journal_bytes_max,
             segments_max=settings.daemon.journal_files_max,
         )
-        engine, state = recover_state(self._journal, self._node.version, self._devices, log)
-        self._dispatcher = Dispatcher(
-            engine,
-            state,
-            clock.monotonic_ns,
-            self._journal,
-            digest_interval_count=self._options.digest_interval_count,
-        )
+        state = recover_state(self._journal, self._node.version, self._devices, log)
+        self._dispatcher = Dispatcher(state, clock.monotonic_ns, self._journal, self._options.digest_interval_count)
         self._roster = Roster()
         storage = settings.storage
         is_owned = settings.daemon.local_jobs and storage.url.startswith("sqlite")
@@ -243,16 +236,8 @@ class Daemon:
         self._metrics = MetricsPage(registry, log)
         metrics = EventMetrics(dispatcher.state, registry)
         registry.register(NodeCollector(status, self._ledger, self._recorder, self._administration))
-        self._observers: list[Any] = [metrics, self._recorder, self._launch_gate, self._memory_limits, self._holders]
-        dispatcher.carry_out = self._executor.carry_out
-        dispatcher.on_refused = lambda event, error: log.warning(
-            "event refused", kind=type(event).__name__, why=str(error)
-        )
-        dispatcher.watch = self._watch
-
-    def _watch(self, event: events.Event, made: list[Any], now_ns: int) -> None:
-        for observer in self._observers:
-            observer.watch(event, made, now_ns)
+        dispatcher.observers = [metrics, self._recorder, self._launch_gate, self._memory_limits, self._holders]
+        dispatcher.executor = self._executor
 
     def _connection_limits(self) -> Limits:
         daemon = self._configuration.settings.daemon
@@ -286,7 +271,7 @@ class Daemon:
         sessions = _listen(parts, Path(daemon.socket), socket.SOCK_SEQPACKET)
         control = _listen(parts, Path(daemon.control_socket), socket.SOCK_STREAM)
         parts.callback(self._roster.close)
-        self._journal.begin()
+        self._journal.begin(self._dispatcher.snapshot)
         parts.callback(self._end_journal)
         self._administration.add_devices()
         parts.push_async_callback(self._ledger.close)

@@ -38,7 +38,7 @@ class Administration:
                 self._dispatcher.submit(events.DeviceAdded(device, limits))
                 continue
             try:
-                self._dispatcher.ask(events.LimitsChanged(device, replace(limits, policy=present[device])))
+                self._dispatcher.request(events.LimitsChanged(device, replace(limits, policy=present[device])))
             except SalusError as error:
                 self._log.error("device limits not changed", device=device, why=str(error))
 
@@ -46,15 +46,15 @@ class Administration:
         """Set it on every device or on none: the first device refuses an unknown policy."""
         limits = {device.id: device.limits for device in self._dispatcher.engine.devices()}
         for device in devices:
-            self._dispatcher.ask(events.LimitsChanged(device, replace(limits[device], policy=policy)))
+            self._dispatcher.request(events.LimitsChanged(device, replace(limits[device], policy=policy)))
 
     def drain(self, device: DeviceId, reason: str) -> None:
         self.drain_reasons[device] = reason
-        self._dispatcher.ask(events.DeviceDrained(device))
+        self._dispatcher.request(events.DeviceDrained(device))
 
     def resume(self, device: DeviceId) -> None:
         self.drain_reasons.pop(device, None)
-        self._dispatcher.ask(events.DeviceResumed(device))
+        self._dispatcher.request(events.DeviceResumed(device))
 
     def reload(self) -> list[str]:
         """Read the file again and return the keys that changed. Raises `RequestError`; the old configuration stays."""
@@ -75,7 +75,7 @@ class Administration:
         changed = self._configuration.changed_keys(config)
         self._configuration.activate(config)
         for change in changes:
-            self._dispatcher.ask(change)
+            self._dispatcher.request(change)
         self.reload_error, self.reload_utc_s = "", time.time()
         self._log.info("configuration reloaded", changed=changed)
         return changed

@@ -54,34 +54,34 @@ class HolderWatch:
         self._timer = None
         sessions = list(self._dispatcher.state.sessions.values())
         # A policy may prefer the holder to every waiter, but an idle holder has no claim to its grant.
-        contended = {facts.device for facts in sessions if facts.is_waiting}
+        contended = {facts.device for facts in sessions if facts.view.is_waiting}
         for facts in sessions:
             live = self._roster.get(facts.session)
-            is_kept = not facts.is_revoked and (facts.device not in contended or not facts.is_gated)
-            if live is None or facts.grant_epoch is None or is_kept:
+            is_kept = not facts.view.is_revoked and (facts.device not in contended or not facts.view.is_gated)
+            if live is None or facts.view.epoch is None or is_kept:
                 continue
             # Look again even if this grant has just come back: its next holder may go idle, and no event reports that.
             self.look_soon()
             if self._executor.take_idle(live, facts) or self._executor.settle_over(live, facts):
                 continue
-            if facts.is_revoked:
+            if facts.view.is_revoked:
                 self._look_at_process(facts.session)
 
     def look_at_processes(self) -> None:
         """Find the sessions whose process was stopped or continued since the last look."""
         for facts in list(self._dispatcher.state.sessions.values()):
             # For a session that neither holds nor wants a grant it makes no difference.
-            if facts.grant_epoch is not None or facts.is_waiting or facts.is_stopped:
+            if facts.view.epoch is not None or facts.view.is_waiting or facts.view.is_stopped:
                 self._look_at_process(facts.session)
 
     def _look_at_process(self, session: SessionId) -> None:
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-        if facts is None or live is None or live.process is None or facts.is_leaving or not facts.is_admitted:
+        if facts is None or live is None or live.process is None or facts.view.is_leaving or not facts.view.is_admitted:
             return
         state = live.process.state()
-        if state is ProcessState.STOPPED and not facts.is_stopped:
+        if state is ProcessState.STOPPED and not facts.view.is_stopped:
             self._log.info("session stopped", job=facts.job, session=session, device=facts.device)
             self._dispatcher.submit(events.SessionStopped(session))
-        elif state is ProcessState.RUNNING and facts.is_stopped:
+        elif state is ProcessState.RUNNING and facts.view.is_stopped:
             self._log.info("session continued", job=facts.job, session=session, device=facts.device)
             self._dispatcher.submit(events.SessionContinued(session))

@@ -83,18 +83,20 @@ class DeviceReadings:
         sessions = self._dispatcher.state.sessions
         jobs: dict[JobId, list[SessionFacts]] = {}
         for facts in sessions.values():
-            if facts.device == device and facts.process.pid and facts.is_admitted and not facts.is_leaving:
+            if facts.device == device and facts.process.pid and facts.view.is_admitted and not facts.view.is_leaving:
                 jobs.setdefault(facts.job, []).append(facts)
         self._overrun_bytes = {session: size for session, size in self._overrun_bytes.items() if session in sessions}
         for members in jobs.values():
             if len(members) < 2:
                 continue
             lives = [live for facts in members if (live := self._roster.get(facts.session)) is not None]
-            excess_bytes = sum(live.own_bytes_max for live in lives) - sum(facts.persistent_bytes for facts in members)
+            excess_bytes = sum(live.own_bytes_max for live in lives) - sum(
+                facts.view.persistent_bytes for facts in members
+            )
             last = members[-1]
             # Report again only after growth by a quarter: a device without room would refuse it at every reading.
             if excess_bytes > 0 and excess_bytes > self._overrun_bytes.get(last.session, 0) // 4:
-                wanted_bytes = last.persistent_bytes + excess_bytes
+                wanted_bytes = last.view.persistent_bytes + excess_bytes
                 self._overrun_bytes[last.session] = wanted_bytes
                 self._dispatcher.submit(events.SessionOverran(last.session, wanted_bytes, 0))
 

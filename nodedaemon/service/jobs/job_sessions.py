@@ -34,7 +34,7 @@ class JobSessions:
             for wait in pending:
                 wait.cancel()
         facts = [self._dispatcher.state.sessions.get(session) for session in sessions]
-        return all(one is None or one.is_admitted for one in facts)
+        return all(one is None or one.view.is_admitted for one in facts)
 
     async def close(self, job: JobFacts, timeout_s: float) -> None:
         """End the sessions without a process. Slurm ends the processes of the others; wait for them, up to a bound."""
@@ -51,7 +51,7 @@ class JobSessions:
     def attached_jobs(self) -> set[JobId]:
         """Jobs with a session that has a process."""
         sessions = self._dispatcher.state.sessions.values()
-        return {session.job for session in sessions if session.process.pid and not session.is_leaving}
+        return {session.job for session in sessions if session.process.pid and not session.view.is_leaving}
 
     def leave(self, job: JobFacts) -> None:
         for session in self.ids(job):

@@ -59,7 +59,7 @@ class LocalJobs:
             "job": job.job,
             "session": session.session,
             "kind": job.kind,
-            "is_admitted": session.is_admitted,
+            "is_admitted": session.view.is_admitted,
             "env": [f"{name}={value}" for name, value in variables.items()],
         }
 

@@ -13,13 +13,13 @@ from nodedaemon.service.journal.segments import Journal
 from nodedaemon.service.journal.state import ShellState
 
 
-def recover_state(journal: Journal, version: str, devices: Collection[DeviceId], log: Any) -> tuple[Engine, ShellState]:
+def recover_state(journal: Journal, version: str, devices: Collection[DeviceId], log: Any) -> ShellState:
     """Replay the journal. If that is not possible, start empty: a bad journal must not keep the daemon down."""
     segment = journal.recover()
     if journal.refusal:
         log.error("journal not used, sessions are taken back one by one", why=journal.refusal)
     if segment is None:
-        return Engine(), ShellState()
+        return ShellState(Engine())
     try:
         result = replay(segment)
         if result.mismatch_count and segment.head.release != version:
@@ -27,11 +27,11 @@ def recover_state(journal: Journal, version: str, devices: Collection[DeviceId],
     except (SalusError, AssertionError, KeyError, ValueError) as error:
         log.error("journal not replayed, salusd starts without it", file=segment.path.name, why=str(error))
         segment.path.rename(segment.path.with_name(segment.path.name + ".damaged"))
-        return Engine(), ShellState()
+        return ShellState(Engine())
     unknown = {device.device for device in result.engine.snapshot().devices} - set(devices)
     if unknown:
         log.error("journal not used: it has devices that are not configured", devices=sorted(unknown))
-        return Engine(), ShellState()
+        return ShellState(Engine())
     log.info(
         "journal replayed",
         events=result.event_count,
@@ -39,4 +39,4 @@ def recover_state(journal: Journal, version: str, devices: Collection[DeviceId],
         digests=result.digest_count,
         mismatches=result.mismatch_count,
     )
-    return result.engine, result.state
+    return result.state

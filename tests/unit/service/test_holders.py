@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import structlog
 
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import DeviceId
 from nodedaemon.service.devices.holders import HolderWatch
 from nodedaemon.service.journal.state import SessionFacts, ShellState
@@ -31,10 +32,18 @@ class HeldTimers:
 def test_the_next_holder_is_watched_after_a_grant_is_found_over():
     """No limit and no revoke would reach the next holder: it goes idle while another session waits."""
     timers = HeldTimers()
-    dispatcher = SimpleNamespace(state=ShellState())
+    dispatcher = SimpleNamespace(state=ShellState(Engine()))
     roster = Roster()
-    first, second = (SessionFacts(number, "1", DEVICE, "user:a", 5) for number in (1, 2))
-    first.grant_epoch, second.is_waiting = 7, True
+    first, second = (
+        SessionFacts(
+            SimpleNamespace(epoch=epoch, is_waiting=epoch is None, is_revoked=False, is_gated=True),
+            number,
+            "1",
+            DEVICE,
+            5,
+        )
+        for number, epoch in ((1, 7), (2, None))
+    )
     # In this order, because the second has been passed over when the first one's grant is found over.
     dispatcher.state.sessions.update({2: second, 1: first})
     roster.add(1), roster.add(2)
@@ -43,8 +52,8 @@ def test_the_next_holder_is_watched_after_a_grant_is_found_over():
         """The grant goes from the first to the second, and the first wants the next one."""
         if facts is not first:
             return False
-        first.grant_epoch, first.is_waiting = None, True
-        second.grant_epoch, second.is_waiting = 8, False
+        first.view.epoch, first.view.is_waiting = None, True
+        second.view.epoch, second.view.is_waiting = 8, False
         return True
 
     idle, taken = [], []
@@ -60,7 +69,7 @@ def test_the_next_holder_is_watched_after_a_grant_is_found_over():
     timers.ring()
     assert taken == [2]
     # No session holds or waits: it looks no more.
-    second.grant_epoch, first.is_waiting = None, False
+    second.view.epoch, first.view.is_waiting = None, False
     idle.clear()
     timers.ring()
     assert timers.due == []

@@ -39,7 +39,7 @@ class FakeDevice:
 
 @pytest.fixture
 def node():
-    dispatcher = Dispatcher(Engine(), ShellState(), iter(range(1, 10_000)).__next__)
+    dispatcher = Dispatcher(ShellState(Engine()), iter(range(1, 10_000)).__next__)
     dispatcher.submit(DeviceAdded(DEVICE, DeviceLimits(64 * MIB)))
     device, reports = FakeDevice(), []
     settings = SimpleNamespace(readings=SimpleNamespace(timeout_ns=200_000_000))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from nodedaemon.core.engine import Engine
 from nodedaemon.service.control.metrics import EventMetrics, NodeCollector
 from nodedaemon.service.journal.state import ShellState
 from nodedaemon.service.usage.spool import Value
@@ -20,7 +21,7 @@ NAME = re.compile(r"\bsalus_[a-z_]+")
 @pytest.fixture(scope="module")
 def served():
     registry = CollectorRegistry()
-    EventMetrics(ShellState(), registry)
+    EventMetrics(ShellState(Engine()), registry)
     status = SimpleNamespace(status=lambda _caller: NODE)
     ledger = SimpleNamespace(spool=SimpleNamespace(dropped={Value.READING: 1}))
     recorder, administration = SimpleNamespace(event_counts={"hung": 1}), SimpleNamespace(reload_utc_s=5.0)
