@@ -4,7 +4,6 @@ Both ways go through accounting.questions.answer_question, so that they cannot d
 """
 
 import os
-import pwd
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cli.remote.admitd import ask_admission
 from nodedaemon.config import Config
 from nodedaemon.wire.envelope import NotPermittedError
+from nodedaemon.wire.users import user_name
 
 if TYPE_CHECKING:
     from accounting.questions import Question
@@ -38,7 +38,7 @@ def ask(config: Config, question: "Question", kind: type[T], on_step: Callable[[
 def may_open(config: Config) -> bool:
     """Only root, SlurmUser and the owner of a SQLite file may open the database."""
     uid = os.geteuid()
-    if uid == 0 or _user() == config.settings.slurm.user:
+    if uid == 0 or user_name(os.geteuid()) == config.settings.slurm.user:
         return True
     url = config.settings.storage.url
     if not url.startswith(SQLITE):
@@ -56,7 +56,7 @@ def opened(config: Config, *, is_created: bool = False, is_checked: bool = True)
     from accounting.storage.database import open_database
 
     if not may_open(config):
-        raise NotPermittedError(f"database not opened: {_user()} may not; root and SlurmUser may")
+        raise NotPermittedError(f"database not opened: {user_name(os.geteuid())} may not; root and SlurmUser may")
     storage = config.settings.storage
     password = Path(storage.pass_file) if storage.pass_file else None
     database = open_database(storage.url, password, is_created=is_created)
@@ -72,16 +72,9 @@ def _ask_database(config: Config, question: "Question", on_step: Callable[[str],
     from accounting.questions import answer_question, request_of
     from accounting.viewer import Viewer
 
-    viewer = Viewer(uid=os.geteuid(), user=_user(), is_operator=True)
+    viewer = Viewer(uid=os.geteuid(), user=user_name(os.geteuid()), is_operator=True)
     with opened(config) as database:
         answer: object = answer_question(
             database, viewer, request_of(question), now_utc_ns=time.time_ns(), on_step=on_step
         )
         return answer
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

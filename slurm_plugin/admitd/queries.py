@@ -18,11 +18,11 @@ from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
 from nodedaemon.wire.envelope import Request
 from nodedaemon.wire.segment import parse_segment
+from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.database import AdmissionStore
 from slurm_plugin.admitd.readmission import fields_of
 from slurm_plugin.slurm import QueuedJob, SlurmClient
-from slurm_plugin.slurm.cli import user_name
 
 Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 

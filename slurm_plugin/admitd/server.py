@@ -30,6 +30,7 @@ from nodedaemon.config.spec import keys_of
 from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, Request, read_request, write_answer
+from nodedaemon.wire.rate import UserRate
 from slurm_plugin.admitd.answers import SubmitAnswers, refused
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import verify
@@ -38,7 +39,6 @@ from slurm_plugin.admitd.decision_queue import DecisionQueue
 from slurm_plugin.admitd.metrics import AdmissionMetrics
 from slurm_plugin.admitd.profile_cache import ProfileCache
 from slurm_plugin.admitd.queries import Queries, viewer_of
-from slurm_plugin.admitd.rate import UserRate
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import SlurmClient, SlurmNode
@@ -82,8 +82,8 @@ class AdmissionServer:
         self.readmission = Readmission(self.answers, slurm)
         self.queries = Queries(self.answers, slurm, store)
         self.upkeep = Upkeep(config, store.open)
-        self.rate = UserRate(config.settings.admission.user_requests_per_s)
-        self.submit_rate = UserRate(config.settings.admission.user_submits_per_s)
+        self.rate = UserRate()
+        self.submit_rate = UserRate()
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._slurm = slurm
         self._nodes: list[SlurmNode] = []
@@ -104,10 +104,9 @@ class AdmissionServer:
 
     async def _answer_submit(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        uid = request.fields.get("uid")
-        if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid):
+        uid, per_s = request.fields.get("uid"), self.config.settings.admission.user_submits_per_s
+        if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid, per_s):
             self.metrics.over_limit.labels("submit").inc()
-            per_s = self.config.settings.admission.user_submits_per_s
             return refused(f"salus: submit: more than {per_s} per second; wait a second, or use an array")
         answer = await self.answers.answer(request)
         self.metrics.seconds.observe(time.perf_counter() - started)
@@ -118,7 +117,7 @@ class AdmissionServer:
         async with self._checks:
             signed = {"verb": request.verb, **request.fields}
             uid = await verify(signed, settings.admission.credential_ttl_ns / SECOND_NS)
-        if not self.rate.allows(uid):
+        if not self.rate.allows(uid, settings.admission.user_requests_per_s):
             self.metrics.over_limit.labels("question").inc()
             raise RequestError("salus-admitd: too many requests; wait a second")
         viewer = viewer_of(uid, settings.cluster.operators, settings.cluster.admins)
@@ -181,8 +180,6 @@ class AdmissionServer:
         self.config = self.answers.config = loaded
         self.answers.catalog, self._uids = catalog, uids
         self._slurm = self.readmission.slurm = self.queries.slurm = slurm
-        self.rate.requests_per_s = settings.admission.user_requests_per_s
-        self.submit_rate.requests_per_s = settings.admission.user_submits_per_s
         self.profiles.fresh_s = settings.admission.profile_cache_ns / SECOND_NS
         # A changed reserve or headroom changes the charges of waiting jobs.
         self.answers.is_recheck_wanted = True
