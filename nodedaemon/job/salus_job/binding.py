@@ -14,6 +14,8 @@ HELLO_UNGATED = 4
 # A wait in the gate ends with -EINTR when a signal came, so that Python can handle it.
 INTERRUPTIBLE = 0x100
 TEXT_BYTES = 192
+FOLLOWER_NOTHING, FOLLOWER_ENTER, FOLLOWER_BOUNDARY = range(3)
+FOLLOWER_EVENTS_MAX = 256
 
 
 class Options(ctypes.Structure):
@@ -36,25 +38,27 @@ class EntryWords(ctypes.Structure):
     _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_uint64) for name in ("activity", "is_calm", "depth")]
 
 
-class LapWords(ctypes.Structure):
-    """salus_lap of salus.h."""
+class Follower(ctypes.Structure):
+    """salus_follower of salus.h."""
 
     _fields_: ClassVar[List[Tuple[str, Any]]] = [
         ("at", ctypes.c_int64),
-        ("last", ctypes.c_int64),
         ("count", ctypes.c_uint64),
-        ("laps", ctypes.c_uint64),
+        ("lap_count", ctypes.c_uint64),
         ("thread", ctypes.c_uint64),
         ("report_due_ns", ctypes.c_uint64),
-        ("is_passed", ctypes.c_uint64),
-        ("keys", ctypes.c_uint64 * 257),
+        ("key", ctypes.c_uint64),
+        ("pending", ctypes.c_uint64),
+        ("keys", ctypes.c_uint64 * 256),
     ]
 
 
 class Interpreter(ctypes.Structure):
     """salus_interpreter of salus.h."""
 
-    _fields_: ClassVar[List[Tuple[str, Any]]] = [(name, ctypes.c_void_p) for name in ("yes", "no", "keep", "as_long")]
+    _fields_: ClassVar[List[Tuple[str, Any]]] = [
+        (name, ctypes.c_void_p) for name in ("true_object", "false_object", "add_reference")
+    ]
 
 
 class Range(ctypes.Structure):
@@ -113,8 +117,8 @@ def load(path: Optional[str] = None) -> Any:
         ("salus_hello", ctypes.c_int, [ctypes.c_char_p, pointer(Options), pointer(View)]),
         ("salus_enter", ctypes.c_int, []),
         ("salus_entry_words", pointer(EntryWords), []),
-        ("salus_lap_words", pointer(LapWords), []),
-        ("salus_lap_interpreter", None, [pointer(Interpreter)]),
+        ("salus_follower_state", pointer(Follower), []),
+        ("salus_follower_interpreter", None, [pointer(Interpreter)]),
         ("salus_exit", None, []),
         ("salus_boundary", ctypes.c_int, []),
         ("salus_leave", ctypes.c_int, []),
