@@ -7,7 +7,7 @@ PYTEST := $(PY) -m pytest -q
 # What needs hours or a GPU has targets of its own.
 NORMAL := -m "not soak and not gpu"
 
-.PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
+.PHONY: demo setup boundaries layouts docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record compare numbers clean
 .PHONY: wheel deb test-deb test-clean test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
 # For the demo alone a smaller set-up will do, where there is none yet.
@@ -28,8 +28,8 @@ native-libsalus: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C nodedaemon/job/libsalus PYTHON=$(abspath $(PY)) all tests
 
 native-emulator: $(STAMP)
-	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator
-	@$(MAKE) --no-print-directory -s -C nodedaemon/emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator-inject INJECT=1
+	@$(MAKE) --no-print-directory -s -C emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator
+	@$(MAKE) --no-print-directory -s -C emulator PYTHON=$(abspath $(PY)) OUT=$(CURDIR)/build/emulator-inject INJECT=1
 
 native-spank: $(STAMP)
 	@$(MAKE) --no-print-directory -s -C slurm_plugin/spank OUT=$(CURDIR)/build/spank
@@ -61,19 +61,23 @@ property: $(STAMP)
 man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 	$(PY) -m cli.manual docs/man
-	$(PY) -m tests.support.state_diagrams docs/sessions.md
+	$(PY) -m tools.state_diagrams docs/sessions.md
+
+# The Python side of the C headers.
+layouts: $(STAMP)
+	$(PY) -m tools.layouts
 
 boundaries: $(STAMP)
-	$(PY) -m tests.support.loops.table
+	$(PY) -m tools.boundaries
 
 # Drawn by the simulator; a test compares the first.
 pictures: $(STAMP)
-	@$(PY) -m tests.support.pictures docs/pictures
+	@$(PY) -m tools.pictures docs/pictures
 
 # README's picture, from the last demo's report.
 demo-picture: $(STAMP)
 	@test -f build/demo/report.html || { echo "demo-picture: no report; run make demo first" >&2; exit 2; }
-	@$(PY) -m tests.support.demo_picture build/demo/report.html docs/pictures/demo.png
+	@$(PY) -m tools.demo_picture build/demo/report.html docs/pictures/demo.png
 
 # The pages as HTML and the manuals for man, from one source; a warning is a failure.
 docs: $(STAMP)
@@ -101,7 +105,7 @@ ON_CUDA := \
 
 # These wait for devices, daemons and databases more than they compute, and share nothing: two at a time take little more
 # than half as long.
-TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/packaging
+TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/packaging emulator/tests
 
 integration: native
 	$(PYTEST) $(NORMAL) $(foreach part,$(TWO_AT_A_TIME),--ignore=$(part)) tests/integration
@@ -133,7 +137,7 @@ test-gpu: native
 	SALUS_TEST_DEVICE=gpu $(PYTEST) $(NORMAL) tests/integration/test_sharing.py tests/integration/faults
 
 test-soak: native
-	$(PYTEST) -m soak --timeout 3600 tests
+	$(PYTEST) -m soak --timeout 3600 tests emulator/tests
 
 # What installs outside the checkout: a wheel with the C parts in it, and from it a package for Debian.
 wheel: native-libsalus native-spank
@@ -156,14 +160,19 @@ bench: native
 	@test -f tests/bench/$(BENCH).py || { echo "bench: no tests/bench/$(BENCH).py" >&2; exit 2; }
 	@$(PY) tests/bench/$(BENCH).py $(ARGS)
 
-# A benchmark whose result stays in the tree (docs/benchmarks/NAME.json, the last RUNS runs), and the pages that cite it.
+# A benchmark whose summary stays in the tree (docs/benchmarks/NAME.json), and the pages that cite it.
 record: native
-	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [RUNS=5] [REPEAT=5]" >&2; exit 2; }
-	@$(PY) -m tests.support.record $(BENCH) --runs $(or $(RUNS),1) --repeat $(or $(REPEAT),1) $(ARGS)
+	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [REPEAT=5]" >&2; exit 2; }
+	@$(PY) -m tools.record $(BENCH) --repeat $(or $(REPEAT),1) $(ARGS)
+
+# One benchmark on this tree and on an older commit, in turns.
+compare: native
+	@test -n "$(BENCH)" -a -n "$(BASE)" || { echo "compare: say which: make compare BENCH=NAME BASE=COMMIT [ROUNDS=3]" >&2; exit 2; }
+	@$(PY) -m tools.compare $(BENCH) $(BASE) --rounds $(or $(ROUNDS),3) -- $(ARGS)
 
 numbers: $(STAMP)
-	@$(PY) -m tests.support.benchplots
-	@$(PY) -m tests.support.recorded
+	@$(PY) -m tools.benchmark_plots
+	@$(PY) -m tools.cited_numbers
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

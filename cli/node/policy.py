@@ -6,6 +6,7 @@ import typer
 
 from cli.output.render import write_json
 from cli.remote.salusd import connect
+from nodedaemon.core.policies import POLICIES
 
 policy_app = typer.Typer(no_args_is_help=True, help="The order in which sessions are served.")
 
@@ -24,7 +25,7 @@ def register(app: typer.Typer) -> None:
 @policy_app.command("set")
 def set_policy(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="POLICY", help="fifo, srtf, pack, fair or priority.")],
+    name: Annotated[str, typer.Argument(metavar="POLICY", help=f"One of {', '.join(POLICIES)}.")],
     device: Annotated[str, typer.Option(help="Only this device: index, name or uuid.")] = "",
     json: Json = False,
 ) -> None:

@@ -1,16 +1,19 @@
-"""What `salus status` and `salus why` show where no salusd runs: the queue as salus-admitd sees it, by credential.
+"""Asks salus-admitd for `salus status` and `salus why`, on login nodes and for jobs that are still in the queue.
 
-Login nodes have no daemon of their own. A user sees the own jobs, an operator all; the service decides which.
+Users see only their own jobs, operators see all. salus-admitd decides that by the caller's munge credential.
 """
 
 from typing import Any
 
+import msgspec
 import typer
 
+from cli.entry import FailedError
 from cli.output.render import Column, Form, write_json, write_rows
 from cli.output.units import size_text
 from cli.remote.admitd import ask_admission
 from cli.site.config import config_of
+from nodedaemon.wire.control import WhyAnswer
 
 COLUMNS = (
     Column("target", "JOB"),
@@ -28,7 +31,7 @@ COLUMNS = (
 
 
 def show_queue(context: typer.Context, job: str, form: Form) -> None:
-    """Print the asker's jobs in Slurm's queue, or one of them."""
+    """Print the caller's jobs in Slurm's queue, or only `job`."""
     jobs: list[dict[str, Any]] = ask_admission(config_of(context).settings.admission, {"op": "status"})["jobs"]
     jobs = [row for row in jobs if not job or job in (str(row["id"]), row["target"])]
     if form is Form.JSON:
@@ -42,21 +45,10 @@ def show_queue(context: typer.Context, job: str, form: Form) -> None:
 _SIZES = ("persistent_bytes", "ephemeral_bytes")
 
 
-def show_why(context: typer.Context, job: str, *, is_json: bool) -> None:
-    """Print why a job has its charge, and what it would get if it were submitted now."""
-    told = ask_admission(config_of(context).settings.admission, {"op": "why", "job": job})
-    if is_json:
-        write_json({key: told[key] for key in ("job", "profile", "now")})
-        return
-    row, profile, now = told["job"], told["profile"], told["now"]
-    print(f"job {row['target']}: {row['state'].lower()}, {row['reason'] or 'no reason from Slurm'}")
-    print(f"  admitted: {row['kind']}, {row['shards'] or 'all'} shards, class {row['class']}")
-    if profile is None:
-        print("  profile:  none: its first run gets a device of its own and is measured")
-    else:
-        sizes = f"keeps {size_text(profile['persistent_bytes'])}, borrows {size_text(profile['ephemeral_bytes'])}"
-        print(f"  profile:  {sizes}, from {profile['run_count']} runs")
-    answer = f"{now['shards'] or 'all'} shards by {now['basis']}" if now["is_admitted"] else "refused"
-    print(f"  now:      {answer}")
-    for reason in now["reasons"]:
-        print(f"            {reason}")
+def ask_queue_why(context: typer.Context, job: str) -> WhyAnswer:
+    """Ask salus-admitd why a job has its charge, and what it would get if it were submitted now."""
+    answer = ask_admission(config_of(context).settings.admission, {"op": "why", "job": job})
+    try:
+        return msgspec.convert(answer, WhyAnswer)
+    except msgspec.ValidationError as error:
+        raise FailedError(f"salus-admitd: why: {error}; it is of another release, restart it") from error

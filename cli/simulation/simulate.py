@@ -19,6 +19,7 @@ import typer
 from cli.output.render import Cell, Column, Form, form_of, write_json, write_rows
 from nodedaemon.config.kinds import Size, SizeOrAuto
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import GIB, MIB, LaneSharing
 from nodedaemon.sim.line import Spread
 
@@ -53,7 +54,7 @@ EPILOG = (
     "Built-in workloads: paper, sweep (or sweep:MODEL), inference, fairness, switch, cluster. The baselines exclusive, "
     "exclusive-sjf and peak are always run beside the policies. docs/policies.md explains the columns of FILE.csv."
 )
-DEFAULT_POLICIES = "fifo,srtf,pack,fair,priority"
+DEFAULT_POLICIES = ",".join(POLICIES)
 
 
 _WorkloadName = Annotated[

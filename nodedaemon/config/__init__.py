@@ -12,12 +12,11 @@ from nodedaemon.config.check import lane_reserve_problem
 from nodedaemon.config.effective import changed_keys
 from nodedaemon.config.finding import Finding, Place
 from nodedaemon.config.keys import Settings
-from nodedaemon.config.limits import JOB_CLASSES, device_limits, lane_reserve_bytes, weight_of
+from nodedaemon.config.limits import device_limits, lane_reserve_bytes, weight_of
 from nodedaemon.config.loading import Rejected, UnreadableError, load, load_or_raise, locate, parse
 from nodedaemon.config.records import Config, Device, Record
 
 __all__ = [
-    "JOB_CLASSES",
     "Config",
     "Device",
     "Finding",

@@ -3,16 +3,6 @@
 from enum import StrEnum
 
 
-class PolicyName(StrEnum):
-    """In which order sessions that wait for a device are served."""
-
-    FIFO = "fifo"
-    SRTF = "srtf"
-    PACK = "pack"
-    FAIR = "fair"
-    PRIORITY = "priority"
-
-
 class ShareMode(StrEnum):
     """How lanes that run at once share a CUDA device's processors."""
 
@@ -48,14 +38,6 @@ class DaemonLoss(StrEnum):
 
     RUN = "run"
     REFUSE = "refuse"
-
-
-class ClassName(StrEnum):
-    """The classes of jobs, first served first by the policy `priority`."""
-
-    HIGH = "high"
-    NORMAL = "normal"
-    BEST_EFFORT = "best-effort"
 
 
 class DeviceType(StrEnum):

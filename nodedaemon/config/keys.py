@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from nodedaemon.config.choices import (
     AdmissionLoss,
     AutoDetect,
-    ClassName,
     DaemonLoss,
     LogFormat,
     LogLevel,
-    PolicyName,
     ShareMode,
     SlurmAccess,
     StrayAccess,
@@ -37,12 +35,15 @@ from nodedaemon.config.kinds import (
     port,
 )
 from nodedaemon.config.spec import Scope, key
+from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import (
     GIB,
     GRANULARITY_BYTES,
     MIB,
     MILLISECOND_NS,
+    POLICY_DEFAULT,
     SECOND_NS,
+    JobClass,
     LaneSharing,
     OnHang,
     OnOverrun,
@@ -119,8 +120,8 @@ class Lanes:
 class Order:
     """Order and fairness"""
 
-    policy: PolicyName = key(
-        "Policy", Choice(PolicyName), PolicyName.FAIR, "Who runs the next iteration.", NODE, PARTITION, DEVICE
+    policy: str = key(
+        "Policy", Choice(tuple(POLICIES)), POLICY_DEFAULT, "Who runs the next iteration.", NODE, PARTITION, DEVICE
     )
     overtakes_max: int = key("MaxOvertakes", Count(1), 1000, "No waiter is overtaken more often in its class.", NODE)
     fair_slack_ns: int = key(
@@ -138,8 +139,8 @@ class Order:
     weight_best_effort: int = key(
         "WeightBestEffort", Count(1, 1_000_000), 1, "Share of class best-effort under fair.", NODE
     )
-    default_class: ClassName = key(
-        "DefaultClass", Choice(ClassName), ClassName.NORMAL, "Class of a job that asks for none.", PARTITION
+    default_class: JobClass = key(
+        "DefaultClass", Choice(JobClass), JobClass.NORMAL, "Class of a job that asks for none.", PARTITION
     )
     high_qos: tuple[str, ...] = key("HighQOS", Names(), (), "QOS whose jobs may ask for class high.")
     high_accounts: tuple[str, ...] = key("HighAccounts", Names(), (), "Accounts whose jobs may ask for class high.")

@@ -5,8 +5,8 @@ nanoseconds are integers. Suffixes are binary, as everywhere in Slurm: 1K is 102
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from nodedaemon.config.finding import nearest_of, shown
@@ -232,28 +232,25 @@ class YesNo:
         return "yes" if value else "no"
 
 
-E = TypeVar("E", bound=StrEnum)
-
-
 @dataclass(frozen=True)
-class Choice(Generic[E]):
-    """One of a few names, whatever their case."""
+class Choice(Generic[T]):
+    """One of a few values, written by their names in any case: the members of an enumeration, or plain names."""
 
-    members: type[E]
+    members: Iterable[T]
 
     @property
     def words(self) -> str:
-        return ", ".join(self.members)
+        return ", ".join(map(str, self.members))
 
-    def parse(self, text: str) -> E:
-        for member in self.members:
-            if member.casefold() == text.casefold():
-                return member
-        nearest = nearest_of(text, self.members)
+    def parse(self, text: str) -> T:
+        named = {str(member).casefold(): member for member in self.members}
+        if text.casefold() in named:
+            return named[text.casefold()]
+        nearest = nearest_of(text, map(str, self.members))
         hint = f"; did you mean {nearest}?" if nearest else ""
         raise ValueError(f"{shown(text)!r} is not one of {self.words}{hint}")
 
-    def write(self, value: E) -> str:
+    def write(self, value: T) -> str:
         return str(value)
 
 

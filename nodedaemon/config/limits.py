@@ -1,15 +1,8 @@
 """From settings to the values of core: the only place that knows both."""
 
-from nodedaemon.config.choices import ClassName
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.memory import auto_reserve
 from nodedaemon.core.types import DeviceLimits, JobClass
-
-JOB_CLASSES = {
-    ClassName.HIGH: JobClass.HIGH,
-    ClassName.NORMAL: JobClass.NORMAL,
-    ClassName.BEST_EFFORT: JobClass.BEST_EFFORT,
-}
 
 
 def device_limits(settings: Settings, capacity_bytes: int) -> DeviceLimits:

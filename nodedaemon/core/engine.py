@@ -28,7 +28,7 @@ from nodedaemon.core.fairness import REBASE_DOUBLINGS
 from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.memory import round_up
 from nodedaemon.core.ordering import Breadth, Ordering, Policy
-from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.policies import make_policy
 from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.snapshots import EngineSnapshot, describe
 from nodedaemon.core.timers import report_hung, set_wake
@@ -36,16 +36,6 @@ from nodedaemon.core.types import DeviceId, DeviceLimits, LaneId, OnOverrun, Ses
 
 #: After memory for a lane could not be had, that long until the next try.
 LANE_RETRY_NS = 1_000_000_000
-
-
-def make_policy(limits: DeviceLimits) -> Policy:
-    """The policy that `limits` names; an unknown name is the admin's to mend."""
-    try:
-        return POLICIES[limits.policy](limits)
-    except KeyError:
-        raise RequestError(
-            f"policy unknown: {limits.policy}: known are {', '.join(sorted(POLICIES))}; correct Policy="
-        ) from None
 
 
 class Engine:

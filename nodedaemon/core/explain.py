@@ -1,21 +1,29 @@
-"""Why a session waits, and what would change it: every reason at once, each with needed and free.
+"""Explains to `salus why` why a session does not run: every reason at once, and what would change it.
 
-`salus why` shows these; `would_run` answers its second half by a fork of the engine and the same code that decides.
+`reasons` reads the engine. `boundaries_until_served` makes a change on a fork of the engine and drives the fork, so its
+answer comes from the code that decides.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+
 from nodedaemon.core import events as ev
-from nodedaemon.core.commands import AdmitSession, Grant
+from nodedaemon.core.commands import AdmitSession, Command, Grant, OpenLane, ReleaseLane, ReleaseSession
 from nodedaemon.core.engine import Engine
+from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.lanes import Device, LaneState
 from nodedaemon.core.ordering import Breadth
 from nodedaemon.core.sessions import Session, SessionState
 from nodedaemon.core.types import JobClass, SessionId, Shortfall
 
+#: Events that a what-if tries before it gives up: enough for a few hundred boundaries, and still fast to answer.
+WHAT_IF_EVENTS_MAX = 2000
+
 
 def reasons(engine: Engine, session_id: SessionId) -> tuple[Shortfall, ...]:
-    """Every reason why the session neither runs nor could run at once; empty for one that runs or wants nothing."""
+    """Every reason why the session does not run now; empty if it runs or wants nothing."""
     for device in engine.devices():
         session = device.sessions.get(session_id)
         if session is not None:
@@ -23,11 +31,59 @@ def reasons(engine: Engine, session_id: SessionId) -> tuple[Shortfall, ...]:
     return (Shortfall(f"session {session_id}", 1, 0, "sessions", "it is not on this node; see salus status"),)
 
 
-def would_run(engine: Engine, session_id: SessionId, change: ev.Event, now_ns: int) -> bool:
-    """Would the session be admitted or granted at once if `change` happened now? Asked of a fork; nothing changes."""
+def boundaries_until_served(
+    engine: Engine, session_id: SessionId, changes: Sequence[ev.Event], now_ns: int
+) -> int | None:
+    """How many boundaries it takes, after `changes`, until the session is admitted or granted; None if it is not.
+
+    The engine itself does not change. On its fork every holder reaches its boundary at once, every memory operation
+    succeeds and no other session arrives, leaves or asks for more.
+    """
     fork = engine.fork()
-    commands = fork.handle(change, now_ns)
-    return any(isinstance(one, Grant | AdmitSession) and one.session == session_id for one in commands)
+    pending = deque(changes)
+    boundary_count = 0
+    for step in range(WHAT_IF_EVENTS_MAX):
+        if not pending:
+            boundary = _next_boundary(fork, session_id)
+            if boundary is None:
+                return None
+            pending.append(boundary)
+            boundary_count += 1
+        try:
+            commands = fork.handle(pending.popleft(), now_ns + step)
+        except (PeerError, RequestError):
+            continue
+        if any(isinstance(one, Grant | AdmitSession) and one.session == session_id for one in commands):
+            return boundary_count
+        pending.extend(outcome for one in commands if (outcome := _outcome(one)) is not None)
+    return None
+
+
+def _outcome(command: Command) -> ev.Event | None:
+    """The event that reports success of the command; None if the engine waits for no report."""
+    match command:
+        case OpenLane():
+            return ev.LaneOpened(command.lane, command.epoch)
+        case ReleaseLane():
+            return ev.LaneReleased(command.lane, command.epoch)
+        case ReleaseSession():
+            return ev.SessionReleased(command.session)
+        case _:
+            return None
+
+
+def _next_boundary(engine: Engine, session_id: SessionId) -> ev.Event | None:
+    """The next grant to come back on the session's device: that of a revoked holder first."""
+    device = next((one for one in engine.devices() if session_id in one.sessions), None)
+    holders = [
+        (session.state is not SessionState.REVOKED, session.id, session.epoch)
+        for session in (device.sessions.values() if device is not None else ())
+        if session.epoch is not None and not session.is_ungated and not session.is_stopped
+    ]
+    if not holders:
+        return None
+    _, holder, epoch = min(holders)
+    return ev.GrantReturned(holder, epoch)
 
 
 def _of_device(device: Device) -> list[Shortfall]:
@@ -90,7 +146,7 @@ def _of_waiter(device: Device, session: Session) -> list[Shortfall]:
         found.append(Shortfall(f"lane memory of device {device.id}", lane.target_bytes, free_bytes, advice=advice))
     if device.ordering.breadth is Breadth.ONE and any(device.running.values()) and lane.holder is None:
         told = f"turns of device {device.id}"
-        found.append(Shortfall(told, 1, 0, "turns", f"{device.ordering.name} runs one session at a time"))
+        found.append(Shortfall(told, 1, 0, "turns", f"{device.limits.policy} runs one session at a time"))
     if device.arrivals:
         found.append(Shortfall("arrivals that claim memory first", len(device.arrivals), 0, "sessions"))
     return found

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from nodedaemon.core.engine import Engine, make_policy
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.fairness import ServiceBook
 from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.ordering import Ordering, Policy
+from nodedaemon.core.policies import make_policy
 from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 from nodedaemon.core.waiting import WaitList

@@ -1,23 +1,24 @@
-"""What a policy is, what it is told, and how its word is taken.
+"""The interface of a policy, and the guard around it.
 
-A policy is foreign code: its key may be of the wrong type or raise. `Ordering` asks it and never believes it: a session
-whose key is nonsense sorts last.
+A policy is untrusted code: its key may have the wrong type, or it may raise. `Ordering` calls the policy and checks
+every answer. A session with an invalid key sorts last.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from enum import Enum
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from nodedaemon.core.fairness import SCALE_BITS
-from nodedaemon.core.types import JobClass, SessionId
+from nodedaemon.core.types import DeviceLimits, JobClass, SessionId
 
-#: Where a nonsensical key sorts: behind everything that a sane policy says.
+#: The key of a session whose policy gave an invalid one. It sorts behind every key that a sane policy returns.
 LAST = (1 << 256,)
 
 
 class Breadth(Enum):
-    """How many of a device's sessions may run side by side, in lanes of their own."""
+    """How many sessions of a device may run at the same time, each in its own lane."""
 
     ONE = "only the first of the order runs"
     CLASS = "only sessions of the best class that waits or runs"
@@ -25,69 +26,84 @@ class Breadth(Enum):
 
 
 class Waiting(NamedTuple):
-    """A session as a policy sees it: a value, so that a policy can change nothing."""
+    """A session as a policy sees it: an immutable value."""
 
     session: SessionId
     arrival_order: int
     job_class: JobClass
     weight: int
-    #: Below 0 by how much it is over its time.
+    #: Negative once the session has exceeded its estimated time.
     remaining_ns: int | None
     virtual_service: int
     wanted_ns: int
 
 
-class Policy(Protocol):
-    """Gives each session of a device its place in the order: the smaller key goes first."""
+class Policy(ABC):
+    """Gives each session of a device its position in the order: the smaller key goes first.
 
-    @property
-    def name(self) -> str: ...
+    A policy keeps no state between calls. Only `limits` configures it.
+    """
 
-    @property
-    def breadth(self) -> Breadth: ...
+    breadth: Breadth
 
-    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]: ...
+    def __init__(self, limits: DeviceLimits) -> None:
+        self.limits = limits
+
+    @abstractmethod
+    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
+        """The session's sort key."""
+
+
+class EqualProgress(Policy):
+    """Sessions attain service in proportion to their weights, within `FairSlack`."""
+
+    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  virtual_service includes the time
+        return (session.virtual_service,)
+
+    def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
+        slack = self.limits.fair_slack_ns << SCALE_BITS
+        return (first.virtual_service + slack - holder.virtual_service) * holder.weight
 
 
 @runtime_checkable
 class TimedPolicy(Protocol):
-    """A policy whose order changes while a session runs; the engine then knows when a lease must end."""
+    """A policy of equal progress: its order changes while a session runs, and the engine keeps all lanes in step."""
 
     def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
-        """Service that `holder` may yet attain before `first` goes first, in fixed point.
+        """Service in fixed point that `holder` may still attain before `first` goes first.
 
-        0 or less means now, below 0 also that `holder` must not start beside it in another lane; None means never.
+        0 or less means now. A negative value also means that `holder` must not start in another lane beside `first`.
+        None means never.
         """
         ...
 
 
 @runtime_checkable
 class LeasingPolicy(Protocol):
-    """A policy under which a session that runs falls behind a waiter at some moment, and none is kept in step."""
+    """A policy under which a running session falls behind a waiter at some moment, without equal progress."""
 
     def lease_ns(self, holder: Waiting, first: Waiting) -> int | None:
-        """Service that `holder` may yet attain before `first` goes first; 0 means now, None never."""
+        """Service that `holder` may still attain before `first` goes first. 0 means now, None means never."""
         ...
 
 
 class Ordering:
-    """Asks a policy and takes its word with care."""
+    """Calls a policy and validates its answers."""
 
-    __slots__ = ("_leasing", "_timed", "breadth", "is_timed", "name", "policy")
+    __slots__ = ("_leasing", "_timed", "breadth", "is_timed", "policy")
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
-        self.name = policy.name
         self.breadth = policy.breadth
         self._timed = policy if isinstance(policy, TimedPolicy) else None
         self._leasing = policy if isinstance(policy, LeasingPolicy) else None
         self.is_timed = self._timed is not None
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
-        """The policy's key, or the last place if it raises or returns anything but a tuple of integers."""
+        """The policy's key, or `LAST` if the policy raises or returns anything but a tuple of integers."""
         try:
             key = self.policy.key(session, now_ns)
-        except Exception:  # a policy is foreign code: whatever it raises, the engine goes on
+        except Exception:  # a policy is untrusted code: the engine continues whatever it raises
             return LAST
         if type(key) is tuple and all(type(part) is int or isinstance(part, int) for part in key):
             return key
@@ -97,20 +113,19 @@ class Ordering:
         """Service after which `first` goes before `holder`: 0 or less for now, None for never while neither changes."""
         if self.breadth is Breadth.CLASS and first.job_class is not holder.job_class:
             return -1 if first.job_class < holder.job_class else None
-        if self._timed is not None:
-            try:
+        if self._timed is None and self._leasing is None:
+            return 0 if self.key(first, now_ns) < self.key(holder, now_ns) else None
+        try:
+            if self._timed is not None:
                 service = self._timed.lease_service(holder, first)
-            except Exception:  # as above
-                return 0
-            return service if service is None or isinstance(service, int) else 0
-        if self._leasing is not None:
-            try:
+            else:
+                assert self._leasing is not None
                 left_ns = self._leasing.lease_ns(holder, first)
-            except Exception:  # as above
-                return 0
-            return None if left_ns is None else left_ns << SCALE_BITS if isinstance(left_ns, int) else 0
-        return 0 if self.key(first, now_ns) < self.key(holder, now_ns) else None
+                service = None if left_ns is None else left_ns << SCALE_BITS
+        except Exception:  # as above
+            return 0
+        return service if service is None or isinstance(service, int) else 0
 
     def __deepcopy__(self, memo: dict[int, object]) -> Ordering:
-        # A policy keeps no state of its own, so a fork of the engine shares it.
+        # A policy keeps no state, so a fork of the engine can share it.
         return self

@@ -78,7 +78,7 @@ def describe(devices: Iterable[Device]) -> EngineSnapshot:
 def _describe_device(device: Device) -> DeviceSnapshot:
     return DeviceSnapshot(
         device=device.id,
-        policy=device.ordering.name,
+        policy=device.limits.policy,
         capacity_bytes=device.limits.capacity_bytes,
         persistent_bytes=device.persistent_bytes,
         held_bytes=device.held_bytes,

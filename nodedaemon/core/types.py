@@ -26,13 +26,25 @@ SECOND_NS = 1_000_000_000
 #: What a CUDA driver hands out at once; every size is rounded up to it before anything else is computed.
 GRANULARITY_BYTES = 2 * MIB
 
+#: The policy of a device for which salus.conf names none; core.policies has the list.
+POLICY_DEFAULT = "fair"
+
 
 class JobClass(IntEnum):
-    """A session's class. Smaller goes first under `priority`, and a smaller one ignores `DomainQuantum`."""
+    """The class of a job. The policy `priority` serves smaller values first. A higher class ignores `DomainQuantum`."""
 
     HIGH = 0
     NORMAL = 1
     BEST_EFFORT = 2
+
+    def __str__(self) -> str:
+        """The name that users write: `best-effort`."""
+        return self.name.lower().replace("_", "-")
+
+    @classmethod
+    def named(cls, name: str) -> JobClass | None:
+        """The class with that name, or None."""
+        return next((one for one in cls if str(one) == name), None)
 
 
 class LaneSharing(StrEnum):
@@ -99,7 +111,7 @@ class DeviceLimits:
     capacity_bytes: int
     lane_reserve_bytes: int = 0
     lanes_max: int = 4
-    policy: str = "fair"
+    policy: str = POLICY_DEFAULT
     overtakes_max: int = 1000
     domain_quantum_ns: int = SECOND_NS
     idle_release_ns: int = 200 * MILLISECOND_NS

@@ -55,7 +55,7 @@ from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import Books
 from nodedaemon.service.usage.spool import Spool
 from nodedaemon.wire.control import DaemonStatus, NodeStatus
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 #: Between two records of one session's maxima; the last comes when it ends.
 MEASURE_INTERVAL_NS = 10_000_000_000
@@ -531,14 +531,14 @@ class Daemon:
                 self._measure(live, facts, live.profile)
             self._server.on_death(session)
 
-    def _on_profile(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
+    def _on_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         live.profile = profile
         now_ns = time.monotonic_ns()
         if now_ns - live.recorded_ns > MEASURE_INTERVAL_NS:
             live.recorded_ns = now_ns
             self._measure(live, facts, profile)
 
-    def _measure(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
+    def _measure(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         neighbours = [one for one in self._dispatcher.state.sessions.values() if one.device == facts.device]
         self._books.measured(live, facts, profile, is_alone=len(neighbours) == 1)
         live.profile = None

@@ -169,12 +169,11 @@ class _Row:
         return round(self.number("startup_s", 0, 1e10) * SECOND_NS) if self.text("startup_s") else 0
 
     def job_class(self) -> JobClass:
-        name = self.text("class", "normal").upper().replace("-", "_")
-        if name in JobClass.__members__:
-            return JobClass[name]
-        known = ", ".join(job_class.name.lower() for job_class in JobClass)
-        self.faults.append(f"class is {self.text('class')!r}, not one of {known}")
-        return JobClass.NORMAL
+        name = self.text("class", str(JobClass.NORMAL))
+        job_class = JobClass.named(name.lower().replace("_", "-"))
+        if job_class is None:
+            self.faults.append(f"class is {name!r}, not one of {', '.join(map(str, JobClass))}")
+        return JobClass.NORMAL if job_class is None else job_class
 
 
 def _job(cells: dict[str, str], line: int) -> Job:

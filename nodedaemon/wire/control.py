@@ -1,7 +1,7 @@
-"""What salusd answers on its control socket, as values: made by the service, read by the commands.
+"""The answers of salusd's control socket as values; salus-admitd gives the same answer to `why`.
 
-One JSON object a line; docs/protocol.md, "Commands and salusd". Bytes and nanoseconds are integers in base units. Of
-jobs that the asker may not see, `job`, `user` and `name` are empty and only their load is told.
+Each answer is one line of JSON; see docs/protocol.md, "Commands and salusd". Sizes are in bytes and times in
+nanoseconds, as integers. For a job that the caller may not see, `job`, `user` and `name` are empty.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
 
 
 class Reason(msgspec.Struct, kw_only=True):
-    """One reason why a session does not run now. `needed` and `free` are in `unit`."""
+    """One reason why a job or session does not run now. `needed` and `free` are in `unit`."""
 
     what: str
     needed: int | None = None
@@ -108,7 +108,7 @@ class Reason(msgspec.Struct, kw_only=True):
 
 
 class WhatIf(msgspec.Struct, kw_only=True):
-    """Something that would change it, tried on a copy of the engine."""
+    """A change that was tried on a copy of the engine, and after how many boundaries the session would then run."""
 
     change: str
     is_served: bool
@@ -123,11 +123,47 @@ class SessionWhy(msgspec.Struct, kw_only=True):
     changes: list[WhatIf]
 
 
+class ProfileSummary(msgspec.Struct, kw_only=True):
+    """The profile that admission uses for the job."""
+
+    persistent_bytes: int
+    ephemeral_bytes: int
+    run_count: int
+
+
+class Charge(msgspec.Struct, kw_only=True):
+    """What Slurm counts for a job: `shards`, or a whole device if that is None. `basis` says where it comes from."""
+
+    is_admitted: bool = True
+    kind: str = ""
+    job_class: str = msgspec.field(name="class", default="")
+    shards: int | None = None
+    bytes: int | None = None
+    basis: str = ""
+    reasons: list[Reason] = []
+
+
+class AdmissionWhy(msgspec.Struct, kw_only=True):
+    """The charge that the job has, and the one that it would get if it were submitted now."""
+
+    charge: Charge
+    now: Charge
+    profile: ProfileSummary | None = None
+
+
 class WhyAnswer(msgspec.Struct, kw_only=True):
+    """The answer to `why`, from salusd or from salus-admitd.
+
+    salusd fills in `sessions`. salus-admitd, which knows the queue, fills in `reasons` and `admission`.
+    """
+
     ok: bool = True
     job: str
     user: str
-    sessions: list[SessionWhy]
+    state: str
+    reasons: list[Reason] = []
+    sessions: list[SessionWhy] = []
+    admission: AdmissionWhy | None = None
 
 
 class Failure(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ import asyncio
 import pwd
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -17,9 +17,10 @@ from accounting.profiles import list_profiles
 from accounting.service import answer
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.database import DatabaseRecords
-from slurm_plugin.admitd.jobdesc import read_segment
 from slurm_plugin.admitd.readmission import fields_of
 from slurm_plugin.slurm import QueuedJob, Slurm
 
@@ -61,7 +62,7 @@ class Queries:
     async def _jobs(self, viewer: Viewer) -> list[QueuedJob]:
         jobs = await asyncio.to_thread(self.slurm.jobs)
         return [
-            job for job in jobs if read_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
+            job for job in jobs if parse_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
         ]
 
     async def _status(self, viewer: Viewer, _request: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,23 +80,34 @@ class Queries:
         known = await self._admission.known(submission)
         verdict = self._admission.decide(submission, known, "")
         profile = known.profile
-        return {
-            "job": describe(found),
-            "profile": None
-            if profile is None
-            else {
-                "persistent_bytes": profile.persistent_bytes,
-                "ephemeral_bytes": profile.ephemeral_bytes,
-                "run_count": profile.run_count,
-            },
-            "now": {
-                "is_admitted": verdict.is_admitted,
-                "basis": verdict.basis,
-                "shards": verdict.segment.shard_count,
-                "charge_bytes": verdict.charge_bytes,
-                "reasons": [reason.text() for reason in verdict.reasons],
-            },
-        }
+        segment = parse_segment(found.admin_comment)
+        assert segment is not None
+        told = WhyAnswer(
+            job=found.target,
+            user=found.user,
+            state=found.state,
+            reasons=[Reason(what=found.reason)] if found.reason else [],
+            admission=AdmissionWhy(
+                charge=Charge(kind=segment.kind, job_class=segment.job_class, shards=segment.shard_count),
+                profile=None
+                if profile is None
+                else ProfileSummary(
+                    persistent_bytes=profile.persistent_bytes,
+                    ephemeral_bytes=profile.ephemeral_bytes,
+                    run_count=profile.run_count,
+                ),
+                now=Charge(
+                    is_admitted=verdict.is_admitted,
+                    kind=verdict.segment.kind,
+                    job_class=verdict.segment.job_class,
+                    shards=verdict.segment.shard_count,
+                    bytes=verdict.charge_bytes,
+                    basis=verdict.basis,
+                    reasons=[Reason(what=reason.text()) for reason in verdict.reasons],
+                ),
+            ),
+        )
+        return cast(dict[str, Any], msgspec.to_builtins(told))
 
     async def _profiles(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
         signature = request.get("signature")
@@ -121,7 +133,7 @@ class Queries:
 
 
 def describe(job: QueuedJob) -> dict[str, Any]:
-    segment = read_segment(job.admin_comment)
+    segment = parse_segment(job.admin_comment)
     assert segment is not None
     return {
         "id": job.id,

@@ -203,7 +203,7 @@ def test_users_see_their_own_jobs_and_profiles_and_operators_all(lab):
     assert [row["id"] for row in ask_tcp(lab, status, None)[0]["jobs"]] == [int(job)]
     assert ask_tcp(lab, {"op": "profiles", "signature": "name:mine"}, "games")[0]["profiles"]
     assert ask_tcp(lab, {"op": "profiles", "signature": "name:mine"}, "news")[0]["profiles"] == []
-    assert ask_tcp(lab, {"op": "why", "job": job}, "games")[0]["now"]["shards"] == 1
+    assert ask_tcp(lab, {"op": "why", "job": job}, "games")[0]["admission"]["now"]["shards"] == 1
     assert ask_tcp(lab, {"op": "why", "job": job}, "news")[0]["kind"] == "not_found"
     replayed, _ = ask_tcp(lab, status, "games", credential=used)
     assert replayed["kind"] == "not_permitted"

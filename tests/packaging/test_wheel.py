@@ -70,6 +70,8 @@ def test_it_holds_native_parts_and_data_and_names_its_platform(wheel: Path) -> N
     names = set(zipfile.ZipFile(wheel).namelist())
     assert set(NATIVE) | set(DATA) <= names
     assert "-py3-none-linux_" in wheel.name
+    packages = {"slurm_plugin", "nodedaemon", "accounting", "cli"}
+    assert {name.partition("/")[0] for name in names if not name.startswith("salus-")} == packages
     shared = {name.partition(".data/data/")[2] for name in names if ".data/data/" in name}
     assert {
         "share/salus/salus.conf",

@@ -1,8 +1,9 @@
-"""An emulated CUDA node for tests: builds the stand-ins once, makes a state file, and runs programs on it."""
+"""An emulated CUDA node for tests: builds the emulator once, creates a state file, and runs programs on it."""
 
 from __future__ import annotations
 
 import fcntl
+import functools
 import os
 import re
 import subprocess
@@ -18,13 +19,13 @@ _USED = re.compile(r"^device (\d+) .*\bused_bytes=(\d+)", re.MULTILINE)
 
 
 def build(variant: str = "emulator") -> Path:
-    """Make the libraries; two test workers may come at once, so the second waits."""
+    """Build the libraries. A file lock makes a second test worker wait for the first."""
     out = BUILD / variant
     BUILD.mkdir(exist_ok=True)
     with (BUILD / f".{variant}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         inject = ["INJECT=1"] if variant.endswith("inject") else []
-        command = ["make", "-s", "-C", str(ROOT / "nodedaemon/emulator"), f"PYTHON={sys.executable}", f"OUT={out}"]
+        command = ["make", "-s", "-C", str(ROOT / "emulator"), f"PYTHON={sys.executable}", f"OUT={out}"]
         subprocess.run([*command, *inject], check=True)
     return out
 
@@ -72,6 +73,21 @@ class Emulator:
         if check and answer.returncode != 0:
             raise AssertionError(f"exit {answer.returncode}\n{answer.stdout}\n{answer.stderr}")
         return answer
+
+
+@functools.cache
+def bindings_129() -> Path:
+    """A folder with cuda-bindings 12.9: the one that `make setup` made, or one that is downloaded once into build/."""
+    fetched = Path(sys.prefix) / "cuda129"
+    if list(fetched.glob("cuda_bindings-12.9.*")):
+        return fetched
+    target = BUILD / "cuda129"
+    with (BUILD / ".cuda129.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not list(target.glob("cuda_bindings-12.9.*")):
+            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
+            subprocess.run([*command, "cuda-bindings==12.9.*", "cuda-pathfinder"], check=True, capture_output=True)
+    return target
 
 
 def make(directory: Path, devices: str = "a100-40g", variant: str = "emulator") -> Emulator:

@@ -13,10 +13,11 @@ import msgspec
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
-from nodedaemon.core.engine import Engine, make_policy
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.frozen import FrozenEngine, freeze, thaw
 from nodedaemon.core.invariants import check
 from nodedaemon.core.ordering import Policy
+from nodedaemon.core.policies import make_policy
 from nodedaemon.core.types import (
     MIB,
     DeviceId,

@@ -6,9 +6,7 @@ import tomllib
 import pytest
 
 from cli.manual import PROGRAMS, manual_text
-from nodedaemon.config.choices import PolicyName
 from nodedaemon.config.records import KEYS
-from nodedaemon.core.policies import POLICIES
 from tests.tidy.rules import NEVER_WORDS, ROOT
 
 SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
@@ -60,10 +58,6 @@ def test_every_key_is_in_the_shipped_file_and_in_the_manual():
 
 def test_every_refused_word_is_in_the_glossary():
     assert missing_words(set(NEVER_WORDS), (ROOT / "docs/glossary.md").read_text()) == set()
-
-
-def test_policies_of_the_file_are_those_of_the_core():
-    assert set(PolicyName) == set(POLICIES)
 
 
 def test_the_checks_can_fail():

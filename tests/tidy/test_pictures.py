@@ -1,7 +1,7 @@
 """Pictures in the tree are those that their scripts draw."""
 
-from tests.support.pictures import PICTURES
 from tests.tidy.rules import ROOT
+from tools.pictures import PICTURES
 
 
 def test_the_picture_of_the_policies_is_what_the_simulator_says():

@@ -1,26 +1,34 @@
-"""Who goes first. A policy gives each session its place in the order; it never touches a lane, never checks memory.
+"""The scheduling policies: one file per policy, and the registry that names them.
 
-The engine orders by the key, grants, and checks the memory rule last: the worst policy is unfair, never unsafe. One
-small file a policy; the registry below is explicit (docs/policies.md).
+A policy gives each session its position in the order. It never touches a lane and never checks memory: the engine
+orders by the policy's key, grants, and checks the memory rule last, so the worst policy is unfair but never unsafe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pkgutil import resolve_name
 
+from nodedaemon.core.errors import RequestError
 from nodedaemon.core.ordering import Policy
-from nodedaemon.core.policies.fair import Fair
-from nodedaemon.core.policies.fifo import Fifo
-from nodedaemon.core.policies.pack import Pack
-from nodedaemon.core.policies.priority import Priority
-from nodedaemon.core.policies.srtf import Srtf
 from nodedaemon.core.types import DeviceLimits
 
-#: Every policy that `Policy=` in salus.conf may name.
-POLICIES: dict[str, Callable[[DeviceLimits], Policy]] = {
-    "fifo": lambda _limits: Fifo(),
-    "srtf": lambda _limits: Srtf(),
-    "pack": lambda _limits: Pack(),
-    "fair": lambda limits: Fair(limits.fair_slack_ns),
-    "priority": lambda limits: Priority(limits.fair_slack_ns),
+#: One line per policy: its name, and `module:class` below this package. Nothing else in the project lists the names.
+_REGISTRY = {
+    "fifo": "fifo:Fifo",
+    "srtf": "srtf:Srtf",
+    "pack": "pack:Pack",
+    "fair": "fair:Fair",
+    "priority": "priority:Priority",
 }
+
+POLICIES: dict[str, Callable[[DeviceLimits], Policy]] = {
+    name: resolve_name(f"{__name__}.{target}") for name, target in _REGISTRY.items()
+}
+
+
+def make_policy(limits: DeviceLimits) -> Policy:
+    """Create the policy that `limits` names. Raises `RequestError` for an unknown name."""
+    if limits.policy not in POLICIES:
+        raise RequestError(f"policy {limits.policy}: unknown; use one of {', '.join(POLICIES)}")
+    return POLICIES[limits.policy](limits)

@@ -1,14 +1,13 @@
-"""pack: any lane with room runs, in the order of arrival: the most work at once, no promise about turns."""
+"""pack: every lane with room runs, in order of arrival. It keeps the device full and promises nothing about turns."""
 
 from __future__ import annotations
 
-from nodedaemon.core.ordering import Breadth, Waiting
+from nodedaemon.core.ordering import Breadth, Policy, Waiting
 
 
-class Pack:
-    """Fills the device: for sweeps of equal jobs, where nobody minds who ends first."""
+class Pack(Policy):
+    """For sweeps of equal jobs, where it does not matter which job ends first."""
 
-    name = "pack"
     breadth = Breadth.ALL
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  the order does not depend on time

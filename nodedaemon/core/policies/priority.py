@@ -1,25 +1,14 @@
-"""priority: while a higher class waits or runs, no iteration of a lower one starts; inside a class as `fair`.
+"""priority: while a higher class waits or runs, no iteration of a lower class starts. Inside a class it is `fair`.
 
-Bound (docs/policies.md): the first high waiter waits for at most the iterations under way and one hand-over.
+Bound (docs/policies.md): the first high waiter waits at most for the iterations under way and one hand-over.
 """
 
 from __future__ import annotations
 
-from nodedaemon.core.fairness import SCALE_BITS
-from nodedaemon.core.ordering import Breadth, Waiting
+from nodedaemon.core.ordering import Breadth, EqualProgress
 
 
-class Priority:
-    """A high-class job hardly notices its neighbours. The engine puts the class before the key itself."""
+class Priority(EqualProgress):
+    """A high-class job hardly notices its neighbours. The engine itself puts the class before the key."""
 
-    name = "priority"
     breadth = Breadth.CLASS
-
-    def __init__(self, slack_ns: int = 0) -> None:
-        self._slack = slack_ns << SCALE_BITS
-
-    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  time is in virtual_service already
-        return (session.virtual_service,)
-
-    def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
-        return (first.virtual_service + self._slack - holder.virtual_service) * holder.weight

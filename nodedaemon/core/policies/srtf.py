@@ -1,22 +1,21 @@
-"""srtf: the session with the shortest remaining time runs: the best average completion time where times are known.
+"""srtf: the session with the shortest remaining time runs: the best average completion time if times are known.
 
-The remaining time comes from the profile or from `--salus-time`; a session without one goes behind all that have one.
-Times are guesses, and a job whose time is up has not ended: were it taken to end at once, it would keep its device from
-everybody for as long as the guess was wrong. It is expected to take as long again as it is over its time.
+The remaining time comes from the profile or from `--salus-time`. A session without one runs after all that have one.
+Times are estimates. A job that exceeds its estimate is expected to need as much time again as it is over: if we
+expected it to end at once, it would block its device for as long as the estimate was wrong.
 """
 
 from __future__ import annotations
 
-from nodedaemon.core.ordering import Breadth, Waiting
+from nodedaemon.core.ordering import Breadth, Policy, Waiting
 
 
-class Srtf:
-    """Short jobs overtake long ones at the next boundary."""
+class Srtf(Policy):
+    """Short jobs overtake long jobs at the next boundary."""
 
-    name = "srtf"
     breadth = Breadth.ONE
 
-    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  time is in remaining_ns already
+    def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:  # noqa: ARG002  remaining_ns includes the time
         if session.remaining_ns is None:
             return (1, 0, session.arrival_order)
         return (0, abs(session.remaining_ns), session.arrival_order)

@@ -9,7 +9,7 @@ import ctypes
 import sys
 from typing import Any, Callable, ClassVar, List, Optional, Tuple
 
-from salus_job import binding
+from salus_job import layouts
 from salus_job.boundary import BoundaryRule
 
 MISSES_BEFORE_REST = 16
@@ -46,11 +46,11 @@ class LoopFollower:
 
     def __init__(self, library: Any = None) -> None:
         if library is None or sys.implementation.name != "cpython":
-            library, self._state = None, binding.Follower(at=-1)
+            library, self._state = None, layouts.Follower(at=-1)
         else:
             self._state = library.salus_follower_state().contents
             self._state.at, self._state.count = -1, 0
-            interpreter = binding.Interpreter(id(True), id(False), _address(ctypes.pythonapi.Py_IncRef))
+            interpreter = layouts.Interpreter(id(True), id(False), _address(ctypes.pythonapi.Py_IncRef))
             library.salus_follower_interpreter(ctypes.byref(interpreter))
         self.forward_entered = _built_in(library, "forward_entered", METH_FASTCALL)
         self.forward_left = _built_in(library, "forward_left", METH_O)
@@ -77,10 +77,10 @@ class LoopFollower:
         self._state.report_due_ns = report_due_ns
 
     def take_pending(self) -> int:
-        """What an expected event has left to do, once: binding.FOLLOWER_NOTHING, _ENTER or _BOUNDARY."""
+        """What an expected event has left to do, once: layouts.FOLLOWER_NOTHING, _ENTER or _BOUNDARY."""
         pending = int(self._state.pending)
         if pending:
-            self._state.pending = binding.FOLLOWER_NOTHING
+            self._state.pending = layouts.FOLLOWER_NOTHING
         return pending
 
     @property
@@ -99,7 +99,7 @@ class LoopFollower:
         self._recorded.append((key, event))
         if fires:
             self._end_iteration(rule)
-        elif len(self._recorded) > binding.FOLLOWER_EVENTS_MAX - 1:
+        elif len(self._recorded) > layouts.FOLLOWER_EVENTS_MAX - 1:
             self._take_rest()
 
     def invalidate(self) -> None:

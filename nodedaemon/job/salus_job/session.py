@@ -8,7 +8,7 @@ import errno
 import os
 from typing import Any, Dict, List, Tuple
 
-from salus_job import binding
+from salus_job import layouts
 
 INTERRUPTED = -errno.EINTR
 Ranges = List[Tuple[int, int]]
@@ -81,18 +81,18 @@ class JobSession:
 
         `signature`: model hash and input hash. `declared_bytes`: persistent and ephemeral bytes, 0 for as measured.
         """
-        is_placed = self.is_hooked or framework == binding.FRAMEWORK_NONE
-        options = binding.Options(
-            size_bytes=ctypes.sizeof(binding.Options),
+        is_placed = self.is_hooked or framework == layouts.FRAMEWORK_NONE
+        options = layouts.HelloOptions(
+            size_bytes=ctypes.sizeof(layouts.HelloOptions),
             framework=framework,
-            flags=binding.INTERRUPTIBLE | (0 if is_placed else binding.HELLO_UNGATED),
+            flags=layouts.INTERRUPTIBLE | (0 if is_placed else layouts.HELLO_UNGATED),
             model_hash=signature[0],
             input_hash=signature[1],
             device=os.environ.get("SALUS_DEVICE", "").encode()[:63],
             declared_persistent_bytes=declared_bytes[0],
             declared_ephemeral_bytes=declared_bytes[1],
         )
-        view = binding.View()
+        view = layouts.HelloView()
         path = os.environ.get("SALUS_SOCKET", "").encode()
         answer = self._library.salus_hello(path, ctypes.byref(options), ctypes.byref(view))
         self.is_refused = answer == -errno.EACCES
@@ -104,17 +104,17 @@ class JobSession:
         return ""
 
     def reason(self) -> str:
-        text = ctypes.create_string_buffer(binding.TEXT_BYTES)
-        self._library.salus_reason(text, binding.TEXT_BYTES)
+        text = ctypes.create_string_buffer(layouts.TEXT_BYTES)
+        self._library.salus_reason(text, layouts.TEXT_BYTES)
         return text.value.decode("utf-8", "replace")
 
     def report(self, model_hash: int, input_hash: int, rule: str) -> None:
         self._library.salus_report(model_hash, input_hash, rule.encode("ascii"))
 
     def figures(self) -> Dict[str, int]:
-        figures = binding.Figures()
-        self._library.salus_figures(ctypes.byref(figures))
-        return {name: getattr(figures, name) for name in binding.FIGURES}
+        counters = layouts.Counters()
+        self._library.salus_counters(ctypes.byref(counters))
+        return {name: getattr(counters, name) for name, _ in layouts.Counters._fields_}
 
     def set_live(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
         """Live bytes as the framework counts them on the device."""
@@ -136,14 +136,14 @@ class JobSession:
 
     def reset_figures(self) -> None:
         """Start the running maxima again."""
-        self._library.salus_figures_reset()
+        self._library.salus_counters_reset()
 
     def fault(self, text: str) -> None:
-        self._library.salus_fault(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
+        self._library.salus_fault(text.encode("utf-8", "replace")[: layouts.TEXT_BYTES - 1])
 
     def switch_off(self, text: str) -> bool:
         """Report `text` and end the session. False if there is none."""
-        answer: int = self._library.salus_off(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
+        answer: int = self._library.salus_off(text.encode("utf-8", "replace")[: layouts.TEXT_BYTES - 1])
         return answer == 0
 
     def bye(self) -> None:
@@ -151,4 +151,4 @@ class JobSession:
 
 
 def _to_array(ranges: Ranges) -> Any:
-    return (binding.Range * max(1, len(ranges)))(*[binding.Range(*item) for item in ranges])
+    return (layouts.CudaRange * max(1, len(ranges)))(*[layouts.CudaRange(*item) for item in ranges])

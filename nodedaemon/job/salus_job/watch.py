@@ -12,7 +12,7 @@ import weakref
 from threading import get_ident
 from typing import Any, Callable, List, Optional, Set, Tuple, TypeVar
 
-from salus_job import binding, faults
+from salus_job import binding, faults, layouts
 from salus_job.boundary import BoundaryRule
 from salus_job.follower import LoopFollower
 from salus_job.frameworks.base import FrameworkAdaptor
@@ -211,7 +211,7 @@ class Watch:
         """Whether the follower expected this entry; then only the gate is left to do."""
         pending = self.follower.take_pending()
         if pending:
-            self._enter(pending == binding.FOLLOWER_BOUNDARY)
+            self._enter(pending == layouts.FOLLOWER_BOUNDARY)
         return bool(pending)
 
     def _catch_up(self) -> None:
@@ -261,7 +261,7 @@ class Watch:
     def _attach(self) -> None:
         if self._session is None:
             self._use_session(JobSession(binding.load()))
-        framework = binding.FRAMEWORK_NONE if self._adaptor is None else self._adaptor.number
+        framework = layouts.FRAMEWORK_NONE if self._adaptor is None else self._adaptor.number
         problem = self.session.attach(framework, self.profile.signature, self._declared_bytes)
         if problem:
             faults.warn_without_salus("hello: %s" % problem)

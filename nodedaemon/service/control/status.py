@@ -9,20 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from nodedaemon.core import commands, events, explain
-from nodedaemon.core.engine import Engine
-from nodedaemon.core.errors import PeerError, RequestError
+from nodedaemon.core import events, explain
+from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.snapshots import DeviceSnapshot, EngineSnapshot, SessionSnapshot
-from nodedaemon.core.types import DeviceId, JobId, LaneId, SessionId
+from nodedaemon.core.snapshots import DeviceSnapshot, SessionSnapshot
+from nodedaemon.core.types import DeviceId, JobId, LaneId
 from nodedaemon.drivers.device import Device, Reading
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.sessions.roster import Roster
 from nodedaemon.wire.control import DeviceStatus, LaneStatus, Reason, SessionStatus, SessionWhy, WhatIf, WhyAnswer
 
-#: Steps that a what-if is driven for: enough for a few hundred boundaries, quick enough to answer at once.
-STEPS_MAX = 2000
 OTHERS_TRIED_MAX = 16
 
 
@@ -144,7 +141,7 @@ class StatusView:
             device=device.device,
             lane=session.lane,
             state=session.state,
-            job_class=session.job_class.name.lower().replace("_", "-"),
+            job_class=str(session.job_class),
             weight=session.weight,
             persistent_bytes=session.persistent_bytes,
             ephemeral_bytes=session.ephemeral_bytes,
@@ -185,7 +182,7 @@ class StatusView:
             for session in device.sessions
             if session.job == job
         ]
-        return WhyAnswer(job=job, user=facts.user, sessions=found)
+        return WhyAnswer(job=job, user=facts.user, state="RUNNING", sessions=found)
 
     def _reasons(self, device: DeviceSnapshot, session: SessionSnapshot, viewer: Viewer) -> list[Reason]:
         """The engine's own reasons; a holder that the viewer may not see is not named."""
@@ -222,55 +219,10 @@ class StatusView:
         return changes
 
     def _try(self, change: str, session: SessionSnapshot, first: list[events.Event]) -> WhatIf:
-        boundary_count = drive(self._dispatcher.engine.fork(), session.session, first, self._dispatcher.clock())
+        boundary_count = explain.boundaries_until_served(
+            self._dispatcher.engine, session.session, first, self._dispatcher.clock()
+        )
         return WhatIf(change=change, is_served=boundary_count is not None, boundary_count=boundary_count)
-
-
-def drive(engine: Engine, target: SessionId, first: list[events.Event], now_ns: int) -> int | None:
-    """Drive a fork until `target` is admitted or granted; the boundaries that took, or None within the bound.
-
-    Every revoked holder reaches its boundary at once, every memory operation succeeds, nobody else changes its mind.
-    """
-    queue: list[events.Event] = list(first)
-    boundary_count = 0
-    for step in range(STEPS_MAX):
-        if not queue:
-            snapshot = engine.snapshot()
-            holder = _next_holder(snapshot, target)
-            if holder is None:
-                return None
-            queue.append(holder)
-            boundary_count += 1
-        try:
-            made = engine.handle(queue.pop(0), now_ns + step)
-        except (PeerError, RequestError):
-            continue
-        for command in made:
-            match command:
-                case commands.AdmitSession() | commands.Grant() if command.session == target:
-                    return boundary_count
-                case commands.OpenLane():
-                    queue.append(events.LaneOpened(command.lane, command.epoch))
-                case commands.ReleaseLane():
-                    queue.append(events.LaneReleased(command.lane, command.epoch))
-                case commands.ReleaseSession():
-                    queue.append(events.SessionReleased(command.session))
-                case _:
-                    pass
-    return None
-
-
-def _next_holder(snapshot: EngineSnapshot, target: SessionId) -> events.Event | None:
-    """The next boundary: a revoked holder's first, else any holder's on the target's device."""
-    for device in snapshot.devices:
-        if all(session.session != target for session in device.sessions):
-            continue
-        holders = [session for session in device.sessions if session.epoch is not None and not session.is_ungated]
-        holders.sort(key=lambda session: (session.state is not SessionState.REVOKED, session.session))
-        for session in holders:
-            if not session.is_stopped and session.epoch is not None:
-                return events.GrantReturned(session.session, session.epoch)
-    return None
 
 
 def jain_index(shares: list[int]) -> float | None:

@@ -21,7 +21,7 @@ from nodedaemon.drivers.process import Process, ProcessState
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
 from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.wire.messages import Lane, Unmap
+from nodedaemon.wire.messages import Map, Unmap
 
 WATCHED_MAX = 256
 
@@ -102,7 +102,7 @@ class LaneKeeper:
         held.processes[facts.session] = live.process
         self._dispatcher.note(MappedNote(facts.session, lane, held.epoch))
         size_bytes = held.memory.size_bytes
-        message = Lane(lane, held.epoch, size_bytes, min(facts.ephemeral_bytes, size_bytes))
+        message = Map(lane, held.epoch, size_bytes, min(facts.ephemeral_bytes, size_bytes))
         live.connection.send(message, [held.memory.fd])
         return True
 

@@ -17,9 +17,10 @@ from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.devices.lanes import LaneKeeper
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.sessions.gate_memory import GateReading, GateState
+from nodedaemon.service.sessions.gate_memory import GateReading
 from nodedaemon.service.sessions.roster import LiveSession, Roster
 from nodedaemon.wire.messages import Allow, Deny, Notice
+from nodedaemon.wire.pages import GateState
 
 #: What a page may make us believe of one grant: more iterations than a lease of a day at 1 ms has are a lie.
 ITERATION_COUNT_MAX = 100_000_000

@@ -52,7 +52,7 @@ class Server:
         wait_gathered: Callable[[], Awaitable[None]],
         user_sessions_max: Callable[[], int],
         contact_timeout_ns: Callable[[], int],
-        on_profile: Callable[[LiveSession, SessionFacts, messages.Profile], None],
+        on_profile: Callable[[LiveSession, SessionFacts, messages.ProfileReport], None],
         report: Callable[[str, SessionFacts, str], None],
         log: Any,
     ) -> None:
@@ -100,7 +100,7 @@ class Server:
                 self._executor.settle_offers_to(facts.session)
             case messages.Unmapped():
                 self._lanes.unmapped(LaneId(message.lane))
-            case messages.Profile():
+            case messages.ProfileReport():
                 self._on_profile(live, facts, message)
             case messages.Overrun():
                 self._on_overrun(facts, live, message)
@@ -213,7 +213,7 @@ class Server:
             self._log.info(
                 "hello refused", pid=connection.credentials.pid, uid=connection.credentials.uid, why=str(error)
             )
-            connection.send(messages.Refuse(str(error)))
+            connection.send(messages.Reject(str(error)))
         finally:
             self._greeting.discard(connection)
 

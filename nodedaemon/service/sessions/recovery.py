@@ -23,9 +23,10 @@ from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.attach import SessionDesk
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.executor import Executor
-from nodedaemon.service.sessions.gate_memory import GatePage, GateState, TurnPage, adopt_page
+from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage, adopt_page
 from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.wire.messages import Hello, Refuse, Unmap
+from nodedaemon.wire.messages import Hello, Reject, Unmap
+from nodedaemon.wire.pages import GateState
 
 #: A session tries again after at most 5 s; one more try is allowed for a busy machine.
 GATHER_TIMEOUT_S = 12.0
@@ -107,7 +108,7 @@ class Recovery:
         session = SessionId(hello.session)
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or live.process is None or facts.is_leaving or len(descriptors) < 2:
-            connection.send(Refuse("session unknown: the daemon has no record of it; run on without Salus"))
+            connection.send(Reject("session unknown: the daemon has no record of it; run on without Salus"))
             return facts is not None and facts.process.pid != 0
         if not self._is_same(connection, facts):
             raise PeerError(f"resume refused: session {session}: another process has it")

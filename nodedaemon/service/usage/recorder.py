@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
     DeviceRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     MeasurementRecord,
+    NodeEventRecord,
     Record,
     SessionRecord,
 )
@@ -28,7 +28,7 @@ from nodedaemon.drivers.device import Device
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 EventKind = Literal["overrun", "hung", "ended_by_salus", "ungated", "xid", "device_lost", "device_recovered"]
 #: Bytes above which a figure is garbage; a record must fit a signed 64-bit column.
@@ -75,11 +75,7 @@ class Books:
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
             self._meters[device.uuid] = DeviceMeter(
-                self._cluster,
-                self._node,
-                device.uuid,
-                self._incarnation,
-                capacity_bytes=device.usable_bytes,
+                MeteredDevice(self._cluster, self._node, device.uuid, self._incarnation, device.usable_bytes),
                 now_utc_ns=utc_ns,
                 now_mono_ns=now_ns,
             )
@@ -175,7 +171,7 @@ class Books:
             )
         )
 
-    def measured(self, live: LiveSession, facts: SessionFacts, profile: Profile, *, is_alone: bool) -> None:
+    def measured(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport, *, is_alone: bool) -> None:
         """Record running maxima for the signature; never below what the daemon reads itself.
 
         A profile belongs to a job: where several sessions of it live on the device, their sums are recorded.
@@ -227,7 +223,7 @@ class Books:
         job = self._state.jobs.get(facts.job) if facts is not None else None
         place = facts.device if facts is not None else device
         self._record(
-            EventRecord(
+            NodeEventRecord(
                 cluster=self._local_cluster if job is not None and job.is_local else self._cluster,
                 node=self._node,
                 incarnation=self._incarnation,

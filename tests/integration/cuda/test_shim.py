@@ -35,7 +35,7 @@ def exported(library: Path) -> set[str]:
 
 
 def test_every_name_of_the_driver_is_exported_and_nothing_else(emulator: Emulator) -> None:
-    names = {line.split("\t")[3] for line in (ROOT / "nodedaemon/emulator/driver_names.tsv").read_text().splitlines()}
+    names = {line.split("\t")[3] for line in (ROOT / "emulator/driver_names.tsv").read_text().splitlines()}
     ours = exported(LIBRARY)
     assert names <= ours
     assert {name for name in ours if not name.startswith(("cu", "salus_"))} == set()

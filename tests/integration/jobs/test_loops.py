@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.loops.table import DOCUMENT, ROOT, SETS, run_set, table_of
+from tools.boundaries import DOCUMENT, ROOT, SETS, run_set, table_of
 
 # Boundaries that may be missing: while the rule learns (two cycles of steps, four backwards) and at the job's end.
 LEARNING_ITERATIONS = 4

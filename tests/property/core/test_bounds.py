@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodedaemon.core.policies.fair import Fair
+from nodedaemon.core.ordering import EqualProgress
 from nodedaemon.core.sessions import SessionState
 from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, SessionId
 from nodedaemon.core.waiting import WaitList
@@ -65,7 +65,7 @@ def test_fair_keeps_equal_pace_with_weights_lanes_and_any_iteration_times(seed: 
 
 
 def test_a_policy_without_pace_breaks_the_fair_bound(monkeypatch) -> None:
-    monkeypatch.setattr(Fair, "lease_service", lambda self, holder, first: None)
+    monkeypatch.setattr(EqualProgress, "lease_service", lambda self, holder, first: None)
     with pytest.raises(AssertionError, match="ahead of"):
         run_all(run_fair)
 

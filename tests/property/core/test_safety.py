@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from nodedaemon.core import events as ev
-from nodedaemon.core.engine import Engine, make_policy
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.lanes import Device, Lane
 from nodedaemon.core.memory import charge_units, device_units
 from nodedaemon.core.ordering import Breadth, Waiting
-from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.policies import POLICIES, make_policy
 from nodedaemon.core.sessions import SessionState
 from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, OnHang, OnOverrun, SessionId
 from tests.support.engine_world import DEVICE, World
@@ -27,7 +27,6 @@ UNIT_BYTES = 16 * MIB
 class Hostile:
     """A policy that answers nonsense: wrong types, exceptions, another order each time it is asked."""
 
-    name = "hostile"
     breadth = Breadth.ALL
 
     def __init__(self, breadth: Breadth = Breadth.ALL) -> None:

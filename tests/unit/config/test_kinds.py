@@ -2,7 +2,6 @@
 
 import pytest
 
-from nodedaemon.config.choices import PolicyName
 from nodedaemon.config.kinds import (
     Choice,
     Count,
@@ -16,6 +15,8 @@ from nodedaemon.config.kinds import (
     Time,
     YesNo,
 )
+from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.types import JobClass
 
 SECOND = 10**9
 
@@ -68,8 +69,8 @@ def test_times(text, expected):
         (Count(1, 9), "5:00", "'5:00' is a time; expected a whole number from 1 to 9"),
         (Count(), "\N{ARABIC-INDIC DIGIT ONE}", "expected a whole number"),
         (YesNo(), "perhaps", "'perhaps' is not understood; expected yes or no"),
-        (Choice(PolicyName), "srft", "'srft' is not one of fifo, srtf, pack, fair, priority; did you mean srtf?"),
-        (Choice(PolicyName), "zzz", "'zzz' is not one of fifo, srtf, pack, fair, priority"),
+        (Choice(tuple(POLICIES)), "srft", "'srft' is not one of fifo, srtf, pack, fair, priority; did you mean srtf?"),
+        (Choice(tuple(POLICIES)), "zzz", "'zzz' is not one of fifo, srtf, pack, fair, priority"),
         (Names(), "a,,b", "a name in the list is empty, or has a space, a quote or the like"),
         (Names(), "a,b,a", "a name stands in the list twice"),
         (Numbers(9), "3-1", "the range 3-1 runs backwards"),
@@ -107,7 +108,7 @@ def test_a_wrong_value_says_what_was_expected(kind, text, reason):
         (Percent(), 10, "10%"),
         (YesNo(), True, "yes"),
         (YesNo(), False, "no"),
-        (Choice(PolicyName), PolicyName.FAIR, "fair"),
+        (Choice(JobClass), JobClass.BEST_EFFORT, "best-effort"),
         (Names(), ("a", "b"), "a,b"),
         (Names(), (), ""),
         (Numbers(), (0, 2, 3), "0,2,3"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodedaemon.config import Config, device_limits, load, load_or_raise, locate, parse, weight_of
-from nodedaemon.config.choices import DeviceType, PolicyName, UnknownJob
+from nodedaemon.config.choices import DeviceType, UnknownJob
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import MIB, DeviceLimits, JobClass
 
@@ -30,13 +30,13 @@ def config() -> Config:
 
 
 def test_the_most_special_value_wins(config):
-    assert config.settings.order.policy is PolicyName.SRTF
-    assert config.for_node("gpu03").order.policy is PolicyName.SRTF
-    assert config.for_node("gpu02").order.policy is PolicyName.FIFO
-    assert config.for_node("gpu01").order.policy is PolicyName.PACK
+    assert config.settings.order.policy == "srtf"
+    assert config.for_node("gpu03").order.policy == "srtf"
+    assert config.for_node("gpu02").order.policy == "fifo"
+    assert config.for_node("gpu01").order.policy == "pack"
     assert {
         device.settings.order.policy for device in config.devices_of("gpu01") if device.type is DeviceType.HOST
-    } == {PolicyName.PRIORITY}
+    } == {"priority"}
 
 
 def test_partitions_have_settings_for_their_jobs(config):

@@ -121,7 +121,7 @@ def test_a_change_to_a_policy_of_one_ends_the_leases_of_all_but_the_first() -> N
 
 def test_an_unknown_policy_is_refused_and_the_old_one_stays() -> None:
     world = make(1)
-    with pytest.raises(RequestError, match="policy unknown: lifo"):
+    with pytest.raises(RequestError, match="policy lifo: unknown"):
         change(world, policy="lifo")
     assert world.engine.snapshot().devices[0].policy == "fair"
 

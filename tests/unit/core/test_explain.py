@@ -1,10 +1,13 @@
-"""Why a session waits: every reason at once, and what-if by a fork."""
+"""Why a session waits: every reason at once, and what a change would lead to."""
 
 from __future__ import annotations
 
+import pytest
+
 from nodedaemon.core import events as ev
-from nodedaemon.core.explain import reasons, would_run
-from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, Shortfall
+from nodedaemon.core import explain
+from nodedaemon.core.explain import boundaries_until_served, reasons
+from nodedaemon.core.types import MIB, SECOND_NS, DeviceLimits, Domain, JobClass, Shortfall
 from tests.support.engine_world import DEVICE, World
 
 BEN = Domain("user:ben")
@@ -113,19 +116,53 @@ def test_under_a_policy_of_one_the_turn_itself_is_the_reason() -> None:
     assert (reason.what, reason.advice) == ("turns of device gpu0", "fifo runs one session at a time")
 
 
-def test_what_would_make_it_run_is_asked_of_a_fork() -> None:
+def test_a_change_that_makes_it_run_at_once_needs_no_boundary_and_leaves_the_engine_as_it_was() -> None:
     world = make(2, policy="fifo")
     world.want(1)
     world.want(2)
     before = world.engine.snapshot()
-    assert would_run(world.engine, 2, ev.SessionLeft(1), 5)
-    assert not would_run(world.engine, 2, ev.Ticked(DEVICE), 5)
+    assert boundaries_until_served(world.engine, 2, [ev.SessionLeft(1)], 5) == 0
     assert world.engine.snapshot() == before
 
 
-def test_what_would_admit_it_is_asked_of_a_fork_too() -> None:
+def test_a_waiter_is_served_after_the_boundaries_of_those_before_it() -> None:
+    world = make(3, lanes_max=1)
+    for session in (1, 2, 3):
+        world.want(session)
+    assert [boundaries_until_served(world.engine, session, [], 5) for session in (2, 3)] == [1, 2]
+
+
+def test_a_resumed_device_admits_those_who_arrived_and_nobody_else() -> None:
     world = make()
     world.send(ev.DeviceDrained(DEVICE))
     world.arrive(1, 100, 100)
-    assert would_run(world.engine, 1, ev.DeviceResumed(DEVICE), 0)
-    assert not would_run(world.engine, 2, ev.DeviceResumed(DEVICE), 0)
+    assert boundaries_until_served(world.engine, 1, [ev.DeviceResumed(DEVICE)], 0) == 0
+    assert boundaries_until_served(world.engine, 2, [ev.DeviceResumed(DEVICE)], 0) is None
+
+
+def test_memory_that_a_what_if_needs_is_opened_and_released_on_the_fork() -> None:
+    world = make()
+    world.arrive(1, 100, 600)
+    world.arrive(2, 100, 500, domain=BEN)
+    world.confirm_all()
+    world.want(1)
+    world.want(2)
+    assert boundaries_until_served(world.engine, 2, [], SECOND_NS) == 1
+    world.arrive(3, 400, 100)
+    assert boundaries_until_served(world.engine, 3, [ev.SessionLeft(1)], SECOND_NS) == 0
+
+
+def test_a_change_that_the_engine_refuses_changes_nothing() -> None:
+    world = make(2, policy="fifo")
+    world.want(1)
+    world.want(2)
+    refused = ev.LimitsChanged(DEVICE, DeviceLimits(1000 * MIB, policy="unknown"))
+    assert boundaries_until_served(world.engine, 2, [refused], 5) == boundaries_until_served(world.engine, 2, [], 5)
+
+
+def test_a_what_if_gives_up_after_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make(2, lanes_max=1)
+    world.want(1)
+    world.want(2)
+    monkeypatch.setattr(explain, "WHAT_IF_EVENTS_MAX", 1)
+    assert boundaries_until_served(world.engine, 2, [ev.Ticked(DEVICE)], 5) is None

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from nodedaemon.core.engine import make_policy
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.fairness import ONE_NS
 from nodedaemon.core.ordering import LAST, Breadth, Ordering, Waiting
-from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.policies import POLICIES, make_policy
 from nodedaemon.core.types import DeviceLimits, JobClass, SessionId
 
 
@@ -37,7 +36,6 @@ class Lying:
     """A policy that answers whatever it was made with, or raises it."""
 
     answer: object
-    name: str = "lying"
     breadth: Breadth = Breadth.ALL
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
@@ -82,7 +80,7 @@ def test_each_policy_says_how_many_may_run_side_by_side() -> None:
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(RequestError, match="policy unknown: lifo: known are fair, fifo, pack, priority, srtf"):
+    with pytest.raises(RequestError, match="policy lifo: unknown; use one of fifo, srtf, pack, fair, priority"):
         ordering("lifo")
 
 
@@ -130,7 +128,6 @@ class LyingLease:
     """A policy that falls behind at whatever moment it was made with, or raises it."""
 
     answer: object
-    name: str = "lying"
     breadth: Breadth = Breadth.ONE
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:

@@ -3,10 +3,10 @@
 import ctypes
 from collections.abc import Callable
 
-from salus_job.binding import EntryWords
 from salus_job.boundary import BoundaryRule
 from salus_job.frameworks.torch.accelerator import TorchAccelerator
 from salus_job.frameworks.torch.adaptor import TorchAdaptor
+from salus_job.layouts import Entry
 from salus_job.object_numbers import ObjectNumbers
 from salus_job.profile_reporter import ProfileReporter
 from salus_job.session import JobSession
@@ -92,7 +92,7 @@ class FakeLibrary:
         self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
         self.reserved: tuple[int, int] | None = None
         self.salus_enter = lambda: 0
-        self.salus_entry_words = lambda: ctypes.pointer(EntryWords(is_calm=1))
+        self.salus_entry_words = lambda: ctypes.pointer(Entry(is_calm=1))
         self.salus_exit = self.salus_persist_begin = self.salus_persist_end = lambda: None
 
     def salus_boundary(self) -> int:

@@ -8,7 +8,7 @@ from nodedaemon.core.types import DeviceId, Domain, JobId, SessionId
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.recorder import Books
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 DEVICE = DeviceId("HOST-1")
 
@@ -50,17 +50,17 @@ def sizes(records):
 def test_the_profile_of_a_job_is_the_sum_over_its_live_sessions():
     records = []
     state, books = make_books(records)
-    measured(books, state, 1, Profile(100, 30, 90, 20))
+    measured(books, state, 1, ProfileReport(100, 30, 90, 20))
     assert sizes(records) == (100, 30, 90, 20)
-    measured(books, state, 2, Profile(50, 7, 40, 5))
+    measured(books, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (150, 37, 130, 25)
 
 
 def test_a_session_that_left_is_not_counted_any_more():
     records = []
     state, books = make_books(records)
-    measured(books, state, 1, Profile(100, 30, 90, 20))
+    measured(books, state, 1, ProfileReport(100, 30, 90, 20))
     state.sessions[SessionId(1)].is_leaving = True
     books.watch(SessionLeft(SessionId(1)), [], 3)
-    measured(books, state, 2, Profile(50, 7, 40, 5))
+    measured(books, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (50, 7, 40, 5)

@@ -65,7 +65,7 @@ def test_every_bad_row_is_named_with_its_line_and_all_its_faults(tmp_path):
     assert "5 bad rows, nothing was run" in told[0]
     assert told[1] == (
         f"{path}:3: submit_s is 'soon', not a number; iterations is 'ten', not a number; "
-        "class is 'urgent', not one of high, normal, best_effort"
+        "class is 'urgent', not one of high, normal, best-effort"
     )
     assert told[2].startswith(f"{path}:4: model 'resnet51' is not in the published table")
     assert told[3] == f"{path}:5: 2 fields where the header has 7"

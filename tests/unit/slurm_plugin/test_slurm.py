@@ -12,7 +12,7 @@ import pytest
 from slurm_plugin.slurm import QueuedJob, SlurmError
 from slurm_plugin.slurm import pyslurm as backend
 from slurm_plugin.slurm.cli import SlurmCommands, read_job
-from tests.support import pyslurm_interface
+from tools import pyslurm_interface
 
 OLD = {
     "job_id": 7, "array_job_id": 7, "array_task_id": None, "array_task_string": "2-12%1", "job_state": "PENDING",
@@ -48,7 +48,7 @@ def test_a_command_that_fails_or_hangs_is_slurms_error():
         SlurmCommands(directory="/nonexistent").run("squeue")
 
 
-INTERFACE = json.loads((Path(__file__).parents[2] / "support" / "pyslurm_interface.json").read_text())
+INTERFACE = json.loads(Path(pyslurm_interface.__file__).with_suffix(".json").read_text())
 
 
 def test_what_we_use_of_pyslurm_is_in_its_newest_release():

@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Iterable, Optional
 
-from salus_job import binding
+from salus_job import layouts
 from salus_job.frameworks.base import FrameworkAdaptor
 from salus_job.frameworks.torch import hooks, shapes
 from salus_job.frameworks.torch.accelerator import TorchAccelerator
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TorchAdaptor(FrameworkAdaptor):
-    number = binding.FRAMEWORK_TORCH
+    number = layouts.FRAMEWORK_TORCH
 
     def __init__(self, framework: ModuleType) -> None:
         self._torch: Any = framework

@@ -1,0 +1,240 @@
+"""What the charts of the HTML report show: bins, lane spans, events, waits and profile changes, limited in number.
+
+Jobs of other users appear without their names.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from accounting.profiles import ProfileChange, list_changes
+from accounting.reports import queries
+from accounting.reports.bins import Bin, MemoryBin, bins_of, grid_of, memory_of
+from accounting.reports.report import JOB_NAME_COLUMNS, job_name
+from accounting.reports.selection import Selection
+from accounting.storage.database import Database
+from accounting.storage.tables import ADMISSIONS, DEVICES, EVENTS, JOBS, LANE_SPANS, NODES, REASONS, USAGE
+from accounting.viewer import Viewer
+
+SPANS_MAX = 4000
+MARKS_MAX = 500
+WAITS_MAX = 20
+
+
+class LaneSpan(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's stay in a lane. `user` and `job` are empty if the viewer may not see them."""
+
+    node: str
+    device: str
+    lane: int
+    job: str
+    user: str
+    start_utc_ns: int
+    end_utc_ns: int
+    lane_bytes: int
+    iteration_count: int
+
+
+class EventMark(msgspec.Struct, frozen=True, kw_only=True):
+    """An event on the time axis of a device, or of its node if no device is named."""
+
+    happened_utc_ns: int
+    kind: str
+    node: str
+    device: str
+    job: str
+    detail: str
+
+
+class LongWait(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the longest waits in the queue, with the reasons that admission stated."""
+
+    job: str
+    restart_count: int
+    user: str
+    account: str
+    wait_ns: int
+    start_utc_ns: int
+    reasons: list[str]
+
+
+class ReportCharts(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of all charts of one report. `spans` holds the longest of `span_count` stays."""
+
+    bin_ns: int
+    bins: list[Bin]
+    memory: list[MemoryBin]
+    spans: list[LaneSpan]
+    span_count: int
+    marks: list[EventMark]
+    waits: list[LongWait]
+    changes: list[ProfileChange]
+
+
+def make_charts(
+    database: Database,
+    viewer: Viewer,
+    selection: Selection,
+    *,
+    now_utc_ns: int,
+    on_step: Callable[[str], None] | None = None,
+) -> ReportCharts:
+    """The charts of a report over `selection`, as far as `viewer` may see it."""
+    selection = queries.restricted(selection, viewer)
+    report_step = on_step or (lambda _step: None)
+    with database.reading() as connection:
+        selection = _narrowed(connection, selection, now_utc_ns)
+        grid = grid_of(connection, selection)
+        report_step("time line")
+        bins = bins_of(connection, selection, grid, now_utc_ns)
+        report_step("memory")
+        memory = memory_of(connection, selection, grid)
+        report_step("lanes")
+        spans, span_count = _spans(connection, viewer, selection)
+        marks = _marks(connection, viewer, selection)
+        waits = _waits(connection, selection)
+    report_step("profiles")
+    window = (selection.start_utc_ns, selection.end_utc_ns)
+    changes = list_changes(database, viewer, users=selection.users, window=window, count_max=100)
+    return ReportCharts(
+        bin_ns=grid.bin_ns,
+        bins=bins,
+        memory=memory,
+        spans=spans,
+        span_count=span_count,
+        marks=marks,
+        waits=waits,
+        changes=changes,
+    )
+
+
+def _narrowed(connection: Connection, selection: Selection, now_utc_ns: int) -> Selection:
+    """The part of the window in which anything happened: one hour within a month would be an invisible line."""
+    first = select(func.min(JOBS.c.start_utc_ns), func.max(JOBS.c.until_utc_ns)).where(
+        JOBS.c.start_utc_ns < selection.end_utc_ns,
+        func.coalesce(JOBS.c.until_utc_ns, now_utc_ns) > selection.start_utc_ns,
+        *queries.job_conditions(selection),
+    )
+    edges = connection.execute(first).one()
+    usage_end = connection.execute(
+        select(func.max(USAGE.c.start_utc_ns + USAGE.c.span_ns)).where(USAGE.c.start_utc_ns < selection.end_utc_ns)
+    ).scalar()
+    if edges[0] is None:
+        return selection
+    last_ns = max(edge for edge in (edges[1], usage_end, edges[0] + 1) if edge is not None)
+    start_ns = max(selection.start_utc_ns, int(edges[0]))
+    return msgspec.structs.replace(
+        selection, start_utc_ns=start_ns, end_utc_ns=max(start_ns + 1, min(selection.end_utc_ns, int(last_ns)))
+    )
+
+
+def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tuple[list[LaneSpan], int]:
+    here = [
+        LANE_SPANS.c.start_utc_ns < selection.end_utc_ns,
+        LANE_SPANS.c.start_utc_ns + LANE_SPANS.c.span_ns > selection.start_utc_ns,
+    ]
+    wide = msgspec.structs.replace(selection, users=() if not viewer.is_operator else selection.users)
+    base = (
+        select(LANE_SPANS, JOBS, DEVICES.c.uuid, NODES.c.name.label("node"))
+        .join(JOBS, JOBS.c.id == LANE_SPANS.c.job_id)
+        .join(DEVICES, DEVICES.c.id == LANE_SPANS.c.device_id)
+        .join(NODES, NODES.c.id == DEVICES.c.node_id)
+        .where(*here, *queries.job_conditions(wide))
+    )
+    total = connection.scalar(select(func.count()).select_from(base.with_only_columns(LANE_SPANS.c.job_id).subquery()))
+    # Longest first: what the limit drops would be too short to see.
+    found: list[LaneSpan] = []
+    for row in connection.execute(base.order_by(LANE_SPANS.c.span_ns.desc()).limit(SPANS_MAX)):
+        values = row._mapping
+        is_visible = viewer.is_operator or values[JOBS.c.user] == viewer.user
+        start_ns = values[LANE_SPANS.c.start_utc_ns]
+        found.append(
+            LaneSpan(
+                node=values["node"],
+                device=values[DEVICES.c.uuid],
+                lane=values[LANE_SPANS.c.lane_number],
+                job=_name_of(values) if is_visible else "",
+                user=values[JOBS.c.user] if is_visible else "",
+                start_utc_ns=start_ns,
+                end_utc_ns=start_ns + values[LANE_SPANS.c.span_ns],
+                lane_bytes=values[LANE_SPANS.c.lane_bytes],
+                iteration_count=values[LANE_SPANS.c.iteration_count],
+            )
+        )
+    found.sort(key=lambda span: (span.node, span.device, span.lane, span.start_utc_ns))
+    return found, total or 0
+
+
+def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list[EventMark]:
+    statement = (
+        select(EVENTS, JOBS, DEVICES.c.uuid, NODES.c.name.label("node"))
+        .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
+        .outerjoin(DEVICES, DEVICES.c.id == EVENTS.c.device_id)
+        .outerjoin(NODES, NODES.c.id == DEVICES.c.node_id)
+        .where(EVENTS.c.happened_utc_ns >= selection.start_utc_ns, EVENTS.c.happened_utc_ns < selection.end_utc_ns)
+        .order_by(EVENTS.c.happened_utc_ns)
+        .limit(MARKS_MAX)
+    )
+    if not viewer.is_operator:
+        statement = statement.where((JOBS.c.user == viewer.user) | JOBS.c.user.is_(None))
+    return [
+        EventMark(
+            happened_utc_ns=row._mapping[EVENTS.c.happened_utc_ns],
+            kind=row._mapping[EVENTS.c.kind],
+            node=row._mapping["node"] or "",
+            device=row._mapping[DEVICES.c.uuid] or "",
+            job="" if row._mapping[JOBS.c.id] is None else _name_of(row._mapping),
+            detail=row._mapping[EVENTS.c.detail],
+        )
+        for row in connection.execute(statement)
+    ]
+
+
+def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
+    statement = (
+        select(JOBS)
+        .where(JOBS.c.start_utc_ns >= selection.start_utc_ns, JOBS.c.start_utc_ns < selection.end_utc_ns)
+        .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
+        .order_by(JOBS.c.wait_ns.desc(), JOBS.c.id)
+        .limit(WAITS_MAX)
+    )
+    jobs = [dict(row) for row in connection.execute(statement).mappings()]
+    reasons = _reasons(connection, [job["admission"] for job in jobs if job["admission"]])
+    return [
+        LongWait(
+            job=job_name(job),
+            restart_count=job["restart_count"],
+            user=job["user"],
+            account=job["account"],
+            wait_ns=job["wait_ns"],
+            start_utc_ns=job["start_utc_ns"],
+            reasons=reasons.get((job["cluster_id"], job["admission"]), []),
+        )
+        for job in jobs
+    ]
+
+
+def _reasons(connection: Connection, admissions: list[str]) -> dict[tuple[int, str], list[str]]:
+    statement = (
+        select(ADMISSIONS.c.cluster_id, ADMISSIONS.c.name, REASONS)
+        .join(REASONS, REASONS.c.admission_id == ADMISSIONS.c.id)
+        .where(ADMISSIONS.c.name.in_(admissions))
+        .order_by(REASONS.c.admission_id, REASONS.c.position)
+    )
+    found: dict[tuple[int, str], list[str]] = defaultdict(list)
+    for row in connection.execute(statement).mappings():
+        found[row["cluster_id"], row["name"]].append(reason_text(row))
+    return found
+
+
+def reason_text(row: Any) -> str:
+    """One shortfall of an admission as text."""
+    shortfall = f"{row['what']}: {row['needed']} {row['unit']} needed, {row['free']} free"
+    return f"{shortfall}; {row['advice']}" if row["advice"] else shortfall
+
+
+def _name_of(values: Any) -> str:
+    return job_name({name: values[JOBS.c[name]] for name in JOB_NAME_COLUMNS})

@@ -1,0 +1,87 @@
+"""Rooms that do not keep a new rule yet. The lists only shrink: a room that has become clean must be removed."""
+
+OFFENDERS: dict[str, set[str]] = {
+    "missing_docstrings": {
+        "nodedaemon/drivers",
+        "nodedaemon/service",
+        "tests/__init__.py",
+    },
+    "wide_constructors": {
+        "nodedaemon/service",
+        "nodedaemon/sim",
+    },
+    "kind_tests": {
+        "nodedaemon/service",
+    },
+    "vague_names": {
+        "cli",
+        "nodedaemon/__main__.py",
+        "nodedaemon/config",
+        "nodedaemon/core",
+        "nodedaemon/drivers",
+        "nodedaemon/service",
+        "nodedaemon/sim",
+        "slurm_plugin",
+        "tests/bench",
+        "tests/e2e",
+        "tests/integration",
+        "tests/packaging",
+        "tests/property",
+        "tests/scenarios",
+        "tests/support",
+        "tests/unit",
+        "tools",
+    },
+    "wide_markdown": {
+        "docs/accounting.md",
+        "docs/adr",
+        "docs/architecture.md",
+        "docs/boundaries.md",
+        "docs/policies.md",
+        "docs/protocol.md",
+        "docs/sessions.md",
+        "docs/testing.md",
+        "emulator",
+    },
+    "banned_phrases": {
+        "cli",
+        "docs/accounting.md",
+        "docs/architecture.md",
+        "docs/boundaries.md",
+        "docs/man",
+        "docs/policies.md",
+        "docs/protocol.md",
+        "docs/testing.md",
+        "emulator",
+        "etc",
+        "examples",
+        "nodedaemon/config",
+        "nodedaemon/core",
+        "nodedaemon/drivers",
+        "nodedaemon/job",
+        "nodedaemon/service",
+        "nodedaemon/sim",
+        "slurm_plugin",
+        "tests/bench",
+        "tests/e2e",
+        "tests/integration",
+        "tests/packaging",
+        "tests/support",
+        "tests/unit",
+        "tools",
+    },
+    "double_class_names": {
+        "nodedaemon/config",
+        "nodedaemon/drivers",
+        "nodedaemon/service",
+        "nodedaemon/sim",
+        "slurm_plugin",
+    },
+}
+
+
+def room_of(path):
+    """nodedaemon/service/jobs/registry.py belongs to nodedaemon/service, cli/acct/page/page.py to cli."""
+    parts = path.split("/")
+    is_large = parts[0] in ("nodedaemon", "tests", "docs")
+    return "/".join(parts[:2] if is_large else parts[:1])
