@@ -252,7 +252,7 @@ class JobBook:
             "job": facts.job,
             "session": session.session,
             "kind": facts.kind,
-            "is_admitted": session.is_admitted,
+            "is_admitted": session.view.is_admitted,
             "env": [f"{name}={value}" for name, value in env.items()],
         }
 
@@ -393,7 +393,7 @@ class JobBook:
         """End local jobs whose first process is gone and that have no live session."""
         # One pass over the sessions first: a job with a live one needs no look at /proc.
         state = self._dispatcher.state
-        attached = {one.job for one in state.sessions.values() if one.process.pid and not one.is_leaving}
+        attached = {one.job for one in state.sessions.values() if one.process.pid and not one.view.is_leaving}
         for job in list(state.jobs.values()):
             if not job.is_local or job.is_ended or job.job in attached or any(_is_there(root) for root in job.roots):
                 continue
@@ -435,7 +435,7 @@ class JobBook:
             for wait in pending:
                 wait.cancel()
         facts = [self._dispatcher.state.sessions.get(session) for session in sessions]
-        return all(one is None or one.is_admitted for one in facts)
+        return all(one is None or one.view.is_admitted for one in facts)
 
 
 def user_name(uid: int) -> str:
