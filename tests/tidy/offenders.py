@@ -31,7 +31,6 @@ OFFENDERS: dict[str, set[str]] = {
     "wide_markdown": {
         "docs/adr",
         "docs/architecture.md",
-        "docs/boundaries.md",
         "docs/policies.md",
         "docs/protocol.md",
         "docs/sessions.md",
@@ -41,14 +40,12 @@ OFFENDERS: dict[str, set[str]] = {
     "banned_phrases": {
         "cli",
         "docs/architecture.md",
-        "docs/boundaries.md",
         "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
         "docs/testing.md",
         "emulator",
         "etc",
-        "examples",
         "nodedaemon/config",
         "nodedaemon/core",
         "nodedaemon/drivers",
