@@ -1,21 +1,20 @@
 """Recorded benchmarks, and the numbers in README and docs/benchmarks.md that come from them.
 
-`docs/benchmarks/NAME.json` holds the last runs of `tests/bench/NAME.py` with date, commit and machine (`make record
-BENCH=NAME`). A page cites a number by a marker, and `make numbers` writes the number behind it:
+`docs/benchmarks/NAME.json` holds a summary of runs of `tests/bench/NAME.py` with dates, commits and machine (`make
+record BENCH=NAME`, tools/record.py). A page cites a number by a marker, and `make numbers` writes it behind the marker:
 
     <!-- n: gate.median.ratio .2f -->1.01<!-- /n -->
     <!-- table: sidebyside.median.configurations; Configuration=@; Average in s=average_s .1f -->...<!-- /table -->
 
-A path starts with the file's name, then: `last` is the last run, `median`, `min` and `max` are taken over the kept runs
-leaf by leaf, `count` is how many they are; `date`, `commit` and `machine` say where they come from. `@` is the name of
-the row, and the path `@recorded` has a row for every file. Nobody types a number: tests/tidy compares every marker with
-the files and refuses a number outside of one. What was never recorded is shown as that, not as a number.
+A path starts with the file's name. Then `last` is the last run; `median`, `min` and `max` are taken over all runs,
+figure by figure; `count` is the number of runs; `date`, `commit` and `machine` say where the figures come from. `@` is
+the name of the row, and the path `@recorded` has a row for every file. Nobody types a number: tests/tidy compares every
+marker with the files and refuses a number without a marker. A benchmark that was never recorded is shown as such.
 """
 
 import ast
 import json
 import re
-import statistics
 import sys
 from datetime import date
 from pathlib import Path
@@ -56,30 +55,16 @@ def load(name, root=ROOT):
     if not path.is_file():
         raise UnrecordedError(f"{name}: no {FOLDER / name}.json; record it: make record BENCH={name}")
     record = json.loads(path.read_text())
-    results = [run["result"] for run in record["runs"]]
     last = record["runs"][-1]
     return {
-        "count": len(results),
+        "count": len(record["runs"]),
         "date": date.fromisoformat(last["date"][:10]).isoformat(),
         "commit": last["commit"],
-        "machine": last["machine"],
-        "last": results[-1],
-        **{word: over(results, take) for word, take in (("median", statistics.median), ("min", min), ("max", max))},
+        "machine": record["machine"],
+        "last": record["last"],
+        # Of a single run all of them are that run.
+        **{word: record.get(word, record["last"]) for word in ("median", "min", "max")},
     }
-
-
-def over(values, take):
-    """`take` of several results, leaf by leaf; what is no number, or is not in all of them, is the last one's."""
-    last = values[-1]
-    if isinstance(last, dict):
-        return {key: over([value[key] for value in values if key in value], take) for key in last}
-    if isinstance(last, list):
-        if any(len(value) != len(last) for value in values):
-            return last
-        return [over(list(parts), take) for parts in zip(*values, strict=True)]
-    if isinstance(last, bool) or not isinstance(last, int | float) or any(value is None for value in values):
-        return last
-    return take(values)
 
 
 def recorded(root=ROOT):
@@ -177,7 +162,7 @@ def typed_numbers(text):
 
 
 def main():
-    """Write the numbers of all pages anew."""
+    """Write the numbers into all pages."""
     for page in PAGES:
         path = ROOT / page
         if path.exists():

@@ -1,13 +1,15 @@
-"""Run a benchmark and keep its result in the tree: `make record BENCH=NAME [RUNS=5] [REPEAT=5] [ARGS=...]`.
+"""Run a benchmark and keep a summary of it in the tree: `make record BENCH=NAME [REPEAT=5] [ARGS=...]`.
 
-Writes docs/benchmarks/NAME.json: the last RUNS runs, each with date, commit, machine and how it was called. RUNS counts
-what the file keeps, REPEAT how often the benchmark runs now; a run that fails ends the row, and nothing of it is kept.
+Writes docs/benchmarks/NAME.json: the machine; date, commit and headline figures of each run; the last run's result;
+and, of several runs, the median, minimum and maximum of every figure. Lists, for example one entry per job, are kept
+for the last run only. A run that fails ends the series, and the runs before it are kept.
 """
 
 import argparse
 import json
 import os
 import platform
+import statistics
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -16,9 +18,11 @@ from pathlib import Path
 
 from tools.cited_numbers import FOLDER, ROOT
 
+COLUMNS = 110
+
 
 def machine():
-    """What the numbers depend on, as far as the system tells."""
+    """What the figures depend on, as far as the system reports it."""
     processors = [line.partition(":")[2].strip() for line in lines("/proc/cpuinfo") if line.startswith("model name")]
     total_kib = next((int(line.split()[1]) for line in lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
     return {
@@ -27,8 +31,8 @@ def machine():
         "memory_gib": round(total_kib / 2**20),
         "kernel": platform.release().split("-")[0],
         "python": platform.python_version(),
-        "torch": package("torch"),
-        "slurm": told("slurmctld", "-V"),
+        "torch": package_version("torch"),
+        "slurm": output_of("slurmctld", "-V"),
         "gpu": None,
     }
 
@@ -37,14 +41,14 @@ def lines(path):
     return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
-def package(name):
+def package_version(name):
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def told(*argv):
+def output_of(*argv):
     try:
         environment = {**os.environ, "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
         return subprocess.run(
@@ -55,53 +59,102 @@ def told(*argv):
 
 
 def commit():
-    name = told("git", "rev-parse", "--short=10", "HEAD") or "unknown"
-    # What is recorded is not what was run with: the files of earlier benchmarks do not count as changes.
-    changed = told("git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FOLDER}", ":!docs/*.md")
+    name = output_of("git", "rev-parse", "--short=10", "HEAD") or "unknown"
+    # Recorded files and pages are not part of the program that was measured.
+    changed = output_of("git", "status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FOLDER}", ":!docs/*.md")
     return f"{name}+changes" if changed else name
-
-
-def keep(path, run, run_count):
-    """Add a run to a file; the oldest beyond `run_count` go."""
-    record = json.loads(path.read_text()) if path.exists() else {"bench": path.stem, "runs": []}
-    record["runs"] = [*record["runs"], run][-run_count:]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1, sort_keys=False) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bench")
-    parser.add_argument("--runs", type=int, default=1, help="runs that the file keeps")
-    parser.add_argument("--repeat", type=int, default=1, help="runs to make now")
+    parser.add_argument("--repeat", type=int, default=1, help="how many runs to make and to summarise")
     options, arguments = parser.parse_known_args()
     script = ROOT / "tests" / "bench" / f"{options.bench}.py"
     if not script.is_file():
         sys.exit(f"record: no {script.relative_to(ROOT)}")
+    runs = []
     for number in range(1, options.repeat + 1):
-        run = made_run(script, arguments, number)
-        keep(ROOT / FOLDER / f"{options.bench}.json", run, max(options.runs, options.repeat))
+        runs.append(run_once(script, arguments, number))
+        (ROOT / FOLDER / f"{options.bench}.json").write_text(layout(summary(options.bench, machine(), runs)) + "\n")
         print(f"record: {FOLDER / options.bench}.json: run {number} of {options.repeat}", file=sys.stderr)
     print("record: write it into the pages with: make numbers", file=sys.stderr)
 
 
-def made_run(script, arguments, number):
-    """Run a benchmark once: its result and where it comes from. SALUS_BENCH_RUN tells it which of the row it is."""
+def run_once(script, arguments, number):
+    """Run a benchmark: its result, when and on which commit. SALUS_BENCH_RUN is its number in the series."""
     started, at_commit = datetime.now(UTC), commit()
     environment = {**os.environ, "SALUS_BENCH_RUN": str(number)}
     argv = [sys.executable, str(script), *arguments]
     done = subprocess.run(argv, check=False, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
     sys.stdout.write(done.stdout)
     if done.returncode != 0:
-        sys.exit(f"record: {script.stem} failed with status {done.returncode}; nothing recorded")
+        sys.exit(f"record: {script.stem} failed with status {done.returncode}; this run is not recorded")
     return {
         "date": started.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started).total_seconds()),
         "commit": at_commit,
-        "machine": machine(),
         "arguments": arguments,
         "result": json.loads(done.stdout.strip().splitlines()[-1]),
     }
+
+
+def summary(bench, on_machine, runs):
+    """What the tree keeps of several runs."""
+    results = [run["result"] for run in runs]
+    headed = [{**run, "headline": headline(run["result"])} for run in runs]
+    for run in headed:
+        del run["result"]
+    record = {"bench": bench, "machine": on_machine, "runs": headed, "last": results[-1]}
+    if len(results) > 1:
+        takes = {"median": statistics.median, "min": min, "max": max}
+        record |= {name: combined(results, take) for name, take in takes.items()}
+    return record
+
+
+def headline(result):
+    """The figures at the top of a result, and those of one kind for several sides, such as gains."""
+    figures = {key: value for key, value in result.items() if is_number(value)}
+    groups = {
+        key: value for key, value in result.items() if isinstance(value, dict) and all(map(is_number, value.values()))
+    }
+    return figures | groups
+
+
+def combined(results, take):
+    """`take` of several results, figure by figure. A figure that one of them lacks or has not measured is left out."""
+    found = {}
+    for key, value in results[-1].items():
+        values = [result.get(key) for result in results]
+        if isinstance(value, dict) and all(isinstance(other, dict) for other in values):
+            found[key] = combined(values, take)
+        elif all(map(is_number, values)):
+            found[key] = take(values)
+    return found
+
+
+def is_number(value):
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def layout(value, depth=0):
+    """JSON whose lines are filled: values that are no dictionaries or lists follow each other on a line."""
+    text, pad = json.dumps(value), " " * (depth + 1)
+    if not isinstance(value, dict | list) or (depth and len(text) + depth <= COLUMNS):
+        return text
+    keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    items = list(value.values()) if isinstance(value, dict) else value
+    filled, is_open = [], False
+    for key, item in zip(keys, items, strict=True):
+        entry = key + layout(item, depth + 1)
+        is_simple = not isinstance(item, dict | list)
+        if is_open and is_simple and len(pad + filled[-1] + entry) + 2 <= COLUMNS:
+            filled[-1] += f", {entry}"
+        else:
+            filled.append(entry)
+        is_open = is_simple
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return opening + "\n" + ",\n".join(pad + line for line in filled) + "\n" + pad[1:] + closing
 
 
 if __name__ == "__main__":

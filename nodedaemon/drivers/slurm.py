@@ -15,6 +15,7 @@ from pathlib import Path
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import parse_listpids
+from nodedaemon.wire.segment import find_segment
 
 #: States in which a job has its devices, or Slurm still runs its Epilog.
 HOLDING_STATES = frozenset(
@@ -80,7 +81,7 @@ class NodeCommands:
             raise OperatingError(f"Slurm: squeue: job {job}: {_last(complaint)}; is slurmctld up?")
         for line in told.splitlines():
             number, state, restarts, account, qos, partition, comment = _cells(line, _START_COLUMNS)
-            segment = next((piece for piece in comment.split() if piece.startswith("salus:1")), "")
+            segment = find_segment(comment)
             if number == job and state in HOLDING_STATES and segment:
                 return StartWord(int(restarts) if restarts.isdigit() else 0, account, qos, partition, segment)
         return None

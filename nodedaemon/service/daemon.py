@@ -23,7 +23,6 @@ from nodedaemon.config import Config
 from nodedaemon.core import commands, events
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError, SalusError
-from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.cgroup import list_pids
 from nodedaemon.service.control.configuration import Rules
@@ -55,7 +54,7 @@ from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import Books
 from nodedaemon.service.usage.spool import Spool
 from nodedaemon.wire.control import DaemonStatus, NodeStatus
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 #: Between two records of one session's maxima; the last comes when it ends.
 MEASURE_INTERVAL_NS = 10_000_000_000
@@ -102,14 +101,11 @@ class Daemon:
             _subdirectory(state_dir, "journal"),
             self._version,
             self._boot,
-            self._snapshot,
             segment_bytes_max=self._rules.settings.daemon.journal_bytes_max,
             segments_max=self._rules.settings.daemon.journal_files_max,
         )
-        engine, state = self._recall()
-        self._dispatcher = Dispatcher(
-            engine, state, time.monotonic_ns, self._journal, digest_interval_count=self._options.digest_interval_count
-        )
+        state = self._recall()
+        self._dispatcher = Dispatcher(state, time.monotonic_ns, self._journal, self._options.digest_interval_count)
         self._roster = Roster()
         self._ledger = self._make_ledger(state_dir)
         self._books = self._make_books(state)
@@ -118,12 +114,14 @@ class Daemon:
         self._assemble_execution()
         self._assemble_sessions()
         self._assemble_control()
-        self._dispatcher.carry_out = self._executor.carry_out
-        self._dispatcher.on_refused = self._on_refused
-        self._dispatcher.watch = self._watch
-
-    def _snapshot(self) -> tuple[bytes, bytes]:
-        return self._dispatcher.snapshot()
+        self._dispatcher.executor = self._executor
+        self._dispatcher.observers = [
+            self._tally,
+            self._books,
+            self._launches,
+            self._memory_limits,
+            self._sampler,
+        ]
 
     def _assemble_execution(self) -> None:
         self._lanes = LaneKeeper(
@@ -295,13 +293,13 @@ class Daemon:
             utc_ns=time.time_ns,
         )
 
-    def _recall(self) -> tuple[Engine, ShellState]:
+    def _recall(self) -> ShellState:
         """State from the journal, or a fresh one: a journal that cannot be replayed must not keep the daemon down."""
         segment = self._journal.recover()
         if self._journal.refusal:
             self._log.error("journal not taken over, sessions are taken back one by one", why=self._journal.refusal)
         if segment is None:
-            return Engine(), ShellState()
+            return ShellState(Engine())
         try:
             found: Replay = replay(segment)
             if found.mismatch_count and segment.head.release != self._version:
@@ -309,11 +307,11 @@ class Daemon:
         except (SalusError, AssertionError, KeyError, ValueError) as error:
             self._log.error("journal not replayed, starting afresh", file=segment.path.name, why=str(error))
             segment.path.rename(segment.path.with_name(segment.path.name + ".damaged"))
-            return Engine(), ShellState()
+            return ShellState(Engine())
         unknown = {device.device for device in found.engine.snapshot().devices} - set(self._devices)
         if unknown:
             self._log.error("journal not taken over: it has devices that are not configured", devices=sorted(unknown))
-            return Engine(), ShellState()
+            return ShellState(Engine())
         self._log.info(
             "journal replayed",
             events=found.event_count,
@@ -321,7 +319,7 @@ class Daemon:
             digests=found.digest_count,
             mismatches=found.mismatch_count,
         )
-        return found.engine, found.state
+        return found.state
 
     # Running
 
@@ -332,7 +330,7 @@ class Daemon:
         self._assemble()
         sessions = open_socket(Path(self._rules.settings.daemon.socket), socket.SOCK_SEQPACKET)
         control = open_socket(Path(self._rules.settings.daemon.control_socket), socket.SOCK_STREAM)
-        self._journal.begin()
+        self._journal.begin(self._dispatcher.snapshot)
         self._rules.add_devices(self._dispatcher)
         self._books.start()
         self._recovery.start(self._options.gather_timeout_s)
@@ -508,20 +506,9 @@ class Daemon:
         self._wakes.pop(device, None)
         self._dispatcher.submit(events.Ticked(device))
 
-    def _watch(self, event: Event, made: list[commands.Command], now_ns: int) -> None:
-        self._tally.watch(event, made, now_ns)
-        self._books.watch(event, made, now_ns)
-        self._launches.watch(event, made, now_ns)
-        self._memory_limits.watch(event, made, now_ns)
-        if isinstance(event, events.GrantWanted):
-            self._sampler.watch_soon()
-
     def _report(self, kind: str, facts: SessionFacts, detail: str) -> None:
         self._log.warning(kind, job=facts.job, session=facts.session, device=facts.device, detail=detail)
         self._books.report(kind, facts, detail)
-
-    def _on_refused(self, event: Event, error: SalusError) -> None:
-        self._log.warning("event refused", kind=type(event).__name__, why=str(error))
 
     def _on_death(self, session: SessionId) -> None:
         if not self._recovery.on_death(session):
@@ -531,14 +518,14 @@ class Daemon:
                 self._measure(live, facts, live.profile)
             self._server.on_death(session)
 
-    def _on_profile(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
+    def _on_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         live.profile = profile
         now_ns = time.monotonic_ns()
         if now_ns - live.recorded_ns > MEASURE_INTERVAL_NS:
             live.recorded_ns = now_ns
             self._measure(live, facts, profile)
 
-    def _measure(self, live: LiveSession, facts: SessionFacts, profile: Profile) -> None:
+    def _measure(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         neighbours = [one for one in self._dispatcher.state.sessions.values() if one.device == facts.device]
         self._books.measured(live, facts, profile, is_alone=len(neighbours) == 1)
         live.profile = None

@@ -4,11 +4,9 @@ OFFENDERS: dict[str, set[str]] = {
     "missing_docstrings": {
         "nodedaemon/drivers",
         "nodedaemon/service",
-        "nodedaemon/wire",
         "tests/__init__.py",
     },
     "wide_constructors": {
-        "accounting",
         "nodedaemon/service",
         "nodedaemon/sim",
     },
@@ -16,7 +14,6 @@ OFFENDERS: dict[str, set[str]] = {
         "nodedaemon/service",
     },
     "vague_names": {
-        "accounting",
         "cli",
         "nodedaemon/__main__.py",
         "nodedaemon/config",
@@ -37,45 +34,25 @@ OFFENDERS: dict[str, set[str]] = {
         "tools",
     },
     "wide_markdown": {
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "README.md",
         "docs/accounting.md",
-        "docs/admin-guide.md",
         "docs/adr",
         "docs/architecture.md",
-        "docs/benchmarks.md",
         "docs/boundaries.md",
-        "docs/glossary.md",
-        "docs/gpus.md",
-        "docs/index.md",
         "docs/policies.md",
         "docs/protocol.md",
-        "docs/security.md",
         "docs/sessions.md",
         "docs/testing.md",
-        "docs/troubleshooting.md",
-        "docs/user-guide.md",
         "emulator",
     },
     "banned_phrases": {
-        "CHANGELOG.md",
-        "README.md",
-        "accounting",
         "cli",
         "docs/accounting.md",
-        "docs/admin-guide.md",
-        "docs/adr",
         "docs/architecture.md",
-        "docs/benchmarks.md",
         "docs/boundaries.md",
-        "docs/gpus.md",
         "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
-        "docs/security.md",
         "docs/testing.md",
-        "docs/troubleshooting.md",
         "emulator",
         "etc",
         "examples",
@@ -85,7 +62,6 @@ OFFENDERS: dict[str, set[str]] = {
         "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",
-        "nodedaemon/wire",
         "slurm_plugin",
         "tests/bench",
         "tests/e2e",
@@ -96,20 +72,18 @@ OFFENDERS: dict[str, set[str]] = {
         "tools",
     },
     "double_class_names": {
-        "cli",
         "nodedaemon/config",
         "nodedaemon/drivers",
         "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",
-        "nodedaemon/wire",
         "slurm_plugin",
     },
 }
 
 
 def room_of(path):
-    """nodedaemon/service/jobs/registry.py belongs to nodedaemon/service, cli/report/page.py to cli."""
+    """nodedaemon/service/jobs/registry.py belongs to nodedaemon/service, cli/acct/page/page.py to cli."""
     parts = path.split("/")
     is_large = parts[0] in ("nodedaemon", "tests", "docs")
     return "/".join(parts[:2] if is_large else parts[:1])

@@ -7,8 +7,7 @@ import pytest
 
 from tools.benchmark_plots import PLOTS, bars, drawn, steps
 from tools.cited_numbers import FOLDER, PAGES, ROOT, StaleError, look_up, rendered, typed_numbers
-
-WHERE = {"date", "commit", "machine", "result"}
+from tools.record import layout, summary
 
 
 @pytest.fixture
@@ -16,11 +15,11 @@ def tree(tmp_path):
     """A tree with one benchmark that was run three times."""
     (tmp_path / FOLDER).mkdir(parents=True)
     runs = [
-        {"date": f"2026-01-0{day}T10:00:00+00:00", "commit": "abc", "machine": {"cores": 2},
-         "result": {"n": 5, "by": {"srtf": {"mean_s": mean}, "fifo": {"mean_s": 3 * mean}}}}
+        {"date": f"2026-01-0{day}T10:00:00+00:00", "commit": "abc",
+         "result": {"n": 5, "by": {"srtf": {"mean_s": mean}, "fifo": {"mean_s": 3 * mean}}, "job_s": [mean, 1.0]}}
         for day, mean in ((1, 4.0), (2, 2.0), (3, 3.26))
     ]  # fmt: skip
-    (tmp_path / FOLDER / "some.json").write_text(json.dumps({"bench": "some", "runs": runs}))
+    (tmp_path / FOLDER / "some.json").write_text(layout(summary("some", {"cores": 2}, runs)))
     return tmp_path
 
 
@@ -31,14 +30,26 @@ def test_every_number_comes_from_a_recorded_benchmark(page):
     assert typed_numbers(text) == [], f"{page}: numbers typed by hand; cite a recorded one (tools/cited_numbers.py)"
 
 
+def leading_markers(text):
+    """Lines that begin with a marker: Markdown takes such a comment for a block of its own and ends the paragraph."""
+    return [line for line in text.splitlines() if line.lstrip().startswith("<!-- n:")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_no_line_begins_with_a_marker(page):
+    assert leading_markers((ROOT / page).read_text()) == []
+    assert leading_markers("about\n<!-- n: a.b -->1<!-- /n --> s") == ["<!-- n: a.b -->1<!-- /n --> s"]
+
+
 def test_every_recorded_benchmark_says_when_where_and_of_what():
     for path in sorted((ROOT / FOLDER).glob("*.json")):
         record = json.loads(path.read_text())
         assert record["bench"] == path.stem
         assert (ROOT / "tests" / "bench" / f"{path.stem}.py").is_file(), path
+        assert record["machine"]["cores"] > 0, path
+        assert record["last"], path
         for run in record["runs"]:
-            assert run.keys() >= WHERE, path
-            assert run["machine"]["cores"] > 0, path
+            assert run.keys() >= {"date", "commit", "headline"}, path
 
 
 def git(*words):
@@ -77,6 +88,25 @@ def test_a_marker_takes_the_number_from_the_files(tree):
     assert rendered(wanted, tree) == wanted
     assert look_up("some.min.by.fifo.mean_s", tree) == 6.0
     assert look_up("some.count", tree) == 3
+
+
+def test_a_summary_keeps_lists_of_the_last_run_only(tree):
+    record = json.loads((tree / FOLDER / "some.json").read_text())
+    assert record["last"]["job_s"] == [3.26, 1.0]
+    assert record["median"] == {"n": 5, "by": {"srtf": {"mean_s": 3.26}, "fifo": {"mean_s": pytest.approx(9.78)}}}
+    assert [run["headline"] for run in record["runs"]] == [{"n": 5}] * 3
+
+
+def test_a_summary_of_one_run_is_that_run(tree):
+    run = {
+        "date": "2026-01-01",
+        "commit": "abc",
+        "result": {"gain": {"gpu": 2.0}, "job_s": list(range(60)), "by": None},
+    }
+    record = json.loads(layout(summary("one", {}, [run])))
+    assert record["last"] == run["result"]
+    assert record["runs"][0]["headline"] == {"gain": {"gpu": 2.0}}
+    assert "median" not in record
 
 
 def test_a_table_has_a_row_for_each_entry(tree):

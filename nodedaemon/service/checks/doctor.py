@@ -23,7 +23,7 @@ from nodedaemon.drivers.mps import CONTROL as MPS_CONTROL
 from nodedaemon.drivers.nvml import Nvml
 
 VERSION_MINIMUM = 10020
-ADAPTOR = Path(__file__).resolve().parents[1] / "job"
+ADAPTOR = Path(__file__).resolve().parents[2] / "job"
 
 
 class Level(StrEnum):

@@ -57,7 +57,7 @@ class Rules:
                 dispatcher.submit(events.DeviceAdded(device.uuid, limits))
                 continue
             try:
-                dispatcher.ask(events.LimitsChanged(device.uuid, replace(limits, policy=known[device.uuid].policy)))
+                dispatcher.request(events.LimitsChanged(device.uuid, replace(limits, policy=known[device.uuid].policy)))
             except SalusError as error:
                 self._log.error("limits not changed", device=device.uuid, why=str(error))
 
@@ -65,15 +65,15 @@ class Rules:
         """All of them or none: an unknown policy is refused by the first."""
         for device in devices:
             limits = next(one.limits for one in dispatcher.engine.devices() if one.id == device)
-            dispatcher.ask(events.LimitsChanged(device, replace(limits, policy=policy)))
+            dispatcher.request(events.LimitsChanged(device, replace(limits, policy=policy)))
 
     def drain(self, dispatcher: Dispatcher, device: DeviceId, reason: str) -> None:
         self.drain_reasons[device] = reason
-        dispatcher.ask(events.DeviceDrained(device))
+        dispatcher.request(events.DeviceDrained(device))
 
     def resume(self, dispatcher: Dispatcher, device: DeviceId) -> None:
         self.drain_reasons.pop(device, None)
-        dispatcher.ask(events.DeviceResumed(device))
+        dispatcher.request(events.DeviceResumed(device))
 
     def reload(self, dispatcher: Dispatcher, notifier: Notifier) -> list[str]:
         """Take the file anew; the answer names the keys that changed. Raises `RequestError` and keeps the old one."""
@@ -96,7 +96,7 @@ class Rules:
         self._config, self.settings = config, config.for_node(self._node)
         self._tell_devices()
         for change in changes:
-            dispatcher.ask(change)
+            dispatcher.request(change)
         self.reload_error, self.reload_utc_s = "", time.time()
         self._log.info("configuration reloaded", changed=changed)
         return changed

@@ -72,7 +72,7 @@ class Tally:
         if facts is None or session in self._granted_ns:
             return
         self._granted_ns[session] = now_ns
-        self._waits.labels(facts.device).observe(max(0, now_ns - facts.waiting_since_ns) / 1e9)
+        self._waits.labels(facts.device).observe(max(0, now_ns - facts.view.wanted_ns) / 1e9)
 
     def _on_return(self, event: events.GrantReturned, now_ns: int) -> None:
         facts = self._state.sessions.get(event.session)

@@ -153,7 +153,7 @@ class StatusView:
             waiting_ns=max(0, self._dispatcher.clock() - since_ns) if is_waiting else 0,
             iteration_count=session.iteration_count,
             handover_count=session.handover_count,
-            is_gated=facts.is_gated if facts is not None else True,
+            is_gated=facts.view.is_gated if facts is not None else True,
             is_stopped=session.is_stopped,
             is_connected=live is not None and live.connection is not None,
             pid=facts.process.pid if facts is not None and is_seen else 0,

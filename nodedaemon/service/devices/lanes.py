@@ -15,13 +15,14 @@ from typing import Any
 
 from nodedaemon.core import commands, events
 from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.types import DeviceId, Epoch, LaneId, SessionId
 from nodedaemon.drivers.device import Device, LaneMemory
 from nodedaemon.drivers.process import Process, ProcessState
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
 from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.wire.messages import Lane, Unmap
+from nodedaemon.wire.messages import Map, Unmap
 
 WATCHED_MAX = 256
 
@@ -102,22 +103,22 @@ class LaneKeeper:
         held.processes[facts.session] = live.process
         self._dispatcher.note(MappedNote(facts.session, lane, held.epoch))
         size_bytes = held.memory.size_bytes
-        message = Lane(lane, held.epoch, size_bytes, min(facts.ephemeral_bytes, size_bytes))
+        message = Map(lane, held.epoch, size_bytes, min(facts.view.ephemeral_bytes, size_bytes))
         live.connection.send(message, [held.memory.fd])
         return True
 
     def adopt(self, facts: SessionFacts, live: LiveSession, lane: LaneId, epoch: int, fd: int) -> None:
         """After a restart: a session hands back the lane that it maps. Owns `fd`; raises `PeerError` for another's."""
-        known = self._dispatcher.state.lanes.get(lane)
+        known, memory_note = self._dispatcher.engine.lane(lane), self._dispatcher.state.memories.get(lane)
         held = self._held.get(lane)
-        if known is None or known.memory_epoch != epoch or not known.identity or live.process is None:
+        if known is None or memory_note is None or memory_note.epoch != epoch or live.process is None:
             os.close(fd)
             raise PeerError(f"adopt lane: lane {lane} at epoch {epoch}: not one of ours any more")
         device = self._devices.get(known.device)
         if device is None:
             os.close(fd)
             raise PeerError(f"adopt lane: device {known.device}: not configured any more")
-        memory = device.adopt_lane(fd, known.identity, known.size_bytes)
+        memory = device.adopt_lane(fd, memory_note.identity, known.held_bytes)
         if held is None:
             held = self._held[lane] = Held(device, memory, epoch)
         held.processes[facts.session] = live.process
@@ -126,15 +127,16 @@ class LaneKeeper:
 
     def remake(self, lane: LaneId) -> None:
         """After a restart: nobody handed the lane's memory back, so nobody has it; make it anew, same epoch."""
-        known = self._dispatcher.state.lanes.get(lane)
-        if known is None or lane in self._held or known.is_releasing or not known.size_bytes:
+        known = self._dispatcher.engine.lane(lane)
+        if known is None or lane in self._held or known.state is not LaneState.OPEN:
             return
-        self.open(commands.OpenLane(lane, known.device, known.domain, known.size_bytes, Epoch(known.epoch)))
+        self.open(commands.OpenLane(lane, known.device, known.domain, known.held_bytes, known.epoch))
 
     def release(self, lane: LaneId) -> None:
         """Start to take the lane's memory back; the engine hears `LaneReleased` when it is seen free."""
-        known = self._dispatcher.state.lanes[lane]
-        epoch = Epoch(known.epoch)
+        known = self._dispatcher.engine.lane(lane)
+        assert known is not None
+        epoch = known.epoch
         if lane not in self._held:
             self._dispatcher.submit(events.LaneReleased(lane, epoch))
             return
@@ -213,7 +215,7 @@ class LaneKeeper:
         # The first look is before anybody was asked: who maps the lane by right is asked, not searched.
         is_member = facts is not None and facts.mapped_lane == release.lane and facts.mapped_epoch == held.epoch
         is_asked = session in release.asked
-        if process.state() is ProcessState.STOPPED and (facts is None or facts.grant_epoch is None):
+        if process.state() is ProcessState.STOPPED and (facts is None or facts.view.epoch is None):
             return False
         if is_member and not is_asked:
             return True

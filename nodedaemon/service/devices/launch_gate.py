@@ -43,9 +43,11 @@ class LaunchKeeper:
                 self._update(device)
 
     def _update(self, device: DeviceId) -> None:
-        sessions = [facts for facts in self._state.sessions.values() if facts.device == device and not facts.is_leaving]
+        sessions = [
+            facts for facts in self._state.sessions.values() if facts.device == device and not facts.view.is_leaving
+        ]
         high = [facts for facts in sessions if self._job_class(facts) is JobClass.HIGH]
-        is_held = any(facts.grant_epoch is not None for facts in high)
+        is_held = any(facts.view.epoch is not None for facts in high)
         limit = self._settings(device).daemon.best_effort_launches_max if high else 0
         for facts in sessions:
             live = self._roster.get(facts.session)

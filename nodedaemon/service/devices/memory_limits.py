@@ -63,7 +63,7 @@ class MemoryLimits:
 
     def _set(self, uuid: DeviceId, job: JobFacts) -> None:
         sessions = [one for one in self._state.live_sessions(job.job) if one.device == uuid]
-        limit_bytes = sum(one.persistent_bytes + one.ephemeral_bytes for one in sessions)
+        limit_bytes = sum(one.view.persistent_bytes + one.view.ephemeral_bytes for one in sessions)
         if not job.is_ended and not limit_bytes:
             return
         try:

@@ -14,7 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from nodedaemon.core import events
+from nodedaemon.core.commands import Command
 from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.drivers.device import Device, Reading
 from nodedaemon.drivers.process import ProcessState
@@ -107,7 +109,7 @@ class Sampler:
         """A job's further sessions came in on what the job was charged: what they hold beyond it is charged now."""
         jobs: dict[JobId, list[SessionFacts]] = {}
         for facts in self._dispatcher.state.sessions.values():
-            if facts.device == device and facts.process.pid and facts.is_admitted and not facts.is_leaving:
+            if facts.device == device and facts.process.pid and facts.view.is_admitted and not facts.view.is_leaving:
                 jobs.setdefault(facts.job, []).append(facts)
         gone = set(self._further_bytes) - set(self._dispatcher.state.sessions)
         for session in gone:
@@ -116,12 +118,12 @@ class Sampler:
             if len(mates) < 2:
                 continue
             lives = [live for facts in mates if (live := self._roster.get(facts.session)) is not None]
-            lack_bytes = sum(live.own_bytes_max for live in lives) - sum(facts.persistent_bytes for facts in mates)
+            lack_bytes = sum(live.own_bytes_max for live in lives) - sum(facts.view.persistent_bytes for facts in mates)
             last = mates[-1]
             # Told once for every quarter more: a device without room would else refuse it at every reading.
             told_bytes = self._further_bytes.get(last.session, 0)
             if lack_bytes > told_bytes // 4 and lack_bytes > 0:
-                wanted_bytes = last.persistent_bytes + lack_bytes
+                wanted_bytes = last.view.persistent_bytes + lack_bytes
                 self._further_bytes[last.session] = wanted_bytes
                 self._dispatcher.submit(events.SessionOverran(last.session, wanted_bytes, 0))
 
@@ -179,6 +181,10 @@ class Sampler:
 
     # Holders that keep others waiting
 
+    def watch(self, event: Event, _commands: list[Command], _now_ns: int) -> None:
+        if isinstance(event, events.GrantWanted):
+            self.watch_soon()
+
     def watch_soon(self) -> None:
         """Somebody waits, was revoked, or a lane is being released: look soon, and go on while it lasts."""
         if self._timer is None:
@@ -189,17 +195,17 @@ class Sampler:
         is_needed = False
         everybody = list(self._dispatcher.state.sessions.values())
         # A policy may well prefer the holder to all who wait; while it is idle it is nobody's to prefer.
-        wanted = {facts.device for facts in everybody if facts.is_waiting}
+        wanted = {facts.device for facts in everybody if facts.view.is_waiting}
         for facts in everybody:
             live = self._roster.get(facts.session)
-            is_kept = not facts.is_revoked and (facts.device not in wanted or not facts.is_gated)
-            if live is None or facts.grant_epoch is None or is_kept:
+            is_kept = not facts.view.is_revoked and (facts.device not in wanted or not facts.view.is_gated)
+            if live is None or facts.view.epoch is None or is_kept:
                 continue
             # Also where the grant came back just now: who got it may be idle soon, and no event would tell.
             is_needed = True
             if self._executor.take_idle(live, facts) or self._executor.settle_over(live, facts):
                 continue
-            if facts.is_revoked:
+            if facts.view.is_revoked:
                 self._look_at(facts.session)
         if self._lanes.is_releasing:
             self._lanes.recheck()
@@ -211,18 +217,18 @@ class Sampler:
         """See who was stopped or continued since the last look."""
         for facts in list(self._dispatcher.state.sessions.values()):
             # Whether one that neither holds nor wants anything is stopped matters to nobody.
-            if facts.grant_epoch is not None or facts.is_waiting or facts.is_stopped:
+            if facts.view.epoch is not None or facts.view.is_waiting or facts.view.is_stopped:
                 self._look_at(facts.session)
 
     def _look_at(self, session: Any) -> None:
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-        if facts is None or live is None or live.process is None or facts.is_leaving or not facts.is_admitted:
+        if facts is None or live is None or live.process is None or facts.view.is_leaving or not facts.view.is_admitted:
             return
         state = live.process.state()
-        if state is ProcessState.STOPPED and not facts.is_stopped:
+        if state is ProcessState.STOPPED and not facts.view.is_stopped:
             self._log.info("session stopped", job=facts.job, session=session, device=facts.device)
             self._dispatcher.submit(events.SessionStopped(session))
-        elif state is ProcessState.RUNNING and facts.is_stopped:
+        elif state is ProcessState.RUNNING and facts.view.is_stopped:
             self._log.info("session continued", job=facts.job, session=session, device=facts.device)
             self._dispatcher.submit(events.SessionContinued(session))
 

@@ -30,6 +30,7 @@ from nodedaemon.service.journal.state import CounterNote, JobFacts, JobGone, Job
 from nodedaemon.service.sessions.attach import SessionDesk
 from nodedaemon.service.sessions.executor import Executor
 from nodedaemon.service.sessions.roster import Roster
+from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 
 Answer = dict[str, Any]
 
@@ -98,15 +99,6 @@ Announce = Callable[[TaskRequest], Awaitable[None]]
 Complete = Callable[[JobStart, float], Awaitable[JobStart]]
 
 
-def parse_segment(text: str) -> dict[str, str]:
-    """Keys of the `salus:1;...` segment of an admin_comment; empty where there is none of our version."""
-    for part in text.split():
-        head, *pairs = part.split(";")
-        if head == "salus:1":
-            return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
-    return {}
-
-
 class JobBook:
     def __init__(
         self,
@@ -166,12 +158,11 @@ class JobBook:
         return {"ok": False, "why": f"job {request.job}: its memory is not free yet; salus why {request.job} says why"}
 
     def _open_job(self, request: JobStart) -> JobFacts:
-        segment = parse_segment(request.segment)
+        segment = parse_segment(request.segment) or AdmissionSegment()
         devices = [self.find_device(name) for name in request.gpus.split(",") if name] or [self._emptiest()]
         settings = self._settings(devices[0])
-        job_class = _job_class(segment.get("C", ""), settings)
-        kind = "shared" if segment.get("K", "lost") == "shared" else "exclusive"
-        seconds = segment.get("T", "")
+        job_class = _job_class(segment.job_class, settings)
+        kind = "shared" if segment.kind == "shared" else "exclusive"
         facts = JobFacts(
             job=JobId(request.job),
             number=int(request.job) if request.job.isdigit() else 0,
@@ -182,15 +173,15 @@ class JobBook:
             qos=request.qos,
             restart_count=request.restart,
             sluid=request.sluid,
-            signature=segment.get("S", ""),
-            admission=segment.get("adm", ""),
+            signature=segment.signature,
+            admission=segment.admission,
             device=devices[0],
             devices=devices,
-            persistent_bytes=_whole(segment.get("P", "")),
-            ephemeral_bytes=_whole(segment.get("E", "")),
+            persistent_bytes=segment.persistent_bytes or 0,
+            ephemeral_bytes=segment.ephemeral_bytes or 0,
             job_class=job_class,
             weight=weight_of(settings, job_class),
-            remaining_ns=int(seconds) * SECOND_NS if seconds.isdigit() else None,
+            remaining_ns=None if segment.time_s is None else segment.time_s * SECOND_NS,
             kind=kind,
         )
         self._add(facts)
@@ -261,7 +252,7 @@ class JobBook:
             "job": facts.job,
             "session": session.session,
             "kind": facts.kind,
-            "is_admitted": session.is_admitted,
+            "is_admitted": session.view.is_admitted,
             "env": [f"{name}={value}" for name, value in env.items()],
         }
 
@@ -402,7 +393,7 @@ class JobBook:
         """End local jobs whose first process is gone and that have no live session."""
         # One pass over the sessions first: a job with a live one needs no look at /proc.
         state = self._dispatcher.state
-        attached = {one.job for one in state.sessions.values() if one.process.pid and not one.is_leaving}
+        attached = {one.job for one in state.sessions.values() if one.process.pid and not one.view.is_leaving}
         for job in list(state.jobs.values()):
             if not job.is_local or job.is_ended or job.job in attached or any(_is_there(root) for root in job.roots):
                 continue
@@ -444,7 +435,7 @@ class JobBook:
             for wait in pending:
                 wait.cancel()
         facts = [self._dispatcher.state.sessions.get(session) for session in sessions]
-        return all(one is None or one.is_admitted for one in facts)
+        return all(one is None or one.view.is_admitted for one in facts)
 
 
 def user_name(uid: int) -> str:
@@ -457,10 +448,6 @@ def user_name(uid: int) -> str:
 def _job_class(name: str, settings: Settings) -> JobClass:
     job_class = JobClass.named(name)
     return settings.order.default_class if job_class is None else job_class
-
-
-def _whole(text: str) -> int:
-    return int(text) if text.isdigit() else 0
 
 
 def _is_there(process: ProcessFacts) -> bool:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
     DeviceRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     MeasurementRecord,
+    NodeEventRecord,
     Record,
     SessionRecord,
 )
@@ -28,7 +28,7 @@ from nodedaemon.drivers.device import Device
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 EventKind = Literal["overrun", "hung", "ended_by_salus", "ungated", "xid", "device_lost", "device_recovered"]
 #: Bytes above which a figure is garbage; a record must fit a signed 64-bit column.
@@ -75,24 +75,21 @@ class Books:
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
             self._meters[device.uuid] = DeviceMeter(
-                self._cluster,
-                self._node,
-                device.uuid,
-                self._incarnation,
-                capacity_bytes=device.usable_bytes,
+                MeteredDevice(self._cluster, self._node, device.uuid, self._incarnation, device.usable_bytes),
                 now_utc_ns=utc_ns,
                 now_mono_ns=now_ns,
             )
-        for lane in self._state.lanes.values():
-            self._spans.note_size(lane.lane, lane.size_bytes)
-            if lane.device in self._meters and lane.size_bytes:
-                self._meters[lane.device].set_lane(lane.lane, lane.size_bytes, now_ns)
+        for device_state in self._state.engine.devices():
+            for lane in device_state.open_lanes.values():
+                self._spans.note_size(lane.id, lane.held_bytes)
+                if lane.device in self._meters:
+                    self._meters[lane.device].set_lane(lane.id, lane.held_bytes, now_ns)
         for facts in list(self._state.sessions.values()):
-            if facts.is_admitted and not facts.is_leaving:
+            if facts.view.is_admitted and not facts.view.is_leaving:
                 self._join(facts, now_ns)
                 self._change(facts, _activity(facts), now_ns)
-                if facts.lane is not None:
-                    self._bind(facts.session, facts.lane, now_ns)
+                if facts.view.lane is not None:
+                    self._bind(facts.session, facts.view.lane.id, now_ns)
 
     @property
     def _local_cluster(self) -> str:
@@ -175,7 +172,7 @@ class Books:
             )
         )
 
-    def measured(self, live: LiveSession, facts: SessionFacts, profile: Profile, *, is_alone: bool) -> None:
+    def measured(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport, *, is_alone: bool) -> None:
         """Record running maxima for the signature; never below what the daemon reads itself.
 
         A profile belongs to a job: where several sessions of it live on the device, their sums are recorded.
@@ -185,7 +182,7 @@ class Books:
             return
         ephemeral_bytes = min(profile.ephemeral_bytes, BYTES_MAX)
         # What an ungated process holds includes what would be in a lane.
-        own_bytes = live.own_bytes_max - (0 if facts.is_gated else ephemeral_bytes)
+        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else ephemeral_bytes)
         self._sizes[facts.session] = (
             max(0, own_bytes, min(profile.persistent_bytes, BYTES_MAX)),
             ephemeral_bytes,
@@ -227,7 +224,7 @@ class Books:
         job = self._state.jobs.get(facts.job) if facts is not None else None
         place = facts.device if facts is not None else device
         self._record(
-            EventRecord(
+            NodeEventRecord(
                 cluster=self._local_cluster if job is not None and job.is_local else self._cluster,
                 node=self._node,
                 incarnation=self._incarnation,
@@ -301,7 +298,7 @@ class Books:
         activity = Activity.WAITING if event.wants_next else Activity.OUTSIDE
         facts = self._state.sessions.get(event.session)
         # A late return changed nothing: the session still runs under another epoch.
-        if facts is not None and facts.grant_epoch is not None:
+        if facts is not None and facts.view.epoch is not None:
             return
         self._meters[device].change(event.session, activity, now_ns, iteration_count=event.iteration_count)
         self._spans.count(event.session, event.iteration_count)
@@ -316,7 +313,7 @@ class Books:
             self._spans.count(event.session, event.iteration_count)
 
     def _set_lane(self, lane: int, size_bytes: int, now_ns: int) -> None:
-        known = self._state.lanes.get(cast(Any, lane))
+        known = self._state.engine.lane(cast(Any, lane))
         if known is not None:
             self._meters[known.device].set_lane(lane, size_bytes, now_ns)
 
@@ -333,9 +330,9 @@ class Books:
         if job is None or facts.session in self._joined:
             return
         meter = self._meters[facts.device]
-        charge = max(1, facts.persistent_bytes >> 20)
+        charge = max(1, facts.view.persistent_bytes >> 20)
         meter.join(facts.session, self.job_key(job), now_ns, charge=charge, weight=job.weight)
-        meter.set_memory(facts.session, facts.persistent_bytes, facts.ephemeral_bytes, now_ns)
+        meter.set_memory(facts.session, facts.view.persistent_bytes, facts.view.ephemeral_bytes, now_ns)
         self._joined[facts.session] = facts.device
         self._record_session(facts, job, is_over=False)
 
@@ -362,22 +359,22 @@ class Books:
                 start_mono_ns=facts.start_mono_ns,
                 end_utc_ns=self._utc_ns() if is_over else None,
                 end_mono_ns=self._clock() if is_over else None,
-                is_gated=facts.is_gated,
+                is_gated=facts.view.is_gated,
                 end_reason=facts.end_reason[:128] if is_over else "",
-                iteration_count=facts.iteration_count,
-                handover_count=facts.handover_count,
-                persistent_bytes_max=facts.persistent_bytes,
-                ephemeral_bytes_max=facts.ephemeral_bytes,
+                iteration_count=facts.view.iteration_count,
+                handover_count=facts.view.handover_count,
+                persistent_bytes_max=facts.view.persistent_bytes,
+                ephemeral_bytes_max=facts.view.ephemeral_bytes,
             )
         )
 
 
 def _activity(facts: SessionFacts) -> Activity:
-    if facts.is_stopped:
+    if facts.view.is_stopped:
         return Activity.SUSPENDED
-    if facts.grant_epoch is not None or (not facts.is_gated and facts.process.pid):
+    if facts.view.epoch is not None or (not facts.view.is_gated and facts.process.pid):
         return Activity.RUNNING
-    return Activity.WAITING if facts.is_waiting else Activity.OUTSIDE
+    return Activity.WAITING if facts.view.is_waiting else Activity.OUTSIDE
 
 
 def _hash_text(number: int) -> str:

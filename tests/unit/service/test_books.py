@@ -3,23 +3,26 @@
 from types import SimpleNamespace
 
 from accounting.records import MeasurementRecord
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.events import SessionLeft
-from nodedaemon.core.types import DeviceId, Domain, JobId, SessionId
+from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.types import DeviceId, Domain, JobClass, JobId, SessionId
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.recorder import Books
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
 DEVICE = DeviceId("HOST-1")
 
 
 def make_books(records):
-    state = ShellState()
+    state = ShellState(Engine())
     state.jobs[JobId("7")] = JobFacts(JobId("7"), 7, 1000, signature="sig", device=DEVICE)
     for number in (1, 2):
         session = SessionId(number)
+        view = Session(session, JobId("7"), Domain("user:ada"), 0, 0, JobClass.NORMAL, 1, None, number, 0)
         state.sessions[session] = SessionFacts(
-            session, JobId("7"), DEVICE, Domain("user:ada"), 1000, ProcessFacts(number, number), is_gated=False
+            view, session, JobId("7"), DEVICE, 1000, process=ProcessFacts(number, number)
         )
     device = SimpleNamespace(uuid=DEVICE, model="m", index=0, usable_bytes=1 << 30)
     books = Books(
@@ -50,17 +53,17 @@ def sizes(records):
 def test_the_profile_of_a_job_is_the_sum_over_its_live_sessions():
     records = []
     state, books = make_books(records)
-    measured(books, state, 1, Profile(100, 30, 90, 20))
+    measured(books, state, 1, ProfileReport(100, 30, 90, 20))
     assert sizes(records) == (100, 30, 90, 20)
-    measured(books, state, 2, Profile(50, 7, 40, 5))
+    measured(books, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (150, 37, 130, 25)
 
 
 def test_a_session_that_left_is_not_counted_any_more():
     records = []
     state, books = make_books(records)
-    measured(books, state, 1, Profile(100, 30, 90, 20))
-    state.sessions[SessionId(1)].is_leaving = True
+    measured(books, state, 1, ProfileReport(100, 30, 90, 20))
+    state.sessions[SessionId(1)].view.state = SessionState.LEAVING
     books.watch(SessionLeft(SessionId(1)), [], 3)
-    measured(books, state, 2, Profile(50, 7, 40, 5))
+    measured(books, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (50, 7, 40, 5)

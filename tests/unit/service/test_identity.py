@@ -5,7 +5,6 @@ import pytest
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import JobPlace
 from nodedaemon.service.jobs.identity import ancestors, find_job
-from nodedaemon.service.jobs.registry import parse_segment
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 
 
@@ -70,19 +69,3 @@ def test_a_forged_loop_of_parents_ends(proc):
     proc(10, 11, 1)
     proc(11, 10, 1)
     assert len(ancestors(10, proc.root)) == 64
-
-
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [
-        ("", {}),
-        ("other:1;x=2", {}),
-        (
-            "note salus:1;adm=9;P=10;E=20;K=shared;S=a=b more",
-            {"adm": "9", "P": "10", "E": "20", "K": "shared", "S": "a=b"},
-        ),
-        ("salus:2;P=10", {}),
-    ],
-)
-def test_the_segment_of_admin_comment(text, keys):
-    assert parse_segment(text) == keys

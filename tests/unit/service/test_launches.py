@@ -24,7 +24,10 @@ def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
     """Sessions as (class, device, holds a grant); what each one's page says afterwards."""
     facts = {
         index: SimpleNamespace(
-            session=index, job=str(index), device=device, is_leaving=False, grant_epoch=5 if is_granted else None
+            session=index,
+            job=str(index),
+            device=device,
+            view=SimpleNamespace(is_leaving=False, epoch=5 if is_granted else None),
         )
         for index, (_, device, is_granted) in enumerate(sessions)
     }

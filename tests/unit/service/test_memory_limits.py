@@ -1,11 +1,13 @@
 """Limits by cgroup follow what a job was promised; a driver without them is asked once."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from nodedaemon.core import commands
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
+from nodedaemon.core.views import SessionView
 from nodedaemon.service.devices.memory_limits import MemoryLimits
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
 
@@ -33,10 +35,14 @@ class Gpu:
 
 def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellState, list[Any]]:
     job = JobFacts(JobId("7"), 7, 1000, devices=[GPU], device=GPU, roots=[ProcessFacts(42, 1)])
-    state = ShellState()
+    state = ShellState(Engine())
     state.jobs[job.job] = job
     state.sessions[SessionId(1)] = SessionFacts(
-        SessionId(1), job.job, GPU, job.domain, 1000, persistent_bytes=100, ephemeral_bytes=20
+        cast(SessionView, SimpleNamespace(persistent_bytes=100, ephemeral_bytes=20, is_leaving=False)),
+        SessionId(1),
+        job.job,
+        GPU,
+        1000,
     )
     notes: list[Any] = []
     devices: Any = {GPU: gpu, OTHER: SimpleNamespace(kind="host")}
@@ -61,7 +67,7 @@ def test_a_session_that_may_have_more_finds_the_limit_raised() -> None:
     gpu = Gpu()
     keeper, job, state, _ = make(gpu)
     keeper.confine(job)
-    state.sessions[SessionId(1)].persistent_bytes = 300
+    cast(Any, state.sessions[SessionId(1)].view).persistent_bytes = 300
     nothing: Any = None
     keeper.watch(nothing, [commands.AllowOverrun(SessionId(1), 300, 20)], 0)
     assert gpu.limits == {GROUP: 320}

@@ -39,7 +39,7 @@ class FakeDevice:
 
 @pytest.fixture
 def node():
-    dispatcher = Dispatcher(Engine(), ShellState(), iter(range(1, 10_000)).__next__)
+    dispatcher = Dispatcher(ShellState(Engine()), iter(range(1, 10_000)).__next__)
     dispatcher.submit(DeviceAdded(DEVICE, DeviceLimits(64 * MIB)))
     device, told = FakeDevice(), []
     lanes = SimpleNamespace(watch=lambda: None, is_releasing=False, recheck=lambda: None)
@@ -133,8 +133,16 @@ def test_who_got_a_grant_that_was_found_over_is_looked_at_too(node):
     """A holder that no limit and no revoke would ever bring up again: it goes idle while another waits."""
     timers = HeldTimers()
     sampler = node.make(timers)
-    first, second = (SessionFacts(number, "1", DEVICE, "user:a", 5) for number in (1, 2))
-    first.grant_epoch, second.is_waiting = 7, True
+    first, second = (
+        SessionFacts(
+            SimpleNamespace(epoch=epoch, is_waiting=epoch is None, is_revoked=False, is_gated=True),
+            number,
+            "1",
+            DEVICE,
+            5,
+        )
+        for number, epoch in ((1, 7), (2, None))
+    )
     # In this order: the second was passed over when the first one's grant is found over.
     node.dispatcher.state.sessions.update({2: second, 1: first})
     sampler._roster.add(1), sampler._roster.add(2)
@@ -143,8 +151,8 @@ def test_who_got_a_grant_that_was_found_over_is_looked_at_too(node):
         """The first's grant goes to the second, and the first wants the next one."""
         if facts is not first:
             return False
-        first.grant_epoch, first.is_waiting = None, True
-        second.grant_epoch, second.is_waiting = 8, False
+        first.view.epoch, first.view.is_waiting = None, True
+        second.view.epoch, second.view.is_waiting = 8, False
         return True
 
     idle, taken = [], []
@@ -160,7 +168,7 @@ def test_who_got_a_grant_that_was_found_over_is_looked_at_too(node):
     timers.ring()
     assert taken == [2]
     # Nobody holds or waits: the looks end.
-    second.grant_epoch, first.is_waiting = None, False
+    second.view.epoch, first.view.is_waiting = None, False
     idle.clear()
     timers.ring()
     assert timers.due == []

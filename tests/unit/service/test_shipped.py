@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from nodedaemon.core.engine import Engine
 from nodedaemon.service.control.metrics import NodeCollector, Tally
 from nodedaemon.service.journal.state import ShellState
 from tests.unit.cli.test_top import NODE
@@ -18,7 +19,7 @@ NAME = re.compile(r"\bsalus_[a-z_]+")
 @pytest.fixture(scope="module")
 def served():
     registry = CollectorRegistry()
-    Tally(ShellState(), registry)
+    Tally(ShellState(Engine()), registry)
     registry.register(NodeCollector(lambda: NODE, lambda: {"reading": 1}, lambda: {"hung": 1}, lambda: 5.0))
     return generate_latest(registry).decode()
 
