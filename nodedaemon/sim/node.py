@@ -75,8 +75,7 @@ class SimulatedNode:
                 grant = self._grant_of(session, epoch)
                 if grant.revoked_ns is None:
                     grant.revoked_ns, grant.stop_count = now_ns, grant.iteration_count + 1
-                is_named = successor is not None and successor_epoch is not None
-                grant.successor = (successor, successor_epoch) if is_named else None
+                grant.successor = None if successor is None or successor_epoch is None else (successor, successor_epoch)
             case cmd.ReleaseSession(session):
                 self.admitted.discard(session)
                 self.due.append(ev.SessionReleased(session))

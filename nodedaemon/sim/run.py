@@ -1,6 +1,6 @@
-"""Run a workload under each policy and baseline, on the same devices, and sum up.
+"""Runs a workload under each policy and baseline on the same devices, and summarizes the results.
 
-Memory arithmetic, charges and admission come from the core; so do lanes and grants, by way of nodedaemon.sim.gated_device.
+Memory arithmetic, charges, admission, lanes and grants are the core's own code.
 """
 
 from __future__ import annotations
