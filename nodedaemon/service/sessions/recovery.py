@@ -60,6 +60,10 @@ class Recovery:
         self._timer: asyncio.TimerHandle | None = None
         self.is_gathering = False
         self.adopted_count = 0
+        self._gathered = asyncio.Event()
+
+    async def wait_gathered(self) -> None:
+        await self._gathered.wait()
 
     def start(self, timeout_s: float = GATHER_TIMEOUT_S) -> None:
         """Begin to gather the sessions that the journal knows; ends at once where none of them lives."""
@@ -187,6 +191,7 @@ class Recovery:
                 if facts.session in self._missing:
                     self._watch_contact(facts.session)
         self._missing.clear()
+        self._gathered.set()
         self._on_gathered()
 
     def _bury(self, facts: SessionFacts, live: LiveSession) -> None:
