@@ -15,7 +15,6 @@ OFFENDERS: dict[str, set[str]] = {
         "nodedaemon/__main__.py",
         "nodedaemon/config",
         "nodedaemon/core",
-        "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",
         "slurm_plugin",
@@ -68,7 +67,6 @@ OFFENDERS: dict[str, set[str]] = {
     "double_class_names": {
         "nodedaemon/config",
         "nodedaemon/drivers",
-        "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",
         "slurm_plugin",
