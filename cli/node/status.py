@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from cli.entry import NotFoundError, UnreachableError
 from cli.node.queue import ask_queue_why, show_queue
 from cli.output.render import Cell, Column, Form, form_of, parse_columns, write_json, write_rows
 from cli.output.units import percent_text, size_text, span_text
@@ -21,6 +20,7 @@ from nodedaemon.wire.control import (
     SessionWhy,
     WhyAnswer,
 )
+from nodedaemon.wire.envelope import NotFoundError, UnreachableError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and nanoseconds.")]
 Parsable = Annotated[
