@@ -165,7 +165,7 @@ def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_
     assert output.returncode == 0, output.stderr
     again = _comment(lab, ids["suspend"])
     assert (again.count("salus-sum:1"), again.count("tool:abc")) == (1, 1)
-    # What sacctmgr would write in small letters is left alone where it is the only way.
+    # What sacctmgr would write in lower case is left alone if that is the only way.
     assert " JS1:aBc==" in _comment(lab, ids["cancel"])
 
 

@@ -83,7 +83,7 @@ def test_a_raised_profile_raises_jobs_that_wait(lab):
 
 
 REFUSALS = [
-    (["--gres=salus:2"], "--gres=salus:2: one shared device a node"),
+    (["--gres=salus:2"], "--gres=salus:2: a job can share only one device per node"),
     (["--gres=salus:1,gpu:1"], "asks for gpu beside salus"),
     (["--gres=salus:1", "--gpus=1"], "asks for gpu beside salus"),
     (["--gres=shard:1"], "shards are what Salus charges; ask for --gres=salus:1"),
@@ -104,7 +104,7 @@ def test_what_cannot_be_is_refused_with_what_to_do(lab, argv, words):
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
 def test_srun_and_salloc_are_asked_too(lab, command):
-    assert "one shared device a node" in lab.refusal("--gres=salus:2", "true", command=command)
+    assert "a job can share only one device per node" in lab.refusal("--gres=salus:2", "true", command=command)
     output = lab.run(command, "--gres=salus:1", "true", user="games")
     assert output.returncode == 0, output.stderr
     assert "gets a device of its own" in output.stderr
