@@ -152,7 +152,7 @@ def spank_library(plan: ClusterPlan) -> Path:
 
 
 def plugstack_conf(plan: ClusterPlan, on_loss: str) -> str:
-    # Which daemon serves a node is told by slurmd's environment: all nodes share this file.
+    # No socket= here: all nodes share this file, and slurmd's environment names the socket of its daemon.
     return f"required {plan.path('lib', 'salus_spank.so')} on_loss={on_loss}\n"
 
 

@@ -250,7 +250,7 @@ def test_training_goes_on_through_suspension_a_killed_slurmstepd_and_restarts(la
     lab.ask("scontrol", "resume", paused)
     for job in (paused, whole):
         wait_for(lambda job=job: is_served(lab, job), lambda job=job: f"{job} to be back: {lab.story('node1')}", 60)
-    # Its slurmstepd cannot tell of its end: Slurm holds it for running until it is cancelled.
+    # Its slurmstepd cannot report its end, so Slurm considers it running until it is cancelled.
     wait_for(lambda: "checksum" in orphan_output.read_text(), "the orphan to end", 120)
     wait_for(lambda: not any(row["is_connected"] for row in lab.sessions(orphan)), "its session to leave")
     lab.run("scancel", orphan)
