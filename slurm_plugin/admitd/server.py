@@ -14,8 +14,6 @@ import errno
 import os
 import pwd
 import signal
-import socket
-import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -29,6 +27,7 @@ from nodedaemon.config import Config, Rejected, Settings, load, load_or_raise, l
 from nodedaemon.config.spec import keys_of
 from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
+from nodedaemon.drivers.process import peer_credentials
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, Request, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
 from slurm_plugin.admitd.answers import SubmitAnswers, refused
@@ -57,11 +56,6 @@ CONNECTIONS_MAX = 512
 Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
-def peer_uid(connection: socket.socket) -> int:
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
-
-
 def uids_of(config: Config) -> frozenset[int]:
     """The users that may submit: root, SlurmUser, and the service's own."""
     uids = {0, os.geteuid()}
@@ -79,7 +73,7 @@ class AdmissionServer:
         self.metrics = AdmissionMetrics()
         self.profiles = ProfileCache(store, config.settings.admission.profile_cache_ns / SECOND_NS)
         self.decisions = DecisionQueue(store, self.metrics.count_decision)
-        self.answers = SubmitAnswers(config, self.profiles, self.decisions)
+        self.answers = SubmitAnswers(config, self.profiles, self.decisions, catalog_of(config))
         self.readmission = Readmission(self.answers, slurm)
         self.queries = Queries(self.answers, slurm, store)
         self.upkeep = Upkeep(config, store.open)
@@ -100,7 +94,7 @@ class AdmissionServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def serve_unix(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        uid = peer_uid(writer.get_extra_info("socket"))
+        uid = peer_credentials(writer.get_extra_info("socket")).uid
         if uid not in self._uids:
             self.metrics.refused_peers.inc()
             log.warning("connection refused", uid=uid, reason="neither root nor SlurmUser")

@@ -45,9 +45,7 @@ USERS = ("games", "news", "uucp", "proxy")
 def check_host(root: Path | None = None) -> None:
     """Refuse early, and list everything that is missing. Another `root` has its own programs."""
     if os.geteuid() != 0:
-        raise RequestError(
-            "cluster: start: not root, which device nodes and several users require; run: sudo make demo"
-        )
+        raise RequestError("cluster: start: not root, which device nodes and several users need; run: sudo make demo")
     if root is not None:
         return
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"

@@ -182,9 +182,7 @@ class Supervisor:
             wait_until(lambda node=node: node in self.idle_nodes(), f"{node} to be idle", START_TIMEOUT_S, slurmd)  # type: ignore[misc]
         if plan.with_salus:
             admitd = self.children["admitd"]
-            wait_until(
-                lambda: knows_nodes(plan.admission_socket), "salus-admitd's catalog", START_TIMEOUT_S, admitd
-            )
+            wait_until(lambda: knows_nodes(plan.admission_socket), "salus-admitd's catalog", START_TIMEOUT_S, admitd)
         self.say(f"{plan.node_count} nodes idle")
 
     def mount_directory(self) -> None:
