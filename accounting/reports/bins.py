@@ -55,7 +55,6 @@ class MemoryBin(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     persistent_bytes: int
     ephemeral_bytes: int
-    foreign_bytes: int
     free_bytes: int
 
 
@@ -272,7 +271,7 @@ def _subtract_suspended(connection: Connection, selection: Selection, grid: BinG
 
 def memory_of(connection: Connection, selection: Selection, grid: BinGrid) -> list[MemoryBin]:
     """Mean memory on each device per bin, weighted by time. Bins without records are omitted."""
-    names = ("persistent_bytes_mean", "lane_bytes_mean", "foreign_bytes_mean", "capacity_bytes")
+    names = ("persistent_bytes_mean", "lane_bytes_mean", "capacity_bytes")
     pieces = []
     for number, inside, here in _pieces(connection.dialect.name, DEVICE_USAGE, selection, grid):
         # Double precision: a day in byte-nanoseconds does not fit into 64 bits.
@@ -291,19 +290,15 @@ def memory_of(connection: Connection, selection: Selection, grid: BinGrid) -> li
     )
     if selection.nodes:
         statement = statement.where(NODES.c.name.in_(selection.nodes))
-    made: list[MemoryBin] = []
-    for number, node, device, *means in connection.execute(statement):
-        persistent, lanes, foreign, capacity = (int(value or 0) for value in means)
-        made.append(
-            MemoryBin(
-                start_utc_ns=grid.start_ns + int(number) * grid.bin_ns,
-                span_ns=grid.span_of(int(number)),
-                node=node,
-                device=device,
-                persistent_bytes=persistent,
-                ephemeral_bytes=lanes,
-                foreign_bytes=foreign,
-                free_bytes=max(0, capacity - persistent - lanes - foreign),
-            )
+    return [
+        MemoryBin(
+            start_utc_ns=grid.start_ns + int(number) * grid.bin_ns,
+            span_ns=grid.span_of(int(number)),
+            node=node,
+            device=device,
+            persistent_bytes=int(persistent or 0),
+            ephemeral_bytes=int(lanes or 0),
+            free_bytes=max(0, int(capacity or 0) - int(persistent or 0) - int(lanes or 0)),
         )
-    return made
+        for number, node, device, persistent, lanes, capacity in connection.execute(statement)
+    ]

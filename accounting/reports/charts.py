@@ -98,7 +98,6 @@ def make_charts(
         waits = _waits(connection, selection)
     report_step("profiles")
     window = (selection.start_utc_ns, selection.end_utc_ns)
-    changes = list_changes(database, viewer, users=selection.users, window=window, count_max=100)
     return ReportCharts(
         bin_ns=grid.bin_ns,
         bins=bins,
@@ -107,7 +106,7 @@ def make_charts(
         span_count=span_count,
         marks=marks,
         waits=waits,
-        changes=changes,
+        changes=list_changes(database, viewer, users=selection.users, window=window, count_max=100),
     )
 
 
@@ -203,15 +202,12 @@ def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
     )
     jobs = [dict(row) for row in connection.execute(statement).mappings()]
     reasons = _reasons(connection, [job["admission"] for job in jobs if job["admission"]])
+    names = ("restart_count", "user", "account", "wait_ns", "start_utc_ns")
     return [
         LongWait(
             job=job_name(job),
-            restart_count=job["restart_count"],
-            user=job["user"],
-            account=job["account"],
-            wait_ns=job["wait_ns"],
-            start_utc_ns=job["start_utc_ns"],
             reasons=reasons.get((job["cluster_id"], job["admission"]), []),
+            **{name: job[name] for name in names},
         )
         for job in jobs
     ]
