@@ -9,14 +9,13 @@ import typer
 from cli.entry import ExitCode, FailedError
 from cli.output.moments import SECOND_NS, format_moment, parse_moment
 from cli.output.progress import counting
-from cli.output.render import write_json
+from cli.output.render import Json, write_json
 from cli.remote.accounting import opened
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Maintain the database: schema, roll-up, purge.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Before = Annotated[str, typer.Option("--before", metavar="TIME", help="Time limit, in the format of sacct.")]
 
 

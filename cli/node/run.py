@@ -32,11 +32,6 @@ WAIT_STEP_MS = 1000
 PREPENDED = {"PYTHONPATH": ":", "LD_PRELOAD": " "}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("run", context_settings={"ignore_unknown_options": True})(run)
-
-
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The command of the job.")],

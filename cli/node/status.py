@@ -42,12 +42,6 @@ SESSION_COLUMNS = parse_columns(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("status")(status)
-    app.command("why")(why)
-
-
 def status(
     context: typer.Context,
     job: Annotated[str, typer.Argument(metavar="[JOB]", show_default=False, help="Only this job.")] = "",

@@ -31,11 +31,6 @@ ORDERS = ("share", "waiting", "memory", "job")
 KEYS = "q quit   s order   h keys"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("top")(top)
-
-
 def top(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", "-1", help="Print one view and exit.")] = False,
