@@ -100,6 +100,17 @@ def job_conditions(selection: Selection) -> list[ColumnElement[bool]]:
     return found
 
 
+def overlaps(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
+    """The conditions on a row of intervals that overlaps the window."""
+    start = table.c.start_utc_ns
+    # The first condition can use the index; a sum of columns cannot.
+    return [
+        start > selection.start_utc_ns - INTERVAL_SPAN_MAX_NS,
+        start < selection.end_utc_ns,
+        start + table.c.span_ns > selection.start_utc_ns,
+    ]
+
+
 def held(
     connection: Connection, selection: Selection, dimensions: Dimensions, now_utc_ns: int
 ) -> dict[Group, Measures]:

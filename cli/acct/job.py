@@ -25,7 +25,7 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
     questions = [AskJob(job=job, clusters=name_list(clusters)) for job in jobs]
     pages = [page for question in questions for page in ask(config, question, list[JobPage])]
     if is_json:
-        data = [msgspec.to_builtins(page) | {"notes": notes(page)} for page in pages]
+        data = [msgspec.to_builtins(page) | {"notes": list(notes(page))} for page in pages]
         for run, page in zip(data, pages, strict=True):
             run["measures"] |= {name: getattr(page.measures, name) for name in DERIVED}
         write_json({"meta": {"schema": JSON_SCHEMA, "version": version("salus")}, "data": data})

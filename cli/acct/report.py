@@ -11,7 +11,7 @@ from accounting.questions import AskFigures, AskReport
 from accounting.reports.report import Report
 from accounting.reports.selection import ReportKind, Selection
 from cli.acct.job_ids import name_list, parse_jobs
-from cli.acct.report_fields import DEFAULTS, FLAT_SUMMARY, Scale, choose, help_rows
+from cli.acct.report_fields import DEFAULTS, FIELDS, FLAT_SUMMARY, Scale, choose
 from cli.acct.report_options import TimeUnit
 from cli.acct.report_text import Layout, write_csv, write_parsable, write_report_json, write_table
 from cli.output.moments import SECOND_NS, parse_moment
@@ -88,8 +88,8 @@ def print_report(config: Config, options: ReportOptions) -> bool:
 
 def list_fields() -> None:
     """Print the fields of --format and what they mean."""
-    for name, text in help_rows():
-        print(f"{name:<12} {text}")
+    for field in FIELDS:
+        print(f"{field.name:<12} {field.help}")
 
 
 def read_selection(options: ReportOptions, now: datetime) -> Selection:

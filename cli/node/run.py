@@ -52,10 +52,7 @@ def run(
     program = shutil.which(command[0])
     if program is None:
         raise NotFoundError(f"run: {command[0]}: no such program")
-    sizes = {
-        "persistent_bytes": _size("--persistent", persistent),
-        "ephemeral_bytes": _size("--ephemeral", ephemeral),
-    }
+    sizes = {"persistent_bytes": _size("--persistent", persistent), "ephemeral_bytes": _size("--ephemeral", ephemeral)}
     daemon = _daemon(context, policy, memory)
     answer = daemon.ask(
         "run_start",
@@ -109,13 +106,9 @@ def _daemon(context: typer.Context, policy: str, memory: str) -> DaemonClient:
         if not was_running:
             return client
         if memory:
-            sizes = ", ".join(
-                size_text(device.capacity_bytes) for device in client.ask_for(NodeStatus, "status").devices
-            )
-            print(
-                f"salus: run: --memory {memory} ignored: your salusd already runs with {sizes}",
-                file=sys.stderr,
-            )
+            devices = client.ask_for(NodeStatus, "status").devices
+            sizes = ", ".join(size_text(device.capacity_bytes) for device in devices)
+            print(f"salus: run: --memory {memory} ignored: your salusd already runs with {sizes}", file=sys.stderr)
     if policy:
         client.ask("policy_set", policy=policy)
     return client
