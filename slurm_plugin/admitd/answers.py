@@ -17,6 +17,7 @@ from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionReas
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
 from nodedaemon.wire.segment import parse_segment
+from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.catalog import Catalog, catalog_of
 from slurm_plugin.admitd.decision import AdmissionRules, ProfileLookup, Verdict, class_problem, decide
 from slurm_plugin.admitd.jobdesc import (
@@ -28,7 +29,6 @@ from slurm_plugin.admitd.jobdesc import (
 )
 from slurm_plugin.admitd.profile_cache import Storage
 from slurm_plugin.slurm import GPU_APART_RELEASE
-from slurm_plugin.slurm.cli import user_name
 from slurm_plugin.slurm.tres import parse_tres
 
 log = structlog.get_logger()

@@ -6,7 +6,6 @@ The asker is a Viewer made from a checked credential; every answer is filtered b
 from __future__ import annotations
 
 import asyncio
-import pwd
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
@@ -19,6 +18,7 @@ from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
 from nodedaemon.wire.segment import parse_segment
+from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.database import DatabaseRecords
 from slurm_plugin.admitd.readmission import fields_of
@@ -28,10 +28,7 @@ Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> Viewer:
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
+    user = user_name(uid)
     return Viewer(uid=uid, user=user, is_operator=uid == 0 or user in operators or user in admins)
 
 

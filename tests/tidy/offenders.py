@@ -10,15 +10,11 @@ OFFENDERS: dict[str, set[str]] = {
         "nodedaemon/service",
         "nodedaemon/sim",
     },
-    "kind_tests": {
-        "nodedaemon/service",
-    },
     "vague_names": {
         "cli",
         "nodedaemon/__main__.py",
         "nodedaemon/config",
         "nodedaemon/core",
-        "nodedaemon/drivers",
         "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",

@@ -127,6 +127,11 @@ class Dispatcher:
         if self.journal is not None:
             self.journal.append_note(encode_note(note))
 
+    def carry_out(self, command: Command) -> None:
+        """Carry out a command of the engine, or one that the shell adds, such as the end of a session."""
+        if self.executor is not None:
+            self.executor.carry_out(command)
+
     def snapshot(self) -> tuple[bytes, bytes]:
         return freeze_engine(self.engine), self.state.encode()
 
@@ -166,9 +171,8 @@ class Dispatcher:
             commands = self.process(event, self.clock())
         except (PeerError, RequestError) as error:
             return error
-        if self.executor is not None:
-            for command in commands:
-                self.executor.carry_out(command)
+        for command in commands:
+            self.carry_out(command)
         return None
 
     def _report(self, event: Event, error: SalusError) -> None:

@@ -10,13 +10,13 @@ from nodedaemon.config import Config, load_or_raise
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import MIB, Profile
+from nodedaemon.wire.rate import UserRate
 from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import check, digest
 from slurm_plugin.admitd.decision import ProfileLookup
 from slurm_plugin.admitd.profile_cache import DECISIONS_MAX, Storage
-from slurm_plugin.admitd.rate import UserRate
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.slurm import QueuedJob, SlurmError, SlurmNode
 
@@ -256,8 +256,8 @@ def test_a_credential_is_good_for_its_request_and_its_time():
 
 def test_one_users_requests_do_not_count_for_another():
     now = [0.0]
-    rate = UserRate(2, clock=lambda: now[0])
-    assert [rate.allows(5) for _ in range(3)] == [True, True, False]
-    assert rate.allows(6)
+    rate = UserRate(clock=lambda: now[0])
+    assert [rate.allows(5, 2) for _ in range(3)] == [True, True, False]
+    assert rate.allows(6, 2)
     now[0] = 1.0
-    assert rate.allows(5)
+    assert rate.allows(5, 2)
