@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
     DeviceRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     MeasurementRecord,
+    NodeEventRecord,
     Record,
     SessionRecord,
 )
@@ -73,11 +73,9 @@ class UsageRecorder:
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
             self._meters[device.uuid] = DeviceMeter(
-                self._node.cluster,
-                self._node.name,
-                device.uuid,
-                self._node.incarnation,
-                capacity_bytes=device.usable_bytes,
+                MeteredDevice(
+                    self._node.cluster, self._node.name, device.uuid, self._node.incarnation, device.usable_bytes
+                ),
                 now_utc_ns=utc_ns,
                 now_mono_ns=now_ns,
             )
@@ -251,7 +249,7 @@ class UsageRecorder:
         self.event_counts[kind] = self.event_counts.get(kind, 0) + 1
         self._sequence += 1
         self._record(
-            EventRecord(
+            NodeEventRecord(
                 cluster=self._node.local_cluster if job is not None and job.is_local else self._node.cluster,
                 node=self._node.name,
                 incarnation=self._node.incarnation,
