@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 
 from nodedaemon.config import Config
 from nodedaemon.core import events
-from nodedaemon.core.types import SessionId
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.control_socket import ControlSocket

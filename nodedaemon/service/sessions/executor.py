@@ -2,9 +2,9 @@
 
 Theory of operation. Every effect on a session begins as a command of the engine, and docs/protocol.md, "salusd and a
 session", specifies it. The executor looks the session up, finds its live part (process, pages, connection), and acts. A
-command may be carried out again after a restart, so each effect is safe to repeat: pages are written with the same epoch,
-and an answer with an old epoch changes nothing. A session that is not connected gets its orders when it returns, from the
-engine's state (`recovery`).
+command may be carried out again after a restart, so each effect is safe to repeat: pages are written with the same
+epoch, and an answer with an old epoch changes nothing. A session that is not connected gets its orders when it returns,
+from the engine's state (`recovery`).
 
 The engine decides in which of these states a session is:
 

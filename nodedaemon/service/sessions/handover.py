@@ -1,8 +1,8 @@
 """Grants on gate pages: start, revoke, hand over, and find out what became of a grant.
 
 Theory of operation. The engine decides who runs; the words of a gate page carry the decision to the process. A grant
-has an epoch, and an epoch is used for one grant only. A session may run under an epoch when three things agree: its page
-was armed with that epoch, its lane memory has arrived, and somebody started that epoch. The starter is the daemon
+has an epoch, and an epoch is used for one grant only. A session may run under an epoch when three things agree: its
+page was armed with that epoch, its lane memory has arrived, and somebody started that epoch. The starter is the daemon
 (`start`) or the present holder, for which the daemon named the session as successor (`revoke`).
 
 Who may change what: the daemon writes lease, grant, lane and successor of every page, and moves the state word only to
@@ -11,13 +11,13 @@ word belongs to the session. Both sides change that word by compare-and-swap, so
 succeeds. docs/protocol.md and libsalus/gate.c describe the session's side.
 
 Why a hand-over cannot double a grant: the daemon arms at most one successor that can still be started. Before it names
-another one it withdraws the offer, which fails if the holder has taken it, and disarms the session that was named.
-A session that cannot be disarmed has started, or may have: it counts as running and nobody else is armed.
+another one it withdraws the offer, which fails if the holder has taken it, and disarms the session that was named. A
+session that cannot be disarmed has started, or may have: it counts as running and nobody else is armed.
 
 Why a hand-over cannot lose a grant: the engine keeps every offer made under a grant until the grant is returned. When a
-holder returns, dies, or was found finished, `settle` withdraws and disarms every offer. An offer that cannot be disarmed
-was taken, and the engine learns its epoch with `GrantReturned`. If none was taken, the lane is free and the engine
-grants it again. RETURN normally reports the same; if it was lost with the daemon, the pages still tell.
+holder returns, dies, or was found finished, `settle` withdraws and disarms every offer. An offer that cannot be
+disarmed was taken, and the engine learns its epoch with `GrantReturned`. If none was taken, the lane is free and the
+engine grants it again. RETURN normally reports the same; if it was lost with the daemon, the pages still tell.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Old sessions that come back after a restart of salusd or after a lost connection.
 
-A session proves itself with its process (pid, start time and uid from the kernel) and with the descriptors that it kept:
-gate page, turn page, and its lane if it maps one.
+A session proves itself with its process (pid, start time and uid from the kernel) and with the descriptors that it
+kept: gate page, turn page, and its lane if it maps one.
 """
 
 from __future__ import annotations
