@@ -21,13 +21,13 @@ from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.wire import framing
+from nodedaemon.wire.envelope import PACKET_BYTES_MAX
 from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Message
 from nodedaemon.wire.rate import UserRate
 
 QUEUE_FRAMES_MAX = 64
 #: Frames read from one connection before it is the turn of the others.
 BURST_COUNT = 16
-REQUEST_BYTES_MAX = 16 * 1024
 #: Connections of a user beyond its sessions: for hooks, and for a session that is told why it is refused.
 CONNECTIONS_SPARE = 16
 
@@ -221,15 +221,15 @@ class Connections:
     def _admit(self, peer: socket.socket) -> None:
         peer.settimeout(0)
         connection = Connection(peer, self)
-        uid, limits = connection.credentials.uid, self._configuration.settings.daemon
-        if self._by_uid.get(uid, 0) >= limits.user_sessions_max + CONNECTIONS_SPARE:
+        uid, daemon = connection.credentials.uid, self._configuration.settings.daemon
+        if self._by_uid.get(uid, 0) >= daemon.user_sessions_max + CONNECTIONS_SPARE:
             self.counters.refused_count += 1
             connection.close()
             return
         self.counters.accepted_count += 1
         self._by_uid[uid] = self._by_uid.get(uid, 0) + 1
         self._peers.add(connection)
-        connection.start_timer(limits.hello_timeout_ns / 1e9)
+        connection.start_timer(daemon.hello_timeout_ns / 1e9)
         self.loop.add_reader(peer.fileno(), self._read, connection)
 
     def _read(self, connection: Connection) -> None:
@@ -238,7 +238,7 @@ class Connections:
                 return
             try:
                 packet, descriptors, flags, _ = socket.recv_fds(
-                    connection.socket, REQUEST_BYTES_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC
+                    connection.socket, PACKET_BYTES_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return
