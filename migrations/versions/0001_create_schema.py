@@ -1,6 +1,6 @@
 """Create the schema of the first release.
 
-A migration names tables and columns itself and never imports the models, which change over time.
+A migration defines tables and columns itself and never imports accounting.storage.tables, which changes over time.
 """
 
 from typing import NamedTuple

@@ -163,7 +163,7 @@ def test_a_port_in_use_is_named_with_its_key(tmp_path):
         )  # fmt: skip
     assert done.returncode == 1
     assert f"port {port}: in use; find the process with ss -ltnp" in done.stderr.splitlines()[-1]
-    assert "set AdmissionPort" in done.stderr.splitlines()[-1]
+    assert "change AdmissionPort" in done.stderr.splitlines()[-1]
 
 
 def test_a_machine_without_free_ports_gets_a_clear_message(monkeypatch):
