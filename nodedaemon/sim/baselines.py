@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodedaemon.sim.clock import Appointment, Clock, Due
+from nodedaemon.sim.clock import Appointment, Due, VirtualClock
 from nodedaemon.sim.results import JobTimes, ShareMeter
 from nodedaemon.sim.speed import WORK_SCALE, Speeds
 from nodedaemon.sim.workload import Job
@@ -55,7 +55,7 @@ class UngatedDevice:
     def __init__(
         self,
         number: int,
-        clock: Clock,
+        clock: VirtualClock,
         speeds: Speeds,
         meter: ShareMeter | None,
         ended: Callable[[int], None],

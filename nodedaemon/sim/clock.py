@@ -34,7 +34,7 @@ class Appointment:
         self.action = None
 
 
-class Clock:
+class VirtualClock:
     """Keeps appointments in order of time. Time moves only in `run`."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from nodedaemon.core import events as ev
 from nodedaemon.core import invariants
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import DeviceId, DeviceLimits, JobId, LaneId, LaneSharing, SessionId
-from nodedaemon.sim.clock import Appointment, Clock, Due
+from nodedaemon.sim.clock import Appointment, Due, VirtualClock
 from nodedaemon.sim.node import HeldGrant, SimulatedNode
 from nodedaemon.sim.results import JobTimes, ShareMeter
 from nodedaemon.sim.speed import WORK_SCALE, Speeds
@@ -112,7 +112,7 @@ class GatedDevice:
     def __init__(
         self,
         number: int,
-        clock: Clock,
+        clock: VirtualClock,
         rules: DeviceRules,
         meter: ShareMeter | None,
         ended: Callable[[int], None],

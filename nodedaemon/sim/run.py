@@ -14,7 +14,7 @@ from nodedaemon.core.memory import SHARD_UNIT_BYTES, auto_reserve, device_units,
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneSharing
 from nodedaemon.sim.baselines import UngatedDevice
-from nodedaemon.sim.clock import Clock
+from nodedaemon.sim.clock import VirtualClock
 from nodedaemon.sim.gated_device import DeviceRules, GatedDevice, Turn
 from nodedaemon.sim.line import Room, Spread, bins_needed
 from nodedaemon.sim.results import RunResult, ShareMeter, summarize
@@ -149,7 +149,7 @@ def run_policy(
     )
     speeds = Speeds(setup.pair_speeds)
     rules = DeviceRules(limits, speeds, setup.lane_sharing, setup.is_single_step, setup.startup_weight)
-    clock, meter = Clock(), _meter(prepared)
+    clock, meter = VirtualClock(), _meter(prepared)
     site = Site(
         prepared.jobs,
         clock,
@@ -179,7 +179,7 @@ def run_policy(
 def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None) -> RunResult:
     """Simulate sharing without lanes; see `BASELINES`."""
     setup, jobs = prepared.setup, prepared.jobs
-    clock, speeds, meter = Clock(), Speeds(setup.pair_speeds), _meter(prepared)
+    clock, speeds, meter = VirtualClock(), Speeds(setup.pair_speeds), _meter(prepared)
     numbers = range(len(jobs))
     units, charges = prepared.shares(name)
     order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else list(numbers)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from nodedaemon.sim.clock import Clock, Due
+from nodedaemon.sim.clock import Due, VirtualClock
 from nodedaemon.sim.line import Line, Room
 from nodedaemon.sim.results import JobTimes, ShareMeter
 from nodedaemon.sim.workload import Job
@@ -32,7 +32,7 @@ class Site:
     def __init__(
         self,
         jobs: Sequence[Job],
-        clock: Clock,
+        clock: VirtualClock,
         room: Room,
         charges: Sequence[int],
         order: Sequence[int],

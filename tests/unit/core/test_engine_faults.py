@@ -21,7 +21,7 @@ from nodedaemon.core.types import (
 from tests.support.engine_world import DEVICE, World, make_world
 
 ADA, BEN = Domain("user:ada"), Domain("user:ben")
-ADVICE = "use a smaller batch, or run once alone so that the profile is measured anew"
+ADVICE = "use a smaller batch, or run once alone so that the profile is measured again"
 
 
 def states(world: World) -> dict[int, tuple[SessionState, int | None]]:
