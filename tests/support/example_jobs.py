@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -146,10 +146,6 @@ def _checksum(output: str) -> str:
     found = [line for line in output.splitlines() if line.startswith("checksum ")]
     assert found, output[-2000:]
     return found[-1]
-
-
-def jain(values: Sequence[int]) -> float:
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
 
 class HighWaits:
