@@ -221,15 +221,15 @@ class Connections:
     def _admit(self, peer: socket.socket) -> None:
         peer.settimeout(0)
         connection = Connection(peer, self)
-        uid, limits = connection.credentials.uid, self._configuration.settings.daemon
-        if self._by_uid.get(uid, 0) >= limits.user_sessions_max + CONNECTIONS_SPARE:
+        uid, daemon = connection.credentials.uid, self._configuration.settings.daemon
+        if self._by_uid.get(uid, 0) >= daemon.user_sessions_max + CONNECTIONS_SPARE:
             self.counters.refused_count += 1
             connection.close()
             return
         self.counters.accepted_count += 1
         self._by_uid[uid] = self._by_uid.get(uid, 0) + 1
         self._peers.add(connection)
-        connection.start_timer(limits.hello_timeout_ns / 1e9)
+        connection.start_timer(daemon.hello_timeout_ns / 1e9)
         self.loop.add_reader(peer.fileno(), self._read, connection)
 
     def _read(self, connection: Connection) -> None:
