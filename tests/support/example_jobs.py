@@ -148,10 +148,6 @@ def _checksum(output: str) -> str:
     return found[-1]
 
 
-def jain(values: Sequence[int]) -> float:
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-
-
 class HighWaits:
     """From the journal: for each wait of a class high session, how many grants of others began while it lasted.
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nodedaemon.core.fairness import jain
 from nodedaemon.core.types import MIB
 from slurm_plugin.cluster import control
 from slurm_plugin.cluster.plan import ClusterPlan
@@ -268,11 +269,6 @@ def quantile(values, share):
     low = int(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
-def jain(values):
-    """Jain's index: 1 where all are equal, 1/n where one has everything."""
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
 
 
 def figures(ended, solo_s, device_count):

@@ -16,7 +16,7 @@ from tests.support.mix_simulation import (
     like,
     startups_s,
 )
-from tests.support.slurm_mix import Ended, figures, jain, machine_cpu_s, quantile, slurm_time
+from tests.support.slurm_mix import Ended, figures, machine_cpu_s, quantile, slurm_time
 
 ITERATION_MS = {"small": 40.0, "medium": 70.0, "large": 125.0, "huge": 185.0}
 
@@ -163,7 +163,5 @@ def test_the_machines_processor_time_grows_with_work():
 
 
 def test_small_arithmetic():
-    assert jain([1.0, 1.0]) == 1.0
-    assert jain([1.0, 0.0]) == 0.5
     assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
     assert (slurm_time(0.2), slurm_time(61.0), slurm_time(3600.5)) == ("00:00:01", "00:01:01", "01:00:01")
