@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /* Whole granules; the driver's code. */
-int own_take(uint64_t size_bytes, uint64_t *address);
-int own_give(uint64_t address);
+int own_allocate(uint64_t size_bytes, uint64_t *address);
+int own_free(uint64_t address);
 bool own_holds(uint64_t address);
 
 /* Device memory of this process by NVML; 0 where NVML does not tell. Slow. */

@@ -7,7 +7,8 @@
 
 #include <stdio.h>
 
-#include "cuda_memory.h"
+#include "memory.h"
+#include "memory_cuda.h"
 #include "session.h"
 
 #define CAPTURE_INVALIDATED 901
@@ -69,7 +70,7 @@ static int take_from_pool(uint64_t *address, size_t size_bytes, cuda_word pool, 
     cuda_resolve();
     if (session.phase != PHASE_GATED || !pool || capture_has(stream))
         return ((cuda_function)cuda_table[real])(address, size_bytes, pool, stream);
-    return memory_take(address, size_bytes);
+    return cuda_allocate(address, size_bytes);
 }
 
 WRAP(cuMemAllocFromPoolAsync, uint64_t *address, size_t size_bytes, cuda_word pool,
@@ -90,11 +91,11 @@ WRAP(cuMemAllocManaged, uint64_t *address, size_t size_bytes, unsigned int flags
     int answer;
 
     cuda_resolve();
-    if (!memory_is_allowed(size_bytes))
+    if (!memory_is_within_cap(size_bytes))
         return CUDA_OUT_OF_MEMORY;
     answer = REAL(cuMemAllocManaged)(address, size_bytes, (cuda_word)flags);
     if (!answer)
-        memory_count(*address, size_bytes);
+        cuda_note_private(*address, size_bytes);
     return answer;
 }
 
@@ -111,13 +112,13 @@ static int refuse(const char *call)
 WRAP(cuIpcGetMemHandle, void *handle, uint64_t address)
 {
     cuda_resolve();
-    return memory_is_ours(address) ? refuse("cuIpcGetMemHandle")
+    return cuda_is_placed(address) ? refuse("cuIpcGetMemHandle")
                                    : REAL(cuIpcGetMemHandle)(handle, address);
 }
 
 WRAP(cuMemPoolExportPointer, void *data, uint64_t address)
 {
     cuda_resolve();
-    return memory_is_ours(address) ? refuse("cuMemPoolExportPointer")
+    return cuda_is_placed(address) ? refuse("cuMemPoolExportPointer")
                                    : REAL(cuMemPoolExportPointer)(data, address);
 }

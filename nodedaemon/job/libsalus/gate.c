@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "client.h"
-#include "host.h"
 #include "lending.h"
+#include "memory.h"
 #include "point.h"
 #include "session.h"
 
@@ -59,7 +59,7 @@ static void end_iteration(uint64_t now_ns)
         gate->iteration_since_ns = 0;
     }
     pthread_mutex_lock(&session.memory_lock);
-    host_roll_iteration();
+    memory_roll_iteration();
     pthread_mutex_unlock(&session.memory_lock);
 }
 

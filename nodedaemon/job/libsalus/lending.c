@@ -8,7 +8,7 @@
 
 #include "client.h"
 #include "gate.h"
-#include "host.h"
+#include "memory.h"
 #include "session.h"
 #include "trap.h"
 
@@ -88,7 +88,7 @@ static void finish_unmap(void)
     if (session.lane && session.lane->mapped_bytes && session.lane->id == frame.lane &&
         session.lane->epoch == frame.epoch)
         lane_unmap(session.lane);
-    frame.persistent_bytes = host_persistent_bytes();
+    frame.persistent_bytes = memory_persistent_bytes();
     pthread_mutex_unlock(&session.memory_lock);
     client_send(&frame, SALUS_UNMAPPED, sizeof(frame));
 }

@@ -12,14 +12,14 @@
 
 struct preload_route {
     uintptr_t start, end; /* code of the library whose calls are ours */
-    int (*take)(void **address, size_t align_bytes, size_t size_bytes);
-    void (*give)(void *address);
-    void (*give_elsewhere)(void *address); /* for all other callers */
+    int (*allocate)(void **address, size_t align_bytes, size_t size_bytes);
+    void (*free)(void *address);
+    void (*free_elsewhere)(void *address); /* for all other callers */
 };
 
 struct preload_plain {
-    int (*take)(void **address, size_t align_bytes, size_t size_bytes);
-    void (*give)(void *address);
+    int (*allocate)(void **address, size_t align_bytes, size_t size_bytes);
+    void (*free)(void *address);
 };
 
 /* Exported by the preloaded library. `route` stays valid for ever; `plain` is what would be called

@@ -56,11 +56,11 @@ int region_limit(struct region *region, uint64_t limit_bytes);
  * Offset of a new block, or REGION_NONE. `align_bytes` is a power of two. Blocks of a page or more
  * get whole pages of their own, so that they can be promoted without a neighbour.
  */
-uint64_t region_take(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
-                     uint64_t birth);
+uint64_t region_allocate(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
+                         uint64_t birth);
 
 /* Bytes asked for by the block at exactly this offset, now free; REGION_NONE if there is none. */
-uint64_t region_give(struct region *region, uint64_t offset_bytes);
+uint64_t region_free(struct region *region, uint64_t offset_bytes);
 
 /* The live block at exactly this offset, or NULL. Valid until the next take or give. */
 struct region_extent *region_find(const struct region *region, uint64_t offset_bytes);

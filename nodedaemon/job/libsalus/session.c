@@ -10,7 +10,7 @@
 
 #include "client.h"
 #include "gate.h"
-#include "host.h"
+#include "memory.h"
 #include "point.h"
 #include "trap.h"
 
@@ -100,7 +100,7 @@ static void after_fork_in_child(void)
     }
     memset(&session.gate, 0, sizeof(session.gate));
     client_forget();
-    host_forget_threads();
+    memory_forget_threads();
     session.lane = NULL;
     session.session = 0;
     session.is_child = true;
@@ -122,12 +122,13 @@ int salus_hook(void)
     if (session.is_hooked)
         return 0;
     pthread_once(&fork_once, watch_fork);
-    error = host_hook();
+    error = memory_hook();
     session.is_hooked = !error;
     return error;
 }
 
-static void fill_view(struct salus_hello_view *view, const struct salus_welcome *welcome, bool is_gated)
+static void fill_view(struct salus_hello_view *view, const struct salus_welcome *welcome,
+                      bool is_gated)
 {
     memset(view, 0, sizeof(*view));
     view->session = welcome->session;
@@ -162,7 +163,8 @@ static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
     return 0;
 }
 
-int salus_hello(const char *path, const struct salus_hello_options *options, struct salus_hello_view *view)
+int salus_hello(const char *path, const struct salus_hello_options *options,
+                struct salus_hello_view *view)
 {
     struct salus_hello_options full = {0};
     struct salus_welcome welcome;
@@ -210,7 +212,7 @@ int salus_hello(const char *path, const struct salus_hello_options *options, str
 unlock:
     pthread_mutex_unlock(&session.gate_lock);
     if (!error)
-        host_measure_own();
+        memory_measure_own();
     return error;
 }
 
@@ -231,7 +233,7 @@ static int count_iteration(bool is_boundary, uint64_t now_ns)
         gate->iteration_next++;
     }
     pthread_mutex_lock(&session.memory_lock);
-    host_roll_iteration();
+    memory_roll_iteration();
     pthread_mutex_unlock(&session.memory_lock);
     gate->iteration_count++;
     gate->iteration_since_ns = now_ns;
@@ -267,7 +269,7 @@ int salus_enter(void)
 
     if (!is_attached())
         return -ENOTCONN;
-    host_mark_thread();
+    memory_mark_thread();
     __atomic_add_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
     gate_mark_activity();
     if (session.phase != PHASE_GATED)
@@ -293,7 +295,7 @@ int salus_boundary(void)
 {
     if (!is_attached())
         return -ENOTCONN;
-    host_mark_thread();
+    memory_mark_thread();
     __atomic_store_n(&session.gate.entry.depth, 0, __ATOMIC_RELAXED);
     gate_mark_activity();
     if (session.phase == PHASE_UNGATED)
@@ -310,7 +312,7 @@ bool session_try_boundary(uint64_t now_ns)
     if (!__atomic_load_n(&gate->entry.is_calm, __ATOMIC_RELAXED) || is_spill_untold() ||
         __atomic_load_n(&gate->told_epoch, __ATOMIC_RELAXED))
         return false;
-    host_mark_thread();
+    memory_mark_thread();
     gate_mark_activity();
     if (session.phase == PHASE_UNGATED)
         return !count_iteration(true, now_ns);

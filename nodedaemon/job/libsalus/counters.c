@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "client.h"
-#include "host.h"
+#include "memory.h"
 #include "session.h"
 
 /* What libsalus has measured, as the adaptor reads it and as the daemon records it. */
@@ -34,57 +34,57 @@ static uint64_t median_iteration_ns(void)
     return sorted[count / 2];
 }
 
-static void sum_lanes(struct salus_counters *figures)
+static void sum_lanes(struct salus_counters *counters)
 {
     uint32_t index;
 
     for (index = 0; index < session.lane_count; index++) {
         const struct lane *lane = &session.lanes[index];
 
-        figures->stash_bytes += lane->private_pages * REGION_PAGE_BYTES;
-        figures->stash_copied_bytes += lane->copied_bytes;
-        figures->promotion_count += lane->promotion_count;
+        counters->stash_bytes += lane->private_pages * REGION_PAGE_BYTES;
+        counters->stash_copied_bytes += lane->copied_bytes;
+        counters->promotion_count += lane->promotion_count;
     }
     if (session.lane_count)
-        figures->ephemeral_bytes = session.lanes[session.lane_count - 1].region.high_bytes;
+        counters->ephemeral_bytes = session.lanes[session.lane_count - 1].region.high_bytes;
 }
 
-void salus_counters(struct salus_counters *figures)
+void salus_counters(struct salus_counters *counters)
 {
     const struct memory_counts *counts = &session.counts;
 
-    memset(figures, 0, sizeof(*figures));
+    memset(counters, 0, sizeof(*counters));
     pthread_mutex_lock(&session.memory_lock);
-    figures->iteration_count = session.gate.iteration_count;
-    figures->handover_count = session.gate.handover_count;
-    figures->wait_ns = session.gate.wait_ns;
-    figures->iteration_ns = median_iteration_ns();
-    figures->live_bytes = counts->live_bytes;
-    figures->live_peak_bytes = counts->live_peak_bytes;
-    figures->iteration_start_bytes = counts->iteration_start_bytes;
-    figures->iteration_peak_bytes = counts->iteration_peak_bytes;
-    figures->last_iteration_bytes = counts->last_iteration_bytes;
-    figures->live_persistent_bytes = counts->live_persistent_bytes;
-    figures->live_ephemeral_bytes = counts->live_ephemeral_bytes;
+    counters->iteration_count = session.gate.iteration_count;
+    counters->handover_count = session.gate.handover_count;
+    counters->wait_ns = session.gate.wait_ns;
+    counters->iteration_ns = median_iteration_ns();
+    counters->live_bytes = counts->live_bytes;
+    counters->live_peak_bytes = counts->live_peak_bytes;
+    counters->iteration_start_bytes = counts->iteration_start_bytes;
+    counters->iteration_peak_bytes = counts->iteration_peak_bytes;
+    counters->last_iteration_bytes = counts->last_iteration_bytes;
+    counters->live_persistent_bytes = counts->live_persistent_bytes;
+    counters->live_ephemeral_bytes = counts->live_ephemeral_bytes;
     if (told_persistent_bytes || told_ephemeral_bytes) {
-        figures->live_persistent_bytes = told_persistent_bytes;
-        figures->live_ephemeral_bytes = told_ephemeral_bytes;
+        counters->live_persistent_bytes = told_persistent_bytes;
+        counters->live_ephemeral_bytes = told_ephemeral_bytes;
     }
-    figures->persistent_bytes = host_persistent_peak_bytes();
-    figures->own_bytes = counts->own_bytes;
-    figures->private_bytes = counts->private_bytes;
-    figures->lane_bytes = counts->lane_bytes;
-    figures->lane_count = counts->lane_count;
-    figures->private_count = counts->private_count;
-    figures->spill_count = counts->spill_count;
-    figures->spill_bytes_max = counts->spill_bytes_max;
-    figures->stray_count = counts->stray_count;
-    figures->cap_persistent_bytes = counts->cap_persistent_bytes;
-    figures->cap_ephemeral_bytes = counts->cap_ephemeral_bytes;
-    sum_lanes(figures);
+    counters->persistent_bytes = memory_persistent_peak_bytes();
+    counters->own_bytes = counts->own_bytes;
+    counters->private_bytes = counts->private_bytes;
+    counters->lane_bytes = counts->lane_bytes;
+    counters->lane_count = counts->lane_count;
+    counters->private_count = counts->private_count;
+    counters->spill_count = counts->spill_count;
+    counters->spill_bytes_max = counts->spill_bytes_max;
+    counters->stray_count = counts->stray_count;
+    counters->cap_persistent_bytes = counts->cap_persistent_bytes;
+    counters->cap_ephemeral_bytes = counts->cap_ephemeral_bytes;
+    sum_lanes(counters);
     if (reserved_persistent_bytes || reserved_ephemeral_bytes) {
-        figures->persistent_bytes = reserved_persistent_bytes;
-        figures->ephemeral_bytes = reserved_ephemeral_bytes;
+        counters->persistent_bytes = reserved_persistent_bytes;
+        counters->ephemeral_bytes = reserved_ephemeral_bytes;
     }
     pthread_mutex_unlock(&session.memory_lock);
 }
@@ -129,21 +129,21 @@ void salus_counters_reset(void)
 int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule)
 {
     struct salus_profile_report frame = {.model_hash = model_hash, .input_hash = input_hash};
-    struct salus_counters figures;
+    struct salus_counters counters;
 
     if (!client_is_connected())
         return -ENOTCONN;
-    host_measure_own();
-    salus_counters(&figures);
-    frame.persistent_bytes = figures.persistent_bytes;
-    frame.ephemeral_bytes = figures.ephemeral_bytes;
-    frame.live_persistent_bytes = figures.live_persistent_bytes;
-    frame.live_ephemeral_bytes = figures.live_ephemeral_bytes;
-    frame.iteration_ns = figures.iteration_ns;
-    frame.iteration_count = figures.iteration_count;
-    frame.promotion_count = figures.promotion_count;
-    frame.spill_count = figures.spill_count;
-    frame.spill_bytes_max = figures.spill_bytes_max;
+    memory_measure_own();
+    salus_counters(&counters);
+    frame.persistent_bytes = counters.persistent_bytes;
+    frame.ephemeral_bytes = counters.ephemeral_bytes;
+    frame.live_persistent_bytes = counters.live_persistent_bytes;
+    frame.live_ephemeral_bytes = counters.live_ephemeral_bytes;
+    frame.iteration_ns = counters.iteration_ns;
+    frame.iteration_count = counters.iteration_count;
+    frame.promotion_count = counters.promotion_count;
+    frame.spill_count = counters.spill_count;
+    frame.spill_bytes_max = counters.spill_bytes_max;
     if (rule)
         strncpy(frame.rule, rule, sizeof(frame.rule) - 1);
     return client_send(&frame, SALUS_PROFILE_REPORT, sizeof(frame));
