@@ -1,4 +1,4 @@
-"""The summary of a job in Slurm's AdminComment: one word of ours among those of other tools, which stay as they are."""
+"""The summary of a job in Slurm's AdminComment: one segment, next to those of other tools, which stay unchanged."""
 
 import re
 
@@ -9,7 +9,7 @@ _SECOND_NS = 1_000_000_000
 
 
 def summary_segment(page: JobPage) -> str:
-    """The figures of a run in whole seconds and percent; n/a is left out, and so is the number of a first run."""
+    """A run's figures in whole seconds and percent, without unknown ones. The first run has no `run=`."""
     m = page.measures
     parts = {
         "run": page.restart_count or None,
@@ -25,7 +25,7 @@ def summary_segment(page: JobPage) -> str:
 
 
 def summed_run(comment: str) -> int | None:
-    """The run that the summary in a comment is about; None where there is none."""
+    """The number of the run that the summary in a comment describes; None without a summary."""
     summary = find_word(comment, SUMMARY_MARK)
     if not summary:
         return None
@@ -34,20 +34,20 @@ def summed_run(comment: str) -> int | None:
 
 
 def is_ours(word: str) -> bool:
-    """Whether a word of a comment is Salus': a summary, or what admission wrote."""
+    """Whether Salus wrote this word of a comment: a summary, or the segment of admission."""
     return word.startswith((f"{SUMMARY_MARK};", f"{SEGMENT_MARK};"))
 
 
 def merge_summary(comment: str, segment: str) -> str:
-    """`comment` with its summary replaced, or added at its end; every other character stays."""
+    """`comment` with its summary replaced or appended; every other character stays."""
     return merge_word(comment, SUMMARY_MARK, segment)
 
 
 def joined(kept: str, living: str) -> str:
-    """One comment of two that Slurm's database and its controller have of a job: `kept`, and what only `living` has."""
+    """Merge a job's comments in slurmdbd (`kept`) and slurmctld (`living`): `kept`, and what only `living` has."""
     if living in kept:
         return kept
     if kept in living:
         return living
-    known = set(kept.split())
-    return " ".join([kept, *(word for word in living.split() if word not in known)])
+    segments = set(kept.split())
+    return " ".join([kept, *(segment for segment in living.split() if segment not in segments)])

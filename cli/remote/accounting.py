@@ -27,12 +27,12 @@ def ask(config: Config, question: "Question", kind: type[T], on_step: Callable[[
     """The answer to `question` as `kind`, from wherever the caller may have it."""
     from accounting import service
 
-    told = (
+    reply = (
         _ask_database(config, question, on_step)
         if may_open(config)
         else ask_admission(config.settings.admission, {"op": "accounting", "ask": service.ask_of(question)})["answer"]
     )
-    return service.read(told, kind)
+    return service.read(reply, kind)
 
 
 def may_open(config: Config) -> bool:

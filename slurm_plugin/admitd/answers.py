@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionRecord, Decision, Reason
+from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionReason, AdmissionRecord, Decision
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
 from nodedaemon.wire.segment import parse_segment
@@ -182,8 +182,8 @@ def mapping_of(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def reason_of(shortfall: Shortfall) -> Reason:
-    return Reason(
+def reason_of(shortfall: Shortfall) -> AdmissionReason:
+    return AdmissionReason(
         what=shortfall.what[:NAME_LENGTH_MAX] or "unknown",
         needed=shortfall.needed,
         free=shortfall.free,

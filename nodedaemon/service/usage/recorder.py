@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
     DeviceRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     MeasurementRecord,
+    NodeEventRecord,
     Record,
     SessionRecord,
 )
@@ -75,11 +75,7 @@ class Books:
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
             self._meters[device.uuid] = DeviceMeter(
-                self._cluster,
-                self._node,
-                device.uuid,
-                self._incarnation,
-                capacity_bytes=device.usable_bytes,
+                MeteredDevice(self._cluster, self._node, device.uuid, self._incarnation, device.usable_bytes),
                 now_utc_ns=utc_ns,
                 now_mono_ns=now_ns,
             )
@@ -227,7 +223,7 @@ class Books:
         job = self._state.jobs.get(facts.job) if facts is not None else None
         place = facts.device if facts is not None else device
         self._record(
-            EventRecord(
+            NodeEventRecord(
                 cluster=self._local_cluster if job is not None and job.is_local else self._cluster,
                 node=self._node,
                 incarnation=self._incarnation,
