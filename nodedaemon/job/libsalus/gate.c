@@ -1,13 +1,61 @@
+/*
+ * The session's side of the gate. Theory of operation.
+ *
+ * One lane runs one session at a time. A session may touch lane memory only while the `state` word
+ * of its gate page says RUNNING, and the lane is what its `lane` and `lane_epoch` words name. Every
+ * grant has an epoch. salusd hands out epochs in increasing order and never uses one twice.
+ *
+ * States of a session, in the low byte of `state`:
+ *
+ *   OUT      holds no grant and wants none         -> WAITING  by want()
+ *   WAITING  wants a grant                         -> RUNNING  by try_start()
+ *   RUNNING  holds the grant `epoch`               -> WAITING, OUT by hand_over(), -> IDLE by
+ * idle.c IDLE     holds it, survivors stashed           -> RUNNING  by the session, -> REVOKED by
+ * salusd REVOKED  salusd took it back from IDLE         -> WAITING  by the next entry
+ *
+ * Who writes which word. salusd: lease, grant, lane, lane_epoch, successor (the holder may replace
+ * it by 0), launch. The session: its counts, returned_epoch and returned_counts, and in its own
+ * slot cpu and sleepers. The predecessor: offer and owed in its successor's slot. Anyone: bell,
+ * which only increases. `state` is the only word with two writers; it changes by compare-and-swap,
+ * and every change increments its sequence, so that a swap based on an old value fails.
+ *
+ * Memory order. All words that decide who holds the lane are accessed with sequentially consistent
+ * operations. Counts are relaxed: the sequentially consistent change of `state` that follows makes
+ * them visible. A sleeper writes `sleepers`, then sleeps if `bell` still has the old value; a waker
+ * increments `bell`, then reads `sleepers`. One of the two sees the other, so no wake-up is lost.
+ *
+ * No grant is doubled. A waiter starts only an epoch that (1) is newer than its last one, (2) is
+ * named by `grant` or `offer`, (3) matches the epoch half of `lease`, and (4) survives the swap of
+ * `state`. To take an armed grant back, salusd clears `lease`, then increments the sequence.
+ * try_start() reads the sequence before it checks `lease` again: either it sees the cleared lease,
+ * or its swap fails. A named successor is taken by exchange with 0, by the holder or by salusd.
+ * Exactly one gets it: the holder starts it, or salusd disarms it. The holder leaves RUNNING before
+ * it writes the offer, so two sessions never run in one lane.
+ *
+ * No grant is lost. A grant ends in a RETURN, in a STARTED that the successor sends instead, or in
+ * the death of the holder, which salusd learns from the pidfd. Death at each point of hand_over():
+ *
+ *   before `state` changes      salusd sees RUNNING: the grant ends, the successor is disarmed
+ *   after it, offer not written successor never starts: salusd disarms it and grants again
+ *   offer written, not woken    the bell has changed or the receiver's nudge comes within a second;
+ *                               salusd's disarm fails if the successor runs, and then it is the
+ * holder woken, RETURN not sent      the same: `state` of the successor tells what happened
+ *
+ * A waiter that dies before its swap holds nothing; after it, it is a holder that dies. Each of
+ * these places is a SALUS_POINT (point.h), and tests/integration/libsalus/test_kills.py kills a
+ * session at every one of them.
+ *
+ * Locks: gate_lock serialises everything that changes who holds the grant, except the fast path of
+ * a boundary, which is a load and a compare in the one thread that passes boundaries.
+ */
 #define _GNU_SOURCE
 #include "gate.h"
 
 #include <errno.h>
-#include <linux/membarrier.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "client.h"
+#include "idle.h"
 #include "lending.h"
 #include "memory.h"
 #include "point.h"
@@ -32,7 +80,7 @@ static void store_relaxed(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
-static void set_calm(bool is_calm)
+void gate_set_calm(bool is_calm)
 {
     __atomic_store_n(&gate->entry.is_calm, is_calm, __ATOMIC_SEQ_CST);
 }
@@ -99,9 +147,9 @@ void gate_ring(void)
     }
 }
 
-void gate_tell_started(void)
+void gate_send_started(void)
 {
-    uint64_t epoch = __atomic_exchange_n(&gate->told_epoch, 0, __ATOMIC_RELAXED);
+    uint64_t epoch = __atomic_exchange_n(&gate->started_due_epoch, 0, __ATOMIC_RELAXED);
     struct salus_started frame = {.epoch = epoch};
 
     if (!epoch)
@@ -155,7 +203,7 @@ static uint64_t start_successor(bool wants_next, bool *is_relayed)
     return word >> 16;
 }
 
-static void note_return(uint32_t iteration_count, uint32_t contended_count)
+void gate_note_return(uint32_t iteration_count, uint32_t contended_count)
 {
     store_relaxed(&gate->page->returned_epoch, gate->epoch);
     store_relaxed(&gate->page->returned_counts, (uint64_t)contended_count << 32 | iteration_count);
@@ -172,15 +220,15 @@ static int hand_over(bool wants_next)
     };
     bool is_relayed;
 
-    gate_tell_started();
+    gate_send_started();
     SALUS_POINT(POINT_BEFORE_RETURN);
     if (lending_shut_or_ask())
         return 1;
     SALUS_POINT(POINT_STASHED);
     gate->lease_seen = 0;
-    set_calm(false);
+    gate_set_calm(false);
     gate->is_asking = wants_next;
-    note_return(frame.iteration_count, frame.contended_count);
+    gate_note_return(frame.iteration_count, frame.contended_count);
     SALUS_POINT(POINT_RETURN_NOTED);
     /* Before the state: a count of this grant must not be taken for one of the next. */
     store_relaxed(&gate->page->started_count, 0);
@@ -244,10 +292,10 @@ static bool try_start(void)
         gate->lease_seen = load(&gate->page->lease);
         if (load(&gate->slot->offer) == epoch &&
             __atomic_exchange_n(&gate->slot->owed, 0, __ATOMIC_RELAXED))
-            __atomic_store_n(&gate->told_epoch, epoch, __ATOMIC_RELAXED);
+            __atomic_store_n(&gate->started_due_epoch, epoch, __ATOMIC_RELAXED);
         SALUS_POINT(POINT_OWED_TAKEN);
         lane_open(lane);
-        set_calm(true);
+        gate_set_calm(true);
         SALUS_POINT(POINT_LANE_OPEN);
     }
     pthread_mutex_unlock(&session.memory_lock);
@@ -365,32 +413,6 @@ static int acquire(void)
     }
 }
 
-/* The receiver found us idle: take the lease back, unless salusd was faster. gate_lock held. */
-static void end_idle(void)
-{
-    uint64_t seen = load(&gate->page->state);
-    uint64_t next =
-        state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_RUNNING);
-
-    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
-    if (!gate->lease_seen)
-        return;
-    pthread_mutex_lock(&session.memory_lock);
-    if (state_of(seen) == SALUS_STATE_IDLE && session.lane->mapped_bytes &&
-        __atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-        SALUS_POINT(POINT_IDLE_ENDED);
-        lane_open(session.lane);
-        set_calm(true);
-    } else {
-        gate->lease_seen = 0;
-        /* A boundary that was held up while the lease was taken back falls under the next grant. */
-        gate->is_interrupted = gate->started_count == gate->idle_count;
-        gate->iteration_count -= gate->started_count - gate->idle_count;
-    }
-    pthread_mutex_unlock(&session.memory_lock);
-}
-
 /* Everything but the fast path; gate_lock held. */
 static int renew(bool is_boundary, uint64_t now_ns)
 {
@@ -401,7 +423,7 @@ static int renew(bool is_boundary, uint64_t now_ns)
     if (session.phase != PHASE_GATED)
         return -ENOTCONN;
     if (gate->is_pausing)
-        end_idle();
+        idle_end();
     if (gate->lease_seen) {
         word = load(&gate->page->lease);
         if (!is_boundary)
@@ -487,7 +509,7 @@ int gate_leave(void)
 
     pthread_mutex_lock(&session.gate_lock);
     if (gate->is_pausing)
-        end_idle();
+        idle_end();
     if (gate->lease_seen) {
         end_iteration(clock_ns());
         answer = hand_over(false);
@@ -495,52 +517,4 @@ int gate_leave(void)
     gate->is_interrupted = false;
     pthread_mutex_unlock(&session.gate_lock);
     return answer;
-}
-
-/* Orders the entries' plain stores against our look at them, so that the fast path needs no fence.
- */
-static bool fence_all_threads(void)
-{
-    return !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) ||
-           (!syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) &&
-            !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0));
-}
-
-bool gate_try_idle(uint64_t activity)
-{
-    uint64_t seen, next;
-    bool is_idle = false;
-
-    if (pthread_mutex_trylock(&session.gate_lock))
-        return false;
-    if (session.phase != PHASE_GATED || !gate->lease_seen || gate->is_pausing)
-        goto unlock;
-    __atomic_store_n(&gate->is_pausing, 1, __ATOMIC_SEQ_CST);
-    set_calm(false);
-    if (!fence_all_threads() || __atomic_load_n(&gate->entry.depth, __ATOMIC_SEQ_CST) ||
-        __atomic_load_n(&gate->entry.activity, __ATOMIC_SEQ_CST) != activity)
-        goto resume;
-    gate_tell_started();
-    is_idle = !lending_shut();
-    if (!is_idle)
-        goto resume;
-    /* Time without work is no part of an iteration. */
-    gate->iteration_since_ns = 0;
-    /* What salusd finds should it take the lease back, whatever a thread that is held up counts. */
-    gate->idle_count = __atomic_load_n(&gate->started_count, __ATOMIC_RELAXED);
-    note_return(gate->idle_count, 0);
-    seen = load(&gate->page->state);
-    next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_IDLE);
-    /* Only ours to change while RUNNING, so this cannot fail for long. */
-    while (!__atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST))
-        ;
-    SALUS_POINT(POINT_IDLE);
-    goto unlock;
-resume:
-    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
-    set_calm(true);
-unlock:
-    pthread_mutex_unlock(&session.gate_lock);
-    return is_idle;
 }

@@ -27,12 +27,13 @@ bool gate_try_boundary(uint64_t now_ns);
  * fit. */
 int gate_leave(void);
 
-/* By the receiver: if nothing happened since `activity`, stash and offer the lease. True if idle
- * now. */
-bool gate_try_idle(uint64_t activity);
+/* For idle.c: whether entries may skip the gate, and the counts of a grant that is being returned.
+ */
+void gate_set_calm(bool is_calm);
+void gate_note_return(uint32_t iteration_count, uint32_t contended_count);
 
 /* Sends the STARTED that a predecessor left to us. */
-void gate_tell_started(void);
+void gate_send_started(void);
 
 /*
  * An entry point or a block of the job: something is being done. Whatever is still owed to salusd
@@ -43,8 +44,9 @@ static inline void gate_mark_activity(void)
 {
     /* Entry points and lane blocks of one thread would need no atomic; autograd has several. */
     __atomic_add_fetch(&session.gate.entry.activity, 1, __ATOMIC_RELAXED);
-    if (__builtin_expect(__atomic_load_n(&session.gate.told_epoch, __ATOMIC_RELAXED) != 0, 0))
-        gate_tell_started();
+    if (__builtin_expect(__atomic_load_n(&session.gate.started_due_epoch, __ATOMIC_RELAXED) != 0,
+                         0))
+        gate_send_started();
 }
 
 /* Wakes whoever waits in the gate of this process. */

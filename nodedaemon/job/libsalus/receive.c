@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "idle.h"
 #include "lending.h"
 #include "session.h"
 
@@ -163,6 +164,6 @@ int receive_until_end(int fd, int stop_fd)
             gate_nudge();
         }
         if (session.idle_release_ns && is_resting(&activity, &since_ns))
-            gate_try_idle(activity);
+            idle_try(activity);
     }
 }

@@ -310,7 +310,7 @@ bool session_try_boundary(uint64_t now_ns)
     struct gate *gate = &session.gate;
 
     if (!__atomic_load_n(&gate->entry.is_calm, __ATOMIC_RELAXED) || is_spill_untold() ||
-        __atomic_load_n(&gate->told_epoch, __ATOMIC_RELAXED))
+        __atomic_load_n(&gate->started_due_epoch, __ATOMIC_RELAXED))
         return false;
     memory_mark_thread();
     gate_mark_activity();

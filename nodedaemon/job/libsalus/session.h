@@ -69,7 +69,7 @@ struct gate {
     struct salus_entry entry;
     bool is_asking; /* the daemon knows that we wait; set while an interrupted wait is to be resumed
                      */
-    uint64_t told_epoch; /* STARTED is to be sent for this epoch; 0: nothing to tell */
+    uint64_t started_due_epoch; /* STARTED is to be sent for this epoch; 0: nothing to tell */
     uint32_t is_pausing; /* the receiver looks whether we are idle: entries take the slow way */
 };
 
