@@ -46,8 +46,7 @@ enum salus_framework {
 
 /* Flags of HELLO. */
 enum salus_hello_flag {
-    SALUS_HELLO_RESUME =
-        1, /* reconnect: session, lane and grant are filled in, descriptors attached */
+    SALUS_HELLO_RESUME = 1,  /* reconnect: with session, lane, grant and descriptors */
     SALUS_HELLO_FORKED = 2,  /* the process was forked from another session's process */
     SALUS_HELLO_UNGATED = 4, /* iteration boundaries are not visible: never asks for a grant */
 };

@@ -1,3 +1,4 @@
+/* Measurements: for the adaptor, and as the PROFILE_REPORT for salusd. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>
@@ -7,10 +8,8 @@
 #include "memory.h"
 #include "session.h"
 
-/* What libsalus has measured, as the adaptor reads it and as the daemon records it. */
-
-/* What the framework says of its live bytes; under memory_lock. */
-static uint64_t told_persistent_bytes, told_ephemeral_bytes;
+/* What the framework reported (salus_live, salus_reserved); guarded by memory_lock. */
+static uint64_t stated_persistent_bytes, stated_ephemeral_bytes;
 static uint64_t reserved_persistent_bytes, reserved_ephemeral_bytes;
 
 static int compare_ns(const void *left, const void *right)
@@ -66,9 +65,9 @@ void salus_counters(struct salus_counters *counters)
     counters->last_iteration_bytes = counts->last_iteration_bytes;
     counters->live_persistent_bytes = counts->live_persistent_bytes;
     counters->live_ephemeral_bytes = counts->live_ephemeral_bytes;
-    if (told_persistent_bytes || told_ephemeral_bytes) {
-        counters->live_persistent_bytes = told_persistent_bytes;
-        counters->live_ephemeral_bytes = told_ephemeral_bytes;
+    if (stated_persistent_bytes || stated_ephemeral_bytes) {
+        counters->live_persistent_bytes = stated_persistent_bytes;
+        counters->live_ephemeral_bytes = stated_ephemeral_bytes;
     }
     counters->persistent_bytes = memory_persistent_peak_bytes();
     counters->own_bytes = counts->own_bytes;
@@ -102,7 +101,8 @@ static void raise_both(uint64_t *first, uint64_t first_bytes, uint64_t *second,
 
 void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
-    raise_both(&told_persistent_bytes, persistent_bytes, &told_ephemeral_bytes, ephemeral_bytes);
+    raise_both(&stated_persistent_bytes, persistent_bytes, &stated_ephemeral_bytes,
+               ephemeral_bytes);
 }
 
 void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
@@ -121,7 +121,7 @@ void salus_counters_reset(void)
     counts->iteration_peak_bytes = counts->live_bytes;
     counts->live_persistent_bytes = 0;
     counts->live_ephemeral_bytes = 0;
-    told_persistent_bytes = told_ephemeral_bytes = 0;
+    stated_persistent_bytes = stated_ephemeral_bytes = 0;
     reserved_persistent_bytes = reserved_ephemeral_bytes = 0;
     pthread_mutex_unlock(&session.memory_lock);
 }

@@ -62,9 +62,9 @@
 #include "session.h"
 
 /*
- * A futex wake-up on another CPU costs 30 to 50 us, a spin that succeeds under 1 us; on one CPU a
- * spin only keeps the peer from running. So: spin this long, only if the peer was last seen
- * elsewhere and the last wait was as short.
+ * A futex wake-up on another CPU costs 30 to 50 us, a spin that succeeds less than 1 us. On the
+ * same CPU a spin only keeps the peer from running. So we spin for this long, and only if the peer
+ * ran on another CPU and the last wait was short.
  */
 #define SPIN_NS 20000ull
 
@@ -112,8 +112,9 @@ static void end_iteration(uint64_t now_ns)
 }
 
 /*
- * The rest of an iteration that was counted under the grant before. It uses the new grant up like
- * one that starts, or mates would be overtaken once more than salusd has allowed.
+ * Continues an iteration that was counted under the previous grant. It uses up one iteration of the
+ * new lease, as a new iteration would; otherwise the session would run once more than salusd
+ * allowed.
  */
 static void resume_iteration(void)
 {
@@ -121,13 +122,13 @@ static void resume_iteration(void)
     gate->resumed_count = 1;
 }
 
-/* Whether a lease word of ours lets another iteration start. */
+/* True if this lease word, which is of our epoch, allows another iteration. */
 static bool has_room(uint64_t word)
 {
     return (uint64_t)gate->started_count + gate->resumed_count < (uint32_t)word;
 }
 
-/* Moves `state` on from whatever salusd left there; only the session itself leaves RUNNING. */
+/* Changes `state` whatever salusd has made of it; only the session itself leaves RUNNING. */
 static void set_state(enum salus_gate_state state)
 {
     uint64_t seen = load(&gate->page->state);
@@ -155,13 +156,13 @@ void gate_send_started(void)
     if (!epoch)
         return;
     client_send(&frame, SALUS_STARTED, sizeof(frame));
-    SALUS_POINT(POINT_STARTED_TOLD);
+    SALUS_POINT(POINT_STARTED_SENT);
 }
 
 /*
- * On one CPU whatever we do before we sleep keeps the successor from running, and waking salusd is
- * the dearest of it (a call and, where its CPU sleeps, an interrupt to that CPU). So the successor
- * tells salusd in our place, once it is at work; on another CPU it runs while we tell it ourselves.
+ * On one CPU everything we do before we sleep delays the successor, and waking salusd costs most of
+ * it: a system call and, if its CPU sleeps, an interrupt. So the successor sends STARTED once it
+ * runs. On another CPU the successor runs already while we send RETURN ourselves.
  */
 static bool is_relay_useful(const struct salus_turn_slot *slot, bool wants_next)
 {
@@ -175,8 +176,8 @@ void gate_nudge(void)
         futex_wake(&gate->slot->bell);
 }
 
-/* Starts the successor that salusd has named, if any; its epoch, or 0. `is_relayed`: it tells
- * salusd. */
+/* Starts the successor that salusd has named. Its epoch, or 0. `is_relayed`: the successor will
+ * send STARTED in place of our RETURN. */
 static uint64_t start_successor(bool wants_next, bool *is_relayed)
 {
     uint64_t word = __atomic_exchange_n(&gate->page->successor, 0, __ATOMIC_SEQ_CST);
@@ -209,7 +210,7 @@ void gate_note_return(uint32_t iteration_count, uint32_t contended_count)
     store_relaxed(&gate->page->returned_counts, (uint64_t)contended_count << 32 | iteration_count);
 }
 
-/* 0: the grant is back; 1: it must be kept for another iteration. gate_lock held. */
+/* 0: the grant is returned; 1: it is kept for another iteration. Caller holds gate_lock. */
 static int hand_over(bool wants_next)
 {
     struct salus_return frame = {
@@ -230,7 +231,7 @@ static int hand_over(bool wants_next)
     gate->is_asking = wants_next;
     gate_note_return(frame.iteration_count, frame.contended_count);
     SALUS_POINT(POINT_RETURN_NOTED);
-    /* Before the state: a count of this grant must not be taken for one of the next. */
+    /* Before `state`: salusd must not read a count of this grant as one of the next. */
     store_relaxed(&gate->page->started_count, 0);
     set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
     SALUS_POINT(POINT_STATE_LEFT);
@@ -246,7 +247,7 @@ static int hand_over(bool wants_next)
     return 0;
 }
 
-/* The epoch that may start under this lease word, or 0. */
+/* The epoch that this lease word allows to start, or 0. */
 static uint64_t startable_epoch(uint64_t lease)
 {
     uint64_t epochs[2] = {load(&gate->page->grant), load(&gate->slot->offer)};
@@ -268,15 +269,14 @@ static bool try_start(void)
 
     if (!epoch || state_of(seen) != SALUS_STATE_WAITING)
         return false;
-    /* The sequence was read before the lease is looked at again: a disarm in between makes the swap
+    /* `seen` was read before this second look at the lease: a disarm in between makes the swap
      * fail. */
     if (load(&gate->page->lease) != lease)
         return false;
-    /* salusd has what was started before it took a lease back: a limit that comes now counts from
-     * here. */
+    /* salusd adds a new limit to this count, so it must be 0 before the grant starts. */
     store_relaxed(&gate->page->started_count, 0);
     pthread_mutex_lock(&session.memory_lock);
-    /* LANE may still be with the receiver, which rings when it is mapped. */
+    /* The receiver may still be handling MAP; it rings the bell when the lane is mapped. */
     is_started = lane->mapped_bytes && lane->id == load(&gate->page->lane) &&
                  lane->epoch == load(&gate->page->lane_epoch) &&
                  __atomic_compare_exchange_n(
@@ -326,13 +326,13 @@ static void spin(uint32_t bell)
     } while (clock_ns() < end_ns);
 }
 
-/* Half of it: the receiver's second began before this wait did. */
+/* Half the interval: the receiver's timer started before this wait. */
 static bool is_nudged(uint64_t since_ns)
 {
     return clock_ns() - since_ns >= NUDGE_MS * 500000ull;
 }
 
-/* Until a grant is ours. 0; -EINTR, also after a second of waiting; -ENOTCONN when the session was
+/* Waits for a grant. 0; -EINTR after a signal or a second of waiting; -ENOTCONN if the session was
  * switched off meanwhile. */
 static int wait_turn(uint64_t since_ns)
 {
@@ -358,11 +358,11 @@ static int wait_turn(uint64_t since_ns)
         }
         __atomic_store_n(&gate->slot->sleepers, 1, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_RAISED);
-        /* Without a time-out, which would cost a sixth of the hand-over: the receiver nudges. */
+        /* No time-out, which would cost a sixth of a hand-over; the receiver nudges instead. */
         error = futex_wait(&gate->slot->bell, bell, NULL);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
-        /* A signal that came just before the sleep interrupts nothing: a nudge lets it be seen. */
+        /* A signal that arrived just before the sleep did not interrupt it; a nudge ends it too. */
         if (session.is_interruptible && (error == -EINTR || is_nudged(since_ns))) {
             gate->wait_ns += clock_ns() - since_ns;
             return -EINTR;
@@ -391,8 +391,7 @@ void gate_want_again(void)
         client_send(&frame, SALUS_WANT, sizeof(frame));
 }
 
-/* A grant is held when this answers 0 and one iteration may start. gate_lock held, no grant held.
- */
+/* Gets a grant that allows an iteration, or an error. Caller holds gate_lock and no grant. */
 static int acquire(void)
 {
     int error;
@@ -405,7 +404,7 @@ static int acquire(void)
         if (error)
             return error;
         gate->is_asking = false;
-        /* Revoked before it began: give it back and go on waiting. */
+        /* Revoked before it started: return it and wait again. */
         if ((uint32_t)gate->lease_seen || gate->lease_seen >> 32 != (uint32_t)gate->epoch)
             return 0;
         if (hand_over(true))
@@ -413,7 +412,7 @@ static int acquire(void)
     }
 }
 
-/* Everything but the fast path; gate_lock held. */
+/* Everything but the fast path. Caller holds gate_lock. */
 static int renew(bool is_boundary, uint64_t now_ns)
 {
     uint64_t word;
@@ -430,7 +429,7 @@ static int renew(bool is_boundary, uint64_t now_ns)
             return 0;
         if (word != gate->lease_seen)
             gate->contended_from = gate->started_count;
-        /* A word of another epoch is no lease of ours: the grant is over. */
+        /* A lease of another epoch is not ours: the grant is over. */
         if (word >> 32 == (uint32_t)gate->epoch && has_room(word)) {
             gate->lease_seen = word;
         } else if (!hand_over(true)) {
@@ -468,7 +467,7 @@ int gate_enter(void)
     return answer;
 }
 
-/* The load and the compare. */
+/* The fast path of a boundary. */
 static bool is_lease_open(void)
 {
     uint64_t word = load(&gate->page->lease);

@@ -13,9 +13,9 @@ struct salus_lap *salus_lap_words(void)
     return &lap;
 }
 
-void salus_lap_interpreter(const struct salus_interpreter *given)
+void salus_lap_interpreter(const struct salus_interpreter *functions)
 {
-    interpreter = *given;
+    interpreter = *functions;
 }
 
 static void *answer(bool is_passed)

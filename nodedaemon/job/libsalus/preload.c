@@ -17,12 +17,12 @@ static struct preload_plain next;
 static const struct preload_route *current;
 static __thread bool is_searching;
 
-/* At the first call and not in a constructor: other constructors may allocate before ours. */
+/* At the first call, not in a constructor: other constructors may allocate before ours runs. */
 static bool find_next(void)
 {
     if (__atomic_load_n(&next.free, __ATOMIC_ACQUIRE))
         return true;
-    /* The search itself may allocate: what it gives back then is lost, a few bytes once. */
+    /* dlsym may allocate; a few bytes that it frees meanwhile are lost, once. */
     if (is_searching)
         return false;
     is_searching = true;

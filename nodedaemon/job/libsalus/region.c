@@ -447,6 +447,19 @@ struct region_extent *region_next(const struct region *region, const struct regi
     return index ? at(region, index) : NULL;
 }
 
+uint64_t region_promote(struct region *region, uint64_t iteration)
+{
+    struct region_extent *block = NULL;
+    uint64_t count = 0;
+
+    while ((block = region_next(region, block)))
+        if (!block->is_promoted && block->birth + 2 <= iteration) {
+            block->is_promoted = true;
+            count++;
+        }
+    return count;
+}
+
 bool region_is_sound(const struct region *region)
 {
     uint64_t offset_bytes = 0, used_bytes = 0, page_bytes = 0, used_count = 0;
