@@ -14,7 +14,7 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 
 if TYPE_CHECKING:
-    from nodedaemon.service.checks.doctor import Finding
+    from nodedaemon.service.checks.doctor import Diagnosis
 
 COLUMNS = (
     Column("level", "LEVEL"),
@@ -55,22 +55,22 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _slurm_findings(config: Config) -> "list[Finding]":
+def _slurm_findings(config: Config) -> "list[Diagnosis]":
     """Differences between salus.conf and Slurm's files; none on a machine without Slurm's files."""
     from cli.site.slurm_config import check_slurm
-    from nodedaemon.service.checks.doctor import Finding, Level
+    from nodedaemon.service.checks.doctor import Diagnosis, Level
 
     path = config.settings.slurm.conf
     if not Path(path).exists():
-        return [Finding("slurm", Level.NOTE, f"{path}: not found", "set SlurmConf if this node belongs to a cluster")]
+        return [Diagnosis("slurm", Level.NOTE, f"{path}: not found", "set SlurmConf if this node belongs to a cluster")]
     try:
         found = check_slurm(config)
     except SalusError as error:
-        return [Finding("slurm", Level.FAILURE, str(error), f"make {path} readable")]
+        return [Diagnosis("slurm", Level.FAILURE, str(error), f"make {path} readable")]
     if not found:
-        return [Finding("slurm", Level.OK, f"{path}: agrees with salus.conf")]
+        return [Diagnosis("slurm", Level.OK, f"{path}: agrees with salus.conf")]
     return [
-        Finding(
+        Diagnosis(
             "slurm",
             Level.FAILURE if text.startswith("error") else Level.WARNING,
             text,

@@ -5,7 +5,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from cli.entry import NotFoundError, UnreachableError
 from cli.node.queue import ask_queue_why, show_queue
 from cli.output.render import Cell, Column, Form, form_of, write_json, write_rows
 from cli.output.units import percent_text, size_text, span_text
@@ -20,6 +19,7 @@ from nodedaemon.wire.control import (
     SessionWhy,
     WhyAnswer,
 )
+from nodedaemon.wire.envelope import NotFoundError, UnreachableError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and nanoseconds.")]
 Parsable = Annotated[

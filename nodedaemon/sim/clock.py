@@ -50,6 +50,14 @@ class Clock:
         heappush(self._heap, (at_ns, kind, number, self._put_count, appointment))
         return appointment
 
+    def move(
+        self, appointment: Appointment | None, left_ns: int | None, kind: Due, number: int, action: Callable[[], None]
+    ) -> Appointment | None:
+        """Replace an appointment by one in `left_ns` from now, or by none."""
+        if appointment is not None:
+            appointment.cancel()
+        return None if left_ns is None else self.put(self.now_ns + left_ns, kind, number, action)
+
     def run(self) -> None:
         """Keep appointments until none is left."""
         heap = self._heap

@@ -162,7 +162,7 @@ def test_a_port_in_use_is_named_with_its_key(tmp_path):
             timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     assert done.returncode == 1
-    assert f"port {port}: in use; see who has it with ss -ltnp" in done.stderr.splitlines()[-1]
+    assert f"port {port}: in use; find the process with ss -ltnp" in done.stderr.splitlines()[-1]
     assert "set AdmissionPort" in done.stderr.splitlines()[-1]
 
 

@@ -104,7 +104,7 @@ def test_who_is_held_up_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
     held_up, mate = start_session(daemon), start_session(daemon)
     assert held_up.ask("boundary_of_adaptor") == 1
     held_up.ask("hold_at", point=_NAMES.index(point))
-    held_up.send("lap_boundary")
+    held_up.send("follow_boundary")
     page = daemon.sessions[1].page
     daemon.wait_until(lambda: page.read().state is GateState.IDLE, "it looks idle")
     assert mate.ask("enter") == 1
@@ -123,7 +123,7 @@ def test_libsalus_passes_a_calm_boundary_alone(start_daemon: StartDaemon, start_
     daemon = start_daemon(idle_release_ns=IDLE_NS)
     busy = start_session(daemon)
     assert busy.ask("boundary_of_adaptor") == 1
-    assert busy.ask("lap_boundary") == 0
+    assert busy.ask("follow_boundary") == 0
     assert busy.ask("figures")["iteration_count"] == 2
 
 

@@ -35,7 +35,7 @@ def test_the_cgroup_wins_over_everything(proc):
     assert find_job(50, jobs, no_list, proc.root).job is jobs[JobId("12")]
 
 
-def test_a_sluid_names_the_job_that_the_prolog_told_of(proc):
+def test_a_sluid_names_the_job_that_the_prolog_announced(proc):
     proc(50, 1, 7, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0\n")
     jobs = {JobId("12"): job("12", sluid="s5K1KKYAYG5D00")}
     assert find_job(50, jobs, no_list, proc.root).job is jobs[JobId("12")]
