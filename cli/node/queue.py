@@ -9,24 +9,15 @@ import msgspec
 import typer
 
 from cli.entry import FailedError
-from cli.output.render import Column, Form, write_json, write_rows
+from cli.output.render import Form, parse_columns, write_json, write_rows
 from cli.output.units import size_text
 from cli.remote.admitd import ask_admission
 from cli.site.config import config_of
 from nodedaemon.wire.control import WhyAnswer
 
-COLUMNS = (
-    Column("target", "JOB"),
-    Column("user", "USER"),
-    Column("partition", "PARTITION"),
-    Column("state", "STATE"),
-    Column("kind", "KIND"),
-    Column("class", "CLASS"),
-    Column("persistent_bytes", "P", "right"),
-    Column("ephemeral_bytes", "E", "right"),
-    Column("shards", "SHARDS", "right"),
-    Column("nodes", "NODES"),
-    Column("reason", "REASON"),
+COLUMNS = parse_columns(
+    "target=JOB user=USER partition=PARTITION state=STATE kind=KIND class=CLASS persistent_bytes=P> "
+    "ephemeral_bytes=E> shards=SHARDS> nodes=NODES reason=REASON"
 )
 
 

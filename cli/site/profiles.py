@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from cli.output.moments import format_moment
-from cli.output.render import Cell, Column, form_of, write_json, write_rows
+from cli.output.render import Cell, Column, form_of, parse_columns, write_json, write_rows
 from cli.site.config import config_of
 from nodedaemon.config.kinds import Size, Time
 from nodedaemon.core.errors import RequestError
@@ -40,18 +40,10 @@ def list_(
 ) -> None:
     """List profiles: the memory that admission uses, the number of runs, and the last run."""
     found = _find(config_of(context), users=user, model=model)
-    columns = [
-        Column("user", "User"),
-        Column("signature", "Signature"),
-        Column("model", "Model"),
-        Column("persistent", "Persistent", "right"),
-        Column("ephemeral", "Ephemeral", "right"),
-        Column("solo_ms", "Solo ms", "right"),
-        Column("runs", "Runs", "right"),
-        Column("version", "Version", "right"),
-        Column("state", "State"),
-        Column("seen", "Last seen"),
-    ]
+    columns = parse_columns(
+        "user=User signature=Signature model=Model persistent=Persistent> ephemeral=Ephemeral> "
+        "solo_ms=Solo_ms> runs=Runs> version=Version> state=State seen=Last_seen"
+    )
     if json:
         write_json(msgspec.to_builtins(found))
         return

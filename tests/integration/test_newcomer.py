@@ -1,4 +1,4 @@
-"""A wrong turn of somebody who tries Salus for the first time is answered by one line that says what to do."""
+"""Mistakes of a new user result in one line that says what to do."""
 
 import os
 import pwd
@@ -166,7 +166,7 @@ def test_a_port_in_use_is_named_with_its_key(tmp_path):
     assert "set AdmissionPort" in done.stderr.splitlines()[-1]
 
 
-def test_a_machine_without_free_ports_is_told_so(monkeypatch):
+def test_a_machine_without_free_ports_gets_a_clear_message(monkeypatch):
     monkeypatch.setattr(ports, "TRIES_MAX", 1)
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]

@@ -29,7 +29,6 @@ OFFENDERS: dict[str, set[str]] = {
     "wide_markdown": {
         "docs/adr",
         "docs/architecture.md",
-        "docs/boundaries.md",
         "docs/policies.md",
         "docs/protocol.md",
         "docs/sessions.md",
@@ -39,13 +38,11 @@ OFFENDERS: dict[str, set[str]] = {
     "banned_phrases": {
         "cli",
         "docs/architecture.md",
-        "docs/boundaries.md",
         "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
         "docs/testing.md",
         "emulator",
-        "examples",
         "nodedaemon/core",
         "nodedaemon/drivers",
         "nodedaemon/job",
