@@ -45,8 +45,8 @@
 /* An iteration is never empty: salusd has time to read one RETURN before the next. */
 #define ITERATION_NS 200000
 
-void *salus_block_take(uint64_t size_bytes);
-void salus_block_give(void *address);
+void *salus_block_allocate(uint64_t size_bytes);
+void salus_block_free(void *address);
 
 struct shared {
     uint64_t epoch;
@@ -213,7 +213,7 @@ static void run_session(int index, int rounds, const char *path, const char *mod
         if (salus_boundary() < 0)
             fail("boundary");
         begin_ns = now_ns();
-        salus_block_give(salus_block_take(4096));
+        salus_block_free(salus_block_allocate(4096));
         block_ns = now_ns() - begin_ns;
         sample(round, is_notice ? block_ns : begin_ns - shared->left_ns);
         work(begin_ns);
@@ -224,10 +224,10 @@ static void run_session(int index, int rounds, const char *path, const char *mod
              * elsewhere. */
             void *last = survivor;
 
-            survivor = salus_block_take(bytes);
+            survivor = salus_block_allocate(bytes);
             memset(survivor, index + 1, bytes);
             if (last)
-                salus_block_give(last);
+                salus_block_free(last);
         }
         shared->left_ns = now_ns();
     }
