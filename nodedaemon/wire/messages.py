@@ -62,7 +62,6 @@ class HelloFlag(enum.IntFlag):
 class WelcomeFlag(enum.IntFlag):
     TRAP = 1
     UNGATED = 2
-    NOSTASH = 4
     RELAY = 8
 
 

@@ -49,7 +49,6 @@ enum salus_framework {
 /* Flags of WELCOME. */
 #define SALUS_WELCOME_TRAP    1u /* StrayAccess=trap: keep a lent lane unreadable */
 #define SALUS_WELCOME_UNGATED 2u /* no profile or several sessions: measure, never WANT */
-#define SALUS_WELCOME_NOSTASH 4u /* negative control of the tests: survivors are not kept */
 #define SALUS_WELCOME_RELAY   8u /* STARTED of a successor may stand in for the RETURN of who started it */
 
 /* What OVERRUN asks for. */

@@ -40,11 +40,11 @@ def measure(rounds: int, policy: str, device_share: float) -> dict[str, object]:
         for size, run in runs.items():
             # Processor time: the simulator is one thread, and the machine may be shared.
             begin, begin_wall = time.process_time(), time.monotonic()
-            told = run_policy(run, policy)
+            outcome = run_policy(run, policy)
             costs[size].append(time.process_time() - begin)
             walls[size].append(time.monotonic() - begin_wall)
             print(f"round {number + 1}: {size} jobs on {run.setting.device_count} devices: {costs[size][-1]:.2f} s, "
-                  f"{told.hand_overs} hand-overs", file=sys.stderr)  # fmt: skip
+                  f"{outcome.hand_overs} hand-overs", file=sys.stderr)  # fmt: skip
         begin = time.process_time()
         run_baseline(runs[SIZES[-1]], "exclusive")
         exclusive.append(time.process_time() - begin)

@@ -1,6 +1,6 @@
 """A PyTorch job whose tensors lie in a lane while it forks: the two cases that a naive shared mapping breaks.
 
-Run as a program with the socket's path; prints one JSON object: what parent and children saw.
+Run as a program with the paths of salusd's control socket and socket. Prints what parent and children saw as JSON.
 """
 
 import ctypes
@@ -13,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "nodedaemon" / "job"))
+sys.path[:0] = [str(ROOT / "nodedaemon" / "job"), str(ROOT)]
 from salus_job import binding  # noqa: E402
+
+from tests.support.worker import MIB, start_run  # noqa: E402
 
 
 class Doubling(Dataset):
@@ -42,10 +44,12 @@ def run_child(tensor: torch.Tensor) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)
+    sizes = {"persistent_bytes": 512 * MIB, "ephemeral_bytes": 32 * MIB}
+    assert start_run(sys.argv[1], {"name": "fork", "wait_ms": 60_000, **sizes})["ok"]
     library = binding.load(str(ROOT / "nodedaemon" / "job" / "libsalus" / "libsalus.so"))
     hooked = library.salus_hook()
     options = binding.Options(size_bytes=ctypes.sizeof(binding.Options), framework=binding.FRAMEWORK_TORCH)
-    attached = library.salus_hello(sys.argv[1].encode(), ctypes.byref(options), ctypes.byref(binding.View()))
+    attached = library.salus_hello(sys.argv[2].encode(), ctypes.byref(options), ctypes.byref(binding.View()))
     library.salus_boundary()
     rows = torch.ones(64, 4096)
     kept = torch.full((256, 1024), 3.0)
