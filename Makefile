@@ -7,7 +7,7 @@ PYTEST := $(PY) -m pytest -q
 # What needs hours or a GPU has targets of its own.
 NORMAL := -m "not soak and not gpu"
 
-.PHONY: demo setup boundaries docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record numbers clean
+.PHONY: demo setup boundaries layouts docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record compare numbers clean
 .PHONY: wheel deb test-deb test-clean test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
 # For the demo alone a smaller set-up will do, where there is none yet.
@@ -62,6 +62,10 @@ man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 	$(PY) -m cli.manual docs/man
 	$(PY) -m tools.state_diagrams docs/sessions.md
+
+# The Python side of the C headers.
+layouts: $(STAMP)
+	$(PY) -m tools.layouts
 
 boundaries: $(STAMP)
 	$(PY) -m tools.boundaries
@@ -160,6 +164,11 @@ bench: native
 record: native
 	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [REPEAT=5]" >&2; exit 2; }
 	@$(PY) -m tools.record $(BENCH) --repeat $(or $(REPEAT),1) $(ARGS)
+
+# One benchmark on this tree and on an older commit, in turns.
+compare: native
+	@test -n "$(BENCH)" -a -n "$(BASE)" || { echo "compare: say which: make compare BENCH=NAME BASE=COMMIT [ROUNDS=3]" >&2; exit 2; }
+	@$(PY) -m tools.compare $(BENCH) $(BASE) --rounds $(or $(ROUNDS),3) -- $(ARGS)
 
 numbers: $(STAMP)
 	@$(PY) -m tools.benchmark_plots

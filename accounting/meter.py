@@ -1,25 +1,28 @@
-"""Measures who had a device: the definitions of busy, occupied, entitled and memory over time, as running sums.
+"""Measures each job's use of a device: running sums of busy, occupied and entitled time and of memory over time.
 
-Pure: the daemon feeds one meter a device with the changes it carries out, in order of the monotonic clock, and closes
-an interval every so often, on round UTC times, and at once when the wall clock was stepped. Each instant goes whole:
-busy time to the running iterations in equal parts, idle time to the jobs present by their charge. An event costs the
-same with four sessions or four hundred, because shares grow on counters common to all; rounding is settled when an
-interval is closed, so that the records of an interval sum to its wall time to the nanosecond.
+The meter does no I/O. The daemon reports every change to the meter of the device, in the order of the monotonic clock.
+It closes an interval at round UTC times, and immediately when the wall clock is stepped.
+
+Every nanosecond is divided completely: busy time in equal parts among the running iterations, idle time among the jobs
+present, in proportion to their charge. A change costs the same with four sessions or four hundred, because shares
+accumulate on counters that all sessions have in common. Rounding is settled when an interval is closed, so the records
+of an interval add up to its wall time to the nanosecond.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, NamedTuple
 
 from accounting.records import DeviceUsageRecord, JobKey, Record, UsageRecord
 
-# Shares are kept in 2**-40 ns: a billion events then lose less than a thousandth of a nanosecond.
+# The unit of shares is 2**-40 ns: a billion events then lose less than a thousandth of a nanosecond.
 FRACTION_BITS = 40
 _ONE = 1 << FRACTION_BITS
 _BYTE_NS_PER_MIB_MS = (1 << 20) * 1_000_000
 
 
 class Activity(Enum):
-    """What a session does. An ungated session runs for as long as it is there."""
+    """What a session is doing. An ungated session is running for its whole life."""
 
     OUTSIDE = "outside"
     WAITING = "waiting"
@@ -80,51 +83,51 @@ class _Lane:
     since_mono_ns: int = 0
 
 
-class DeviceMeter:
-    """The meter of one device. Times are monotonic nanoseconds and never go back."""
+class MeteredDevice(NamedTuple):
+    """The device that a meter measures, and the daemon's incarnation that does it."""
 
-    def __init__(
-        self,
-        cluster: str,
-        node: str,
-        device: str,
-        incarnation: str,
-        *,
-        capacity_bytes: int,
-        now_utc_ns: int,
-        now_mono_ns: int,
-    ) -> None:
-        self._names = {"node": node, "device": device, "incarnation": incarnation}
-        self._cluster = cluster
-        self._capacity_bytes = capacity_bytes
+    cluster: str
+    node: str
+    device: str
+    incarnation: str
+    capacity_bytes: int
+
+
+class DeviceMeter:
+    """The meter of one device. Times are monotonic nanoseconds and never decrease."""
+
+    def __init__(self, device: MeteredDevice, *, now_utc_ns: int, now_mono_ns: int) -> None:
+        self._names: dict[str, Any] = {"node": device.node, "device": device.device, "incarnation": device.incarnation}
+        self._cluster = device.cluster
+        self._capacity_bytes = device.capacity_bytes
         self._sessions: dict[int, _Session] = {}
         self._jobs: dict[JobKey, _Job] = {}
         self._lanes: dict[int, _Lane] = {}
         self._now_ns = now_mono_ns
-        # Shares per running session, per unit of charge and per unit of weight since the beginning.
+        # Accumulated shares per running session, per unit of charge, and per unit of weight.
         self._run = self._idle = self._entitled = 0
         self._running_count = self._charge_sum = self._weight_sum = self._present_count = 0
-        self._foreign_bytes = self._lane_bytes = self._persistent_bytes = self._job_count_max = 0
+        self._lane_bytes = self._persistent_bytes = self._job_count_max = 0
         self._begin(now_utc_ns)
 
     def join(self, session: int, job: JobKey, now_mono_ns: int, *, charge: int, weight: int = 1) -> None:
-        """A session of `job` is there from now on; `charge` (at least 1) and `weight` are the job's, given once."""
+        """A session of `job` starts. `charge` (at least 1) and `weight` are the job's; its first session sets them."""
         self._advance(now_mono_ns)
-        known = self._jobs.get(job)
-        if known is None:
-            known = self._jobs[job] = _Job(job, max(1, charge), max(1, weight), now_mono_ns, now_mono_ns)
-        self._settle(known)
-        known.sessions += 1
-        if known.sessions == 1:
-            known.charge, known.weight = max(1, charge), max(1, weight)
-            self._charge_sum += known.charge
+        metered = self._jobs.get(job)
+        if metered is None:
+            metered = self._jobs[job] = _Job(job, max(1, charge), max(1, weight), now_mono_ns, now_mono_ns)
+        self._settle(metered)
+        metered.sessions += 1
+        if metered.sessions == 1:
+            metered.charge, metered.weight = max(1, charge), max(1, weight)
+            self._charge_sum += metered.charge
             self._present_count += 1
             self._job_count_max = max(self._job_count_max, self._present_count)
-        known.counts[Activity.OUTSIDE] += 1
-        self._sessions[session] = _Session(known)
+        metered.counts[Activity.OUTSIDE] += 1
+        self._sessions[session] = _Session(metered)
 
     def leave(self, session: int, now_mono_ns: int) -> None:
-        """The session is gone, whatever it was doing."""
+        """The session has ended, whatever it was doing."""
         self.change(session, Activity.OUTSIDE, now_mono_ns)
         self.bind(session, None, now_mono_ns)
         self.set_memory(session, 0, 0, now_mono_ns)
@@ -139,23 +142,23 @@ class DeviceMeter:
             self._present_count -= 1
 
     def change(self, session: int, activity: Activity, now_mono_ns: int, *, iteration_count: int = 0) -> None:
-        """The session does something else from now on, having finished `iteration_count` iterations meanwhile."""
+        """The session's activity changes, after `iteration_count` more iterations."""
         self._advance(now_mono_ns)
-        known = self._sessions[session]
-        job = known.job
+        metered = self._sessions[session]
+        job = metered.job
         self._settle(job)
         job.iteration_count += iteration_count
-        if known.activity is activity:
+        if metered.activity is activity:
             return
-        if known.activity is Activity.RUNNING:
-            job.busy += self._run - known.run_from
+        if metered.activity is Activity.RUNNING:
+            job.busy += self._run - metered.run_from
             self._running_count -= 1
         wanted = job.wants
-        job.counts[known.activity] -= 1
+        job.counts[metered.activity] -= 1
         job.counts[activity] += 1
-        known.activity = activity
+        metered.activity = activity
         if activity is Activity.RUNNING:
-            known.run_from = self._run
+            metered.run_from = self._run
             self._running_count += 1
         self._weight_sum += job.weight * (int(job.wants) - int(wanted))
 
@@ -164,47 +167,41 @@ class DeviceMeter:
         self._sessions[session].job.handover_count += 1
 
     def set_memory(self, session: int, persistent_bytes: int, ephemeral_bytes: int, now_mono_ns: int) -> None:
-        """What the session needs at its peak: persistent, and in a lane."""
+        """The session's peak memory: persistent, and in a lane."""
         self._advance(now_mono_ns)
-        known = self._sessions[session]
-        job = known.job
+        metered = self._sessions[session]
+        job = metered.job
         self._settle(job)
-        job.persistent_bytes += persistent_bytes - known.persistent_bytes
-        job.ephemeral_bytes += ephemeral_bytes - known.ephemeral_bytes
-        self._persistent_bytes += persistent_bytes - known.persistent_bytes
-        known.persistent_bytes, known.ephemeral_bytes = persistent_bytes, ephemeral_bytes
+        job.persistent_bytes += persistent_bytes - metered.persistent_bytes
+        job.ephemeral_bytes += ephemeral_bytes - metered.ephemeral_bytes
+        self._persistent_bytes += persistent_bytes - metered.persistent_bytes
+        metered.persistent_bytes, metered.ephemeral_bytes = persistent_bytes, ephemeral_bytes
         job.persistent_bytes_max = max(job.persistent_bytes_max, job.persistent_bytes)
         job.ephemeral_bytes_max = max(job.ephemeral_bytes_max, job.ephemeral_bytes)
 
     def set_lane(self, lane: int, lane_bytes: int, now_mono_ns: int) -> None:
-        """The lane holds so many bytes from now on; 0 while it is parked."""
+        """The size of a lane changes; it is 0 while the lane is parked."""
         self._advance(now_mono_ns)
-        known = self._lanes.setdefault(lane, _Lane(0, since_mono_ns=now_mono_ns))
-        self._settle_lane(known)
-        self._lane_bytes += lane_bytes - known.lane_bytes
-        known.lane_bytes = lane_bytes
-        if lane_bytes == 0 and not known.sessions:
+        metered = self._lanes.setdefault(lane, _Lane(0, since_mono_ns=now_mono_ns))
+        self._settle_lane(metered)
+        self._lane_bytes += lane_bytes - metered.lane_bytes
+        metered.lane_bytes = lane_bytes
+        if lane_bytes == 0 and not metered.sessions:
             del self._lanes[lane]
 
     def bind(self, session: int, lane: int | None, now_mono_ns: int) -> None:
-        """The session uses this lane from now on, or none."""
+        """The session moves to `lane`; None: it leaves its lane."""
         self._advance(now_mono_ns)
-        known = self._sessions[session]
-        for number, is_in in ((known.lane, False), (lane, True)):
+        for number, is_in in ((self._sessions[session].lane, False), (lane, True)):
             if number is None:
                 continue
-            place = self._lanes.setdefault(number, _Lane(0, since_mono_ns=now_mono_ns))
-            self._settle_lane(place)
-            (place.sessions.add if is_in else place.sessions.discard)(session)
-        known.lane = lane
-
-    def set_foreign(self, foreign_bytes: int, now_mono_ns: int) -> None:
-        """Bytes that processes outside Salus hold on the device."""
-        self._advance(now_mono_ns)
-        self._foreign_bytes = foreign_bytes
+            metered = self._lanes.setdefault(number, _Lane(0, since_mono_ns=now_mono_ns))
+            self._settle_lane(metered)
+            (metered.sessions.add if is_in else metered.sessions.discard)(session)
+        self._sessions[session].lane = lane
 
     def close(self, now_utc_ns: int, now_mono_ns: int) -> list[Record]:
-        """End the interval: one record a job that was there, and one for the device. The next begins at once."""
+        """End the interval and begin the next: one record per job that was present, and one for the device."""
         self._advance(now_mono_ns)
         for lane in self._lanes.values():
             self._settle_lane(lane)
@@ -227,7 +224,7 @@ class DeviceMeter:
     def _begin(self, now_utc_ns: int) -> None:
         self._start_utc_ns, self._start_mono_ns = now_utc_ns, self._now_ns
         self._busy_ns = self._idle_ns = self._wanted_ns = 0
-        self._persistent_byte_ns = self._lane_byte_ns = self._foreign_byte_ns = 0
+        self._persistent_byte_ns = self._lane_byte_ns = 0
         self._job_count_max = self._present_count
 
     def _restart(self, job: _Job) -> None:
@@ -239,7 +236,7 @@ class DeviceMeter:
 
     def _advance(self, now_mono_ns: int) -> None:
         passed_ns = now_mono_ns - self._now_ns
-        assert passed_ns >= 0, "the monotonic clock went back"
+        assert passed_ns >= 0, "the monotonic clock went backwards"
         if passed_ns == 0:
             return
         self._now_ns = now_mono_ns
@@ -254,7 +251,6 @@ class DeviceMeter:
             self._entitled += passed_ns * _ONE // self._weight_sum
         self._persistent_byte_ns += self._persistent_bytes * passed_ns
         self._lane_byte_ns += self._lane_bytes * passed_ns
-        self._foreign_byte_ns += self._foreign_bytes * passed_ns
 
     def _settle(self, job: _Job) -> None:
         passed_ns = self._now_ns - job.since_mono_ns
@@ -318,18 +314,17 @@ class DeviceMeter:
                 capacity_bytes=self._capacity_bytes,
                 persistent_bytes_mean=self._persistent_byte_ns // max(1, span_ns),
                 lane_bytes_mean=self._lane_byte_ns // max(1, span_ns),
-                foreign_bytes_mean=self._foreign_byte_ns // max(1, span_ns),
             )
         )
         return records
 
 
 def apportion(total: int, shares: list[int]) -> list[int]:
-    """Whole numbers near `shares` (in 2**-40) that sum to `total`: the largest remainders are rounded up."""
+    """Round `shares` (in 2**-40) to integers that add up to `total`: the largest remainders are rounded up."""
     floors = [share >> FRACTION_BITS for share in shares]
     missing = total - sum(floors)
     assert 0 <= missing <= len(shares), "shares were lost"
-    by_remainder = sorted(range(len(shares)), key=lambda place: -(shares[place] & (_ONE - 1)))
-    for place in by_remainder[:missing]:
-        floors[place] += 1
+    by_remainder = sorted(range(len(shares)), key=lambda index: -(shares[index] & (_ONE - 1)))
+    for index in by_remainder[:missing]:
+        floors[index] += 1
     return floors

@@ -1,34 +1,31 @@
-"""Profiles: what admission knows of a user's signature on a device model, each change of it, and the runs behind it.
+"""Profiles: what admission knows about a user's signature on a device model, its history, and the runs behind it.
 
-Rules kept: maxima only grow while a profile lives; what a user sets never goes below what was measured; each change
-of what admission uses is a version with a cause; a measurement that was seen before changes nothing.
+While a profile exists, its maxima only grow. A user can never set a value below what was measured. Every change of a
+value that admission uses is a version with a cause. A measurement that is already stored changes nothing.
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from accounting.records import DETAIL_LENGTH_MAX, MeasurementRecord, clean_text
-from accounting.storage.catalog import Places, Row, table_of
+from accounting.storage.catalog import Catalog, Row
 from accounting.storage.database import Database, insert_rows
-from accounting.storage.models import ClusterRow, ProfileRow, ProfileRunRow, ProfileVersionRow
+from accounting.storage.tables import CLUSTERS, PROFILES, RUNS, VERSIONS
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import Profile
 
-PROFILES, VERSIONS, RUNS = table_of(ProfileRow), table_of(ProfileVersionRow), table_of(ProfileRunRow)
-CLUSTERS = table_of(ClusterRow)
-
-# The solo time follows a framework's upgrades within weeks and still shrugs off one odd run.
+# With this many runs, the solo iteration time follows a framework upgrade within weeks and ignores a single outlier.
 SOLO_RUNS_MAX = 25
 
 Cause = Literal["measured", "set", "imported", "forgotten", "stale", "confirmed"]
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, order=True):
-    """Whose profile it is: a user never meets another's, whatever the signature says."""
+    """A profile belongs to one user: two users with the same signature have separate profiles."""
 
     cluster: str
     user: str
@@ -37,7 +34,7 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile as admission and `salus profiles` see it. Bytes are without headroom."""
+    """A profile as admission and `salus profiles` see it. Bytes exclude headroom."""
 
     key: ProfileKey
     version: int
@@ -58,24 +55,24 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
     changed_utc_ns: int = 0
 
     def core(self) -> Profile:
-        """The value that core.admission takes."""
+        """The profile in the form that core.admission uses."""
         return Profile(self.persistent_bytes, self.ephemeral_bytes, self.solo_iteration_ns, self.run_count)
 
     def why(self) -> str:
-        """One sentence on where the figures come from: what `salus profiles show` prints."""
+        """Where the values come from, for `salus profiles show`."""
         if self.is_forgotten:
-            return "forgotten: the next run is taken for an unknown job"
+            return "forgotten: the next run is treated as an unknown job"
         is_set = (self.persistent_bytes, self.ephemeral_bytes) != (
             self.measured_persistent_bytes,
             self.measured_ephemeral_bytes,
         )
-        source = "set by hand, never below what was measured" if is_set else "largest seen"
-        told = f"{source}; {self.run_count} run{'s' if self.run_count != 1 else ''} measured"
-        return f"{told}; stale: {self.stale_reason}" if self.stale_reason else told
+        source = "set by hand, never below what was measured" if is_set else "largest measured"
+        text = f"{source}; {self.run_count} run{'s' if self.run_count != 1 else ''} measured"
+        return f"{text}; stale: {self.stale_reason}" if self.stale_reason else text
 
 
 class ProfileChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One version of a profile's history."""
+    """One version in a profile's history."""
 
     key: ProfileKey
     version: int
@@ -88,20 +85,16 @@ class ProfileChange(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def learn(connection: Connection, cluster_id: int, job_number: int, measured: MeasurementRecord) -> None:
-    """Raise the profile to what a run showed, inside the ledger's transaction."""
+_Value = TypeVar("_Value", ProfileView, ProfileChange)
+
+
+def learn(connection: Connection, cluster_id: int, job_row_id: int, measured: MeasurementRecord) -> None:
+    """Raise the profile to what a run measured, within the ledger's transaction."""
     user, signature = clean_text(measured.user, 64), clean_text(measured.signature)
-    model = clean_text(measured.device_model)
-    row = _locked(connection, cluster_id, user, signature, model)
-    if row is None:
-        # Versions begin at 0 so that the first measurement is version 1, as any later change.
-        row = _EMPTY | {"cluster_id": cluster_id, "user": user, "signature": signature, "device_model": model}
-        insert_rows(connection, PROFILES, list(row), [tuple(row.values())])
-        row = _locked(connection, cluster_id, user, signature, model)
-        assert row is not None
+    row = _locked_or_new(connection, cluster_id, user, signature, clean_text(measured.device_model))
     if measured.measured_utc_ns <= row["forgotten_utc_ns"]:
         return
-    if not _record_run(connection, row["id"], job_number, measured):
+    if not _record_run(connection, row["id"], job_row_id, measured):
         return
     changed: Row = {
         "measured_persistent_bytes": max(row["measured_persistent_bytes"], measured.persistent_bytes),
@@ -134,9 +127,9 @@ def list_profiles(
     changed_from_utc_ns: int = 0,
     with_forgotten: bool = False,
 ) -> list[ProfileView]:
-    """Profiles that `viewer` may see, by user, signature and model.
+    """The profiles that `viewer` may see, ordered by user, signature and model.
 
-    Admission refreshes its cache with `changed_from_utc_ns` (seen or changed since) and `with_forgotten=True`.
+    Admission refreshes its cache with `changed_from_utc_ns` (measured or changed since) and `with_forgotten=True`.
     """
     wanted = select(PROFILES, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == PROFILES.c.cluster_id)
     conditions: list[ColumnElement[bool]] = []
@@ -158,11 +151,14 @@ def list_profiles(
         conditions.append(PROFILES.c.is_forgotten.is_(False))
     order = (PROFILES.c.user, PROFILES.c.signature, PROFILES.c.device_model)
     with database.reading() as connection:
-        return [_view(dict(row)) for row in connection.execute(wanted.where(*conditions).order_by(*order)).mappings()]
+        return [
+            _from_row(ProfileView, dict(row))
+            for row in connection.execute(wanted.where(*conditions).order_by(*order)).mappings()
+        ]
 
 
 def find_profile(database: Database, key: ProfileKey) -> ProfileView | None:
-    """The profile that admission uses for `key`, or None for an unknown job."""
+    """The profile that admission uses for `key`; None for an unknown job."""
     operator = Viewer(uid=0, user="root", is_operator=True)
     found = list_profiles(
         database,
@@ -186,20 +182,13 @@ def set_profile(
     solo_iteration_ns: int | None = None,
     cause: Cause = "set",
 ) -> ProfileView:
-    """Fix what admission uses from now on. RequestError below what was measured; a later run may still raise it."""
+    """Set the values that admission uses; RequestError below what was measured. Later runs may raise them."""
     _require_owner(viewer, key)
 
     def work(connection: Connection) -> None:
-        places = Places()
-        places.find_clusters(connection, [key.cluster])
-        cluster_id = places.clusters[key.cluster]
-        names = {"user": key.user, "signature": key.signature, "device_model": key.device_model}
-        row = _locked(connection, cluster_id, key.user, key.signature, key.device_model)
-        if row is None:
-            row = _EMPTY | {"cluster_id": cluster_id, **names}
-            insert_rows(connection, PROFILES, list(row), [tuple(row.values())])
-            row = _locked(connection, cluster_id, key.user, key.signature, key.device_model)
-            assert row is not None
+        catalog = Catalog()
+        catalog.find_clusters(connection, [key.cluster])
+        row = _locked_or_new(connection, catalog.clusters[key.cluster], key.user, key.signature, key.device_model)
         _require_measured(row, key, persistent_bytes, ephemeral_bytes)
         changed: Row = {
             "persistent_bytes": persistent_bytes,
@@ -219,14 +208,14 @@ def set_profile(
 
 
 def forget_profile(database: Database, viewer: Viewer, key: ProfileKey, *, now_utc_ns: int) -> None:
-    """Make the signature an unknown job again. Its history stays; measurements from before do not come back."""
+    """Make the signature an unknown job again. Its history stays; earlier measurements are ignored from now on."""
     _require_owner(viewer, key)
 
     def work(connection: Connection) -> None:
         cluster_id = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == key.cluster))
         row = _locked(connection, cluster_id or 0, key.user, key.signature, key.device_model)
         if row is None or row["is_forgotten"]:
-            raise AbsentError(f"profile not forgotten: {describe(key)}: there is none; see salus profiles list")
+            raise AbsentError(f"profile not forgotten: {describe(key)}: it does not exist; see salus profiles list")
         changed = {name: value for name, value in _EMPTY.items() if name not in ("version", "changed_utc_ns")}
         changed |= {"is_forgotten": True, "forgotten_utc_ns": now_utc_ns, "seen_utc_ns": row["seen_utc_ns"]}
         _add_version(connection, row, changed, now_utc_ns, viewer.user, "forgotten", "")
@@ -245,9 +234,10 @@ def list_changes(
     window: tuple[int, int] | None = None,
     count_max: int = 1000,
 ) -> list[ProfileChange]:
-    """History of profiles that `viewer` may see, newest first."""
+    """The history of the profiles that `viewer` may see, newest first."""
     wanted = (
-        select(VERSIONS, PROFILES.c.user, PROFILES.c.signature, PROFILES.c.device_model, CLUSTERS.c.name)
+        select(VERSIONS, PROFILES.c.user, PROFILES.c.signature, PROFILES.c.device_model)
+        .add_columns(CLUSTERS.c.name.label("cluster"))
         .join(PROFILES, PROFILES.c.id == VERSIONS.c.profile_id)
         .join(CLUSTERS, CLUSTERS.c.id == PROFILES.c.cluster_id)
         .order_by(VERSIONS.c.changed_utc_ns.desc(), VERSIONS.c.profile_id, VERSIONS.c.version.desc())
@@ -261,24 +251,12 @@ def list_changes(
         wanted = wanted.where(PROFILES.c.signature == signature)
     if window is not None:
         wanted = wanted.where(VERSIONS.c.changed_utc_ns >= window[0], VERSIONS.c.changed_utc_ns < window[1])
-    names_kept = [name for name in ProfileChange.__struct_fields__ if name != "key"]
     with database.reading() as connection:
-        return [
-            ProfileChange(
-                key=ProfileKey(
-                    cluster=row["name"],
-                    user=row["user"],
-                    signature=row["signature"],
-                    device_model=row["device_model"],
-                ),
-                **{name: row[name] for name in names_kept},
-            )
-            for row in connection.execute(wanted).mappings()
-        ]
+        return [_from_row(ProfileChange, dict(row)) for row in connection.execute(wanted).mappings()]
 
 
 def describe(key: ProfileKey) -> str:
-    """A profile's name in messages."""
+    """The profile's name in messages."""
     return f"{key.signature} of {key.user} on {key.device_model} ({key.cluster})"
 
 
@@ -305,19 +283,25 @@ def _locked(connection: Connection, cluster_id: int, user: str, signature: str, 
     return None if row is None else dict(row)
 
 
-def _record_run(connection: Connection, profile_id: int, job_number: int, measured: MeasurementRecord) -> bool:
-    """Keep the run's newest measurement; False if it was seen before."""
-    target = (RUNS.c.profile_id == profile_id, RUNS.c.job_id == job_number)
+def _locked_or_new(connection: Connection, cluster_id: int, user: str, signature: str, model: str) -> Row:
+    row = _locked(connection, cluster_id, user, signature, model)
+    if row is None:
+        # An empty profile has version 0, so that the first change makes version 1.
+        row = _EMPTY | {"cluster_id": cluster_id, "user": user, "signature": signature, "device_model": model}
+        insert_rows(connection, PROFILES, list(row), [tuple(row.values())])
+        row = _locked(connection, cluster_id, user, signature, model)
+        assert row is not None
+    return row
+
+
+def _record_run(connection: Connection, profile_id: int, job_row_id: int, measured: MeasurementRecord) -> bool:
+    """Store the run's newest measurement; False if it is already stored."""
+    target = (RUNS.c.profile_id == profile_id, RUNS.c.job_id == job_row_id)
     stored = connection.execute(select(RUNS).where(*target)).mappings().first()
-    values: Row = {
-        "measured_utc_ns": measured.measured_utc_ns,
-        "persistent_bytes": measured.persistent_bytes,
-        "ephemeral_bytes": measured.ephemeral_bytes,
-        "solo_iteration_ns": measured.solo_iteration_ns,
-        "iteration_count": measured.iteration_count,
-    }
+    names = [column.name for column in RUNS.columns if column.name not in ("profile_id", "job_id")]
+    values: Row = {name: getattr(measured, name) for name in names}
     if stored is None:
-        connection.execute(insert(RUNS).values(profile_id=profile_id, job_id=job_number, **values))
+        connection.execute(insert(RUNS).values(profile_id=profile_id, job_id=job_row_id, **values))
         return True
     if measured.measured_utc_ns <= stored["measured_utc_ns"]:
         return False
@@ -341,7 +325,7 @@ def _solo_iteration_ns(connection: Connection, profile_id: int) -> int | None:
 
 
 def _hashes(row: Row, measured: MeasurementRecord, changed: Row) -> Cause:
-    """Follow model and input; the first run that agrees with the stored hashes again takes the stale mark away."""
+    """Update the hashes of model and input. A run that matches the stored hashes clears the stale mark."""
     for name in ("boundary_rule", "model_hash", "input_hash"):
         changed[name] = clean_text(getattr(measured, name)) or row[name]
     if measured.stale_reason:
@@ -375,13 +359,13 @@ def _add_version(
 
 def _require_owner(viewer: Viewer, key: ProfileKey) -> None:
     if not viewer.is_operator and viewer.user != key.user:
-        raise DeniedError(f"profile not changed: {describe(key)}: it is {key.user}'s; ask an operator")
+        raise DeniedError(f"profile not changed: {describe(key)}: it belongs to {key.user}; ask an operator")
 
 
 def _require_measured(row: Row, key: ProfileKey, persistent_bytes: int, ephemeral_bytes: int) -> None:
     too_low = [
-        f"{word} {value} bytes is below the measured {row[name]}"
-        for word, value, name in (
+        f"{kind} {value} bytes is below the measured {row[name]}"
+        for kind, value, name in (
             ("persistent", persistent_bytes, "measured_persistent_bytes"),
             ("ephemeral", ephemeral_bytes, "measured_ephemeral_bytes"),
         )
@@ -394,9 +378,6 @@ def _require_measured(row: Row, key: ProfileKey, persistent_bytes: int, ephemera
         )
 
 
-def _view(row: Row) -> ProfileView:
-    key = ProfileKey(
-        cluster=row["cluster"], user=row["user"], signature=row["signature"], device_model=row["device_model"]
-    )
-    names = [name for name in ProfileView.__struct_fields__ if name != "key"]
-    return ProfileView(key=key, **{name: row[name] for name in names})
+def _from_row(kind: type[_Value], row: Row) -> _Value:
+    key = ProfileKey(**{name: row[name] for name in ProfileKey.__struct_fields__})
+    return kind(key=key, **{name: row[name] for name in kind.__struct_fields__ if name != "key"})

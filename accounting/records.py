@@ -1,8 +1,8 @@
-"""What daemons hand over to accounting: one value a fact, keyed by nature, so that a replayed record changes nothing.
+"""What daemons send to accounting: one record per fact, with a natural key, so that replaying a record changes nothing.
 
-A record states the whole of what its sender knows, never a difference: a session's end record repeats its start. UTC
-and monotonic time stand apart; lengths come from the monotonic clock, places in the calendar from UTC. `encode` and
-`decode` are the spool's format. Nothing here imports SQLAlchemy. The words are those of docs/accounting.md.
+A record contains everything that its sender knows, never a difference: a session's end record repeats its start.
+Durations come from the monotonic clock, dates from UTC. `encode` and `decode` define the spool's format. Nothing here
+imports SQLAlchemy. docs/accounting.md defines the terms.
 """
 
 from enum import IntEnum
@@ -16,13 +16,13 @@ from nodedaemon.core.errors import PeerError
 NAME_LENGTH_MAX = 128
 DETAIL_LENGTH_MAX = 1024
 
-# The largest that a signed 64-bit column holds; counts and times beyond it are garbage from a peer.
+# Limited to what a signed 64-bit column holds; a larger value from a peer is garbage.
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
 OptionalName = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 
 Decision = Literal["admit", "defer", "refuse"]
-# By what an admission was decided: a measured profile, the user's declaration, or the rule for unknown jobs.
+# What an admission was based on: a measured profile, the user's declaration, or the rule for unknown jobs.
 Basis = Literal["profile", "declared", "exclusive", "requeue", "none"]
 EventKind = Literal[
     "overrun",
@@ -40,13 +40,13 @@ EventKind = Literal[
 ]
 
 
-# No record can be part of a cycle; left to the collector, a full spool in memory costs a third of the ledger's time.
-class _Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+# Records never form cycles. Tracked by the garbage collector, a full spool would cost a third of the ledger's time.
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pass
 
 
-class JobKey(_Value, frozen=True, kw_only=True, gc=False, order=True, cache_hash=True):
-    """One run of a job. A requeue raises `restart_count`. `sluid` is Slurm's own unique id (26.05 on), else empty.
+class JobKey(_Struct, frozen=True, kw_only=True, gc=False, order=True, cache_hash=True):
+    """One run of a job. A requeue increments `restart_count`. `sluid` is Slurm's unique id (since 26.05) or empty.
 
     Without Slurm, `cluster` is "local@NODE" and the daemon numbers the jobs.
     """
@@ -58,18 +58,18 @@ class JobKey(_Value, frozen=True, kw_only=True, gc=False, order=True, cache_hash
 
 
 class Source(IntEnum):
-    """Who says when a job ran; the higher one wins, because held time must agree with sacct."""
+    """Who reported when a job ran. The higher value wins, because held time must agree with sacct."""
 
     NODE = 1
     SLURM = 2
 
 
-class _Record(_Value, frozen=True, kw_only=True, gc=False, tag=True):
+class _Record(_Struct, frozen=True, kw_only=True, gc=False, tag=True):
     pass
 
 
 class IncarnationRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """One life of a daemon, from start to end. `incarnation` is unique for ever (a random UUID)."""
+    """One lifetime of a daemon, from start to stop. `incarnation` is a random UUID."""
 
     cluster: Name
     node: Name
@@ -82,7 +82,7 @@ class IncarnationRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class DeviceRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """A device as the daemon found it; repeated at each start and whenever it changes."""
+    """A device as the daemon found it. Sent at every start and whenever the device changes."""
 
     cluster: Name
     node: Name
@@ -95,7 +95,7 @@ class DeviceRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class AccountRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """An account of Slurm's and the one above it (empty: none), as its associations have them."""
+    """A Slurm account and its parent account, empty if it has none."""
 
     cluster: Name
     account: Name
@@ -104,11 +104,11 @@ class AccountRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class JobRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """A job's run. Unknown fields stay empty or None and never erase what is known.
+    """A run of a job. Unknown fields are empty or None and never overwrite a known value.
 
-    `device_count` is the job's gres/salus count over all nodes. `end_mono_ns` counts only together with
-    `start_mono_ns` of the same boot. `suspended_ns` is the total so far and no part of the elapsed time. `wait` counts
-    from `eligible_utc_ns`, or from `submit_utc_ns` where that is unknown.
+    `device_count` is the job's gres/salus count over all nodes. `end_mono_ns` is valid only together with
+    `start_mono_ns` of the same boot. `suspended_ns` is the total so far and not part of the elapsed time. The queue
+    wait counts from `eligible_utc_ns` or, if that is unknown, from `submit_utc_ns`.
     """
 
     key: JobKey
@@ -138,15 +138,15 @@ class JobRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class SuspensionRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """A span in which a job was suspended; recorded once it is over. `JobRecord.suspended_ns` has the total."""
+    """A time during which a job was suspended; sent when it is over. `JobRecord.suspended_ns` has the total."""
 
     key: JobKey
     start_utc_ns: Whole
     span_ns: Whole
 
 
-class Reason(_Value, frozen=True, kw_only=True, gc=False):
-    """One shortfall of an admission, as core.types.Shortfall says it. `unit` tells what `needed` and `free` count."""
+class AdmissionReason(_Struct, frozen=True, kw_only=True, gc=False):
+    """One shortfall of an admission; see core.types.Shortfall. `unit` is the unit of `needed` and `free`."""
 
     what: Name
     needed: Whole = 0
@@ -156,7 +156,7 @@ class Reason(_Value, frozen=True, kw_only=True, gc=False):
 
 
 class AdmissionRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """One answer at submit. `admission` is the id that admin_comment carries as `adm=`; Slurm has no job id yet."""
+    """One decision at submit. `admission` is the id in admin_comment (`adm=`): the job has no id at that time."""
 
     admission: Name
     cluster: Name
@@ -174,7 +174,7 @@ class AdmissionRecord(_Record, frozen=True, kw_only=True, gc=False):
     ephemeral_bytes: Whole = 0
     charge_bytes: Whole = 0
     charge_shards: Whole = 0
-    reasons: tuple[Reason, ...] = ()
+    reasons: tuple[AdmissionReason, ...] = ()
     job: JobKey | None = None
 
 
@@ -199,7 +199,7 @@ class SessionRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class LaneSpanRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """A session's stay in one lane; recorded when it leaves the lane, moves, or the interval is closed."""
+    """A session's stay in one lane. Sent when the session leaves the lane and when the interval is closed."""
 
     job: JobKey
     node: Name
@@ -215,10 +215,10 @@ class LaneSpanRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class UsageRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """What one job had of one device in one interval: written once, never changed. Made by accounting.meter.
+    """One job's use of one device in one interval, from accounting.meter. Written once, never changed.
 
     `occupied_ns` >= `busy_ns`. `present_ns` = `running_ns` + `wait_ns` + `suspended_ns` + `outside_ns`.
-    Memory over time is in MiB-milliseconds: byte-nanoseconds of a month do not fit 64 bits.
+    Memory over time is in MiB-milliseconds: a month in byte-nanoseconds does not fit into 64 bits.
     """
 
     job: JobKey
@@ -245,7 +245,7 @@ class UsageRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class DeviceUsageRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """One device in one interval, all jobs together. Bytes are means over the interval."""
+    """The use of one device by all jobs in one interval. Bytes are means over the interval."""
 
     cluster: Name
     node: Name
@@ -264,10 +264,10 @@ class DeviceUsageRecord(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class MeasurementRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """What one run taught about its signature on a device model: running maxima, repeated as they grow.
+    """What one run showed about its signature on a device model: running maxima, sent again when they grow.
 
-    `solo_iteration_ns` is the median of iterations that ran while no other ran on the device; None if none did.
-    `stale_reason` is set when model or input differ from those of the stored profile.
+    `solo_iteration_ns` is the median of iterations that ran alone on the device; None if none did.
+    `stale_reason` is set if the model or the input differs from that of the stored profile.
     """
 
     job: JobKey
@@ -287,8 +287,8 @@ class MeasurementRecord(_Record, frozen=True, kw_only=True, gc=False):
     stale_reason: OptionalName = ""
 
 
-class EventRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """Something that happened to a device, a job or the daemon. `sequence` numbers the events of an incarnation."""
+class NodeEventRecord(_Record, frozen=True, kw_only=True, gc=False, tag="EventRecord"):
+    """An event of a device, a job or the daemon. `sequence` numbers the events of an incarnation."""
 
     cluster: Name
     node: Name
@@ -316,7 +316,7 @@ Record = (
     | UsageRecord
     | DeviceUsageRecord
     | MeasurementRecord
-    | EventRecord
+    | NodeEventRecord
 )
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -325,29 +325,29 @@ _DECODER: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 @lru_cache(maxsize=4096)
 def clean_text(text: str, length_max: int = NAME_LENGTH_MAX) -> str:
-    """Any text as every database can hold it: no NUL, no half of a surrogate pair, not longer than the column."""
+    """`text` in a form that every database can store: no NUL, no lone surrogate, no longer than the column."""
     if text.isascii() and len(text) <= length_max and "\x00" not in text:
         return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "\ufffd")[:length_max]
 
 
 def encode(record: Record) -> bytes:
-    """The record as the spool keeps it: self-describing, so that a newer reader understands an older spool."""
+    """The record in the spool's format, which is self-describing: a newer Salus can read an older spool."""
     return _ENCODER.encode(record)
 
 
 def decode(payload: bytes) -> Record:
-    """The record that `encode` wrote; PeerError if the bytes are anything else."""
+    """The record that `encode` wrote; PeerError if the bytes are not a record."""
     try:
         return _DECODER.decode(payload)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PeerError(f"record not read: spool: {error}; it is left out and counted") from error
+        raise PeerError(f"cannot read a record in the spool: {error}; the record is skipped and counted") from error
 
 
 def worth(record: Record) -> int:
-    """How much is lost if this record is dropped; a full spool drops the lowest first, and 3 never.
+    """How important a record is: a full spool drops the lowest first and never drops 3.
 
-    0 samples, 1 detail, 2 starts and events, 3 what held, busy and charge rest on.
+    0: samples. 1: details. 2: starts and events. 3: what held, busy and charge are computed from.
     """
     match record:
         case DeviceUsageRecord() | LaneSpanRecord():
@@ -356,7 +356,7 @@ def worth(record: Record) -> int:
             return 1
         case JobRecord() | SessionRecord():
             return 2 if record.end_utc_ns is None else 3
-        case EventRecord():
+        case NodeEventRecord():
             return 2
         case AdmissionRecord() | SuspensionRecord() | UsageRecord():
             return 3

@@ -13,8 +13,8 @@ import msgspec
 from accounting import profiles
 from accounting.profiles import ProfileKey
 from accounting.records import Name, Whole
-from accounting.reports import figures, job_page, report
-from accounting.reports.selection import JobSelector, Selection
+from accounting.reports import charts, job_page, report
+from accounting.reports.selection import JobSelector, ReportKind, Selection
 from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
@@ -27,14 +27,14 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="ask", forb
 class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
     """-> report.Report"""
 
-    kind: report.ReportKind = "summary"
+    kind: ReportKind = ReportKind.SUMMARY
     selection: Selection
     with_sessions: bool = False
     is_tree: bool = False
 
 
 class AskFigures(_Question, frozen=True, kw_only=True, tag="figures"):
-    """-> figures.Figures"""
+    """-> charts.ReportCharts"""
 
     selection: Selection
 
@@ -111,10 +111,10 @@ def ask_of(question: Question) -> dict[str, Any]:
     return made
 
 
-def read(told: Any, kind: type[_Answer]) -> _Answer:
+def read(reply: Any, kind: type[_Answer]) -> _Answer:
     """The answer as the value that the question's class names."""
     try:
-        return msgspec.convert(told, kind, strict=False)
+        return msgspec.convert(reply, kind, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"answer not understood: {error}; is the command as old as the server?") from error
 
@@ -135,7 +135,7 @@ def _answer(
                 on_step=on_step,
             )
         case AskFigures():
-            return figures.make_figures(database, viewer, asked.selection, now_utc_ns=now_utc_ns, on_step=on_step)
+            return charts.make_charts(database, viewer, asked.selection, now_utc_ns=now_utc_ns, on_step=on_step)
         case AskJob():
             return job_page.job_pages(database, viewer, asked.job, now_utc_ns=now_utc_ns, clusters=asked.clusters)
         case AskProfiles():

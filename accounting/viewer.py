@@ -1,7 +1,7 @@
-"""Who asks: the identity that a server has verified, and the two answers that depend on it.
+"""The verified identity of the user who asks, and the two errors that depend on it.
 
-The server side builds a Viewer from a checked credential (munge, SO_PEERCRED), never from what a client says; each
-store and report filters by it. Rights on the database itself belong to root and SlurmUser alone.
+A server builds a Viewer from a checked credential (munge, SO_PEERCRED), never from what a client claims. Every query
+filters by it. Only root and SlurmUser may open the database itself.
 """
 
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ class DeniedError(RequestError):
 
 
 class AbsentError(RequestError):
-    """There is no such job, profile or period with data."""
+    """There is no such job or profile."""
 
 
 @dataclass(frozen=True)
 class Viewer:
-    """A plain user sees the own jobs and profiles; an operator all."""
+    """A user sees only their own jobs and profiles; an operator sees all."""
 
     uid: int
     user: str

@@ -1,11 +1,14 @@
-"""How every command of Salus ends: exit codes, and one line on stderr instead of a traceback.
+"""What `salus` and `salus-acct` have in common: global options, exit codes, and one line on stderr per error.
 
-A command raises; only `run` prints errors and chooses the code. An exception that is not a SalusError is a bug of
-ours and keeps its traceback.
+Commands raise exceptions; only `run` prints them and chooses the exit code. An exception that is not a SalusError is a
+bug and keeps its traceback.
 """
 
 import sys
 from enum import IntEnum
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -13,7 +16,7 @@ from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 
 
 class ExitCode(IntEnum):
-    """What scripts may rely on; the same for `salus` and `salus-acct`."""
+    """Exit codes that scripts may rely on."""
 
     OK = 0
     FAILED = 1
@@ -24,22 +27,22 @@ class ExitCode(IntEnum):
 
 
 class NotFoundError(RequestError):
-    """The user named a job, device, profile or file that is not there."""
+    """The user named a job, device, profile or file that does not exist."""
 
 
 class NotPermittedError(RequestError):
-    """The user may not do or see this; an operator or admin can."""
+    """The user may not see or do this; an operator or admin may."""
 
 
 class UnreachableError(OperatingError):
-    """A daemon or the database does not answer; whoever runs it must act."""
+    """A daemon or the database does not answer; its administrator must act."""
 
 
 class FailedError(OperatingError):
-    """The command understood the request and could not carry it out."""
+    """The request was valid, but the command failed."""
 
 
-# The first match counts, so children stand before their parents.
+# The first match counts, so subclasses come before their base classes.
 EXIT_CODES: tuple[tuple[type[SalusError], ExitCode], ...] = (
     (NotFoundError, ExitCode.NOT_FOUND),
     (NotPermittedError, ExitCode.NOT_PERMITTED),
@@ -50,12 +53,43 @@ EXIT_CODES: tuple[tuple[type[SalusError], ExitCode], ...] = (
 
 
 def exit_code_of(error: SalusError) -> ExitCode:
-    """The code that tells a script who must act on `error`."""
+    """The exit code for `error`."""
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
+def new_program(name: str, summary: str) -> typer.Typer:
+    """A typer application with the global options; commands get the configuration from `cli.site.config.config_of`."""
+    app = typer.Typer(
+        name=name,
+        help=summary,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    def print_version(is_wanted: bool) -> None:
+        if is_wanted:
+            print(f"{name} {version('salus')}")
+            raise typer.Exit
+
+    @app.callback()
+    def set_options(
+        context: typer.Context,
+        config_file: Annotated[
+            Path | None,
+            typer.Option("--config-file", "-f", metavar="FILE", help="Configuration file; overrides SALUS_CONF."),
+        ] = None,
+        _version: Annotated[
+            bool, typer.Option("--version", "-V", callback=print_version, is_eager=True, help="Print the version.")
+        ] = False,
+    ) -> None:
+        context.obj = config_file
+
+    return app
+
+
 def run(app: typer.Typer, name: str, arguments: list[str] | None = None) -> int:
-    """Run `app` as the program `name` and return its exit code; usage errors are printed by typer itself."""
+    """Run `app` as the program `name` and return its exit code. Typer itself prints usage errors."""
     try:
         app(args=arguments, prog_name=name)
     except SystemExit as end:

@@ -1,14 +1,9 @@
-"""The program `salus`: assembles the commands, one noun a file. A new noun adds its import and one line below.
+"""The program `salus`: registers the commands. A new command adds its import and one line below.
 
-Commands import slow libraries (SQLAlchemy, plotly, torch) inside their body, so that `salus --help` answers at once.
+Commands import slow libraries (SQLAlchemy, plotly, torch) inside their functions, so that `salus --help` is fast.
 """
 
 import sys
-from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from cli import entry
 from cli.node import doctor, policy, run, status, top
@@ -20,39 +15,11 @@ from cli.site.demo import demo
 from cli.site.profiles import app as profiles
 from cli.site.slurm_config import print_gres, write_lua
 
-app = typer.Typer(
-    name="salus",
-    help="Several deep-learning jobs share one GPU, safely and fairly, under Slurm.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = entry.new_program("salus", "Several deep-learning jobs share one GPU, safely and fairly, under Slurm.")
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"salus {version('salus')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _program(
-    context: typer.Context,
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config-file", "-f", metavar="FILE", help="Configuration file; SALUS_CONF comes second."),
-    ] = None,
-    _version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    # Commands read it through `cli.site.config.config_of(context)`.
-    context.obj = config_file
-
-
-# One line a noun.
-for noun in (run, status, top, policy, doctor):
-    noun.register(app)
+for command in (run, status, top, policy, doctor):
+    command.register(app)
 app.command("demo")(demo)
 app.add_typer(cluster, name="cluster")
 config.command("lua")(write_lua)

@@ -1,6 +1,6 @@
-"""The manual pages of the programs, written from the commands themselves, so that none is missing and none lags.
+"""Generates the manual pages from the commands.
 
-`make man` writes docs/man/PROGRAM.md; a test compares them with what is in the tree.
+`make man` writes docs/man/PROGRAM.md; a test checks that the files in the tree are current.
 """
 
 import importlib
@@ -15,40 +15,39 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from cli.entry import ExitCode
 
-EXIT_CODE_WORDS = {
-    ExitCode.OK: "done",
-    ExitCode.FAILED: "understood, but it failed; of a check: there are findings",
-    ExitCode.USAGE: "wrong usage, or a file that cannot be read",
-    ExitCode.NOT_FOUND: "what was named is not there",
-    ExitCode.NOT_PERMITTED: "this user may not do it",
+EXIT_CODE_TEXTS = {
+    ExitCode.OK: "success",
+    ExitCode.FAILED: "the command failed, or a check found problems",
+    ExitCode.USAGE: "invalid usage, or an unreadable file",
+    ExitCode.NOT_FOUND: "the named object does not exist",
+    ExitCode.NOT_PERMITTED: "permission denied",
     ExitCode.UNREACHABLE: "a daemon or the database does not answer",
 }
 
 
 HABITS = """
-`--help` works everywhere; `--install-completion` sets up completion for bash, zsh and fish. Errors are one line on
-standard error. `--json` is for programs, tables are for people; `NO_COLOR` is honoured.
+Every command has `--help`. `--install-completion` sets up completion for bash, zsh and fish. An error
+is one line on standard error. Programs should use `--json`. `NO_COLOR` turns colours off.
 """
 
 
 @dataclass(frozen=True)
 class Program:
-    """A console script and where its typer application is."""
+    """A console script and the module of its typer application."""
 
     name: str
     module: str
     summary: str
 
 
-# A new program with a typer application adds its line.
 PROGRAMS = (
     Program("salus", "cli.main", "share one GPU between several deep-learning jobs"),
-    Program("salus-acct", "cli.acct.main", "who used the devices, and what sharing gained"),
+    Program("salus-acct", "cli.acct.main", "report who used the devices and what sharing gained"),
 )
 
 
 def manual_text(program: Program) -> str:
-    """docs/man/PROGRAM.md: every command with its arguments and options."""
+    """The content of docs/man/PROGRAM.md."""
     command = typer.main.get_command(importlib.import_module(program.module).app)
     parts = [
         f"# {program.name}(1)\n\n## Name\n\n{program.name} - {program.summary}\n",
@@ -60,7 +59,7 @@ def manual_text(program: Program) -> str:
         "\n## Commands\n",
         *_commands(command, program.name),
         "\n## Exit codes\n\n",
-        *(f"- {int(code)}: {EXIT_CODE_WORDS[code]}\n" for code in ExitCode),
+        *(f"- {int(code)}: {EXIT_CODE_TEXTS[code]}\n" for code in ExitCode),
         "\n## Environment\n\n`SALUS_CONF` names the configuration file.\n",
         "\n## See also\n\n[salus.conf(5)](salus.conf.md), slurm.conf(5)\n",
     ]
@@ -96,7 +95,7 @@ def _parameters(command: object) -> Iterator[str]:
         if isinstance(parameter, TyperArgument) and parameter.help:
             yield f"\n`{_argument_name(parameter)}`\n: {parameter.help}\n"
         elif isinstance(parameter, TyperOption) and "--help" not in parameter.opts:
-            # The short form first, as people type it.
+            # The short form first.
             names = ", ".join(sorted((*parameter.opts, *parameter.secondary_opts), key=len))
             value = "" if parameter.is_flag else f" {parameter.metavar or (parameter.name or '').upper()}"
             yield f"\n`{names}{value}`\n: {parameter.help or ''}{_default(parameter)}\n"

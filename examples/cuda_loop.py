@@ -24,14 +24,17 @@ from typing import Any
 
 from cuda.bindings import driver
 
+try:
+    from salus_job import layouts
+except ImportError:
+    layouts = None  # not under Salus
+
 MIB = 1 << 20
 MULTIPLIER = 1664525
 WORD = 1 << 32
 # Words of each block that the kernel changes and the program checks: enough to catch another's bytes.
 CHECKED_WORDS = 1024
 SEGMENT_BYTES = 2 * MIB
-# Places in libsalus's figures (salus.h).
-FIGURES_MAX, HANDOVER_COUNT, STASH_COPIED_BYTES = 64, 1, 19
 
 # A real kernel: data[i] = data[i] * 1664525 + value. The comment tells the emulator, which runs no code, what it does.
 PTX = """// salus-kernel: mix ns={ns} sm={sm} bandwidth=20 effect=mix
@@ -139,22 +142,6 @@ class CachingAllocator:
         return segments, blocks
 
 
-class _Options(ctypes.Structure):
-    _fields_ = (
-        ("size_bytes", ctypes.c_uint32),
-        ("framework", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("timeout_ms", ctypes.c_uint32),
-        ("model_hash", ctypes.c_uint64),
-        ("input_hash", ctypes.c_uint64),
-        ("device", ctypes.c_char * 64),
-    )
-
-
-class _Range(ctypes.Structure):
-    _fields_ = (("address", ctypes.c_uint64), ("size_bytes", ctypes.c_uint64))
-
-
 class Salus:
     """What a loop tells Salus; does nothing where Salus is absent."""
 
@@ -163,13 +150,14 @@ class Salus:
         self._listing = listing
         path = os.environ.get("SALUS_SOCKET")
         library = ctypes.CDLL(None)
-        if not path or not hasattr(library, "salus_cuda_live"):
+        if not path or layouts is None or not hasattr(library, "salus_cuda_live"):
             return
-        options = _Options(size_bytes=ctypes.sizeof(_Options), device=device_uuid.encode())
+        size_bytes = ctypes.sizeof(layouts.HelloOptions)
+        options = layouts.HelloOptions(size_bytes=size_bytes, device=device_uuid.encode())
         error = library.salus_hello(path.encode(), ctypes.byref(options), None)
         if error:
-            reason = ctypes.create_string_buffer(192)
-            library.salus_reason(reason, 192)
+            reason = ctypes.create_string_buffer(layouts.TEXT_BYTES)
+            library.salus_reason(reason, layouts.TEXT_BYTES)
             why = reason.value.decode() or os.strerror(-error)
             sys.stderr.write(f"cuda_loop: hello: {why}; running without Salus\n")
             return
@@ -192,9 +180,9 @@ class Salus:
         """How often the lane went to another, and the bytes that were saved for that in all."""
         if self._library is None:
             return 0, 0
-        figures = (ctypes.c_uint64 * FIGURES_MAX)()
-        self._library.salus_figures(figures)
-        return figures[HANDOVER_COUNT], figures[STASH_COPIED_BYTES]
+        counters = layouts.Counters()
+        self._library.salus_counters(ctypes.byref(counters))
+        return counters.handover_count, counters.stash_copied_bytes
 
     def leave(self) -> None:
         """No iteration follows for now: hold no lane meanwhile."""
@@ -208,7 +196,7 @@ class Salus:
 
 
 def _ranges(pairs: list[tuple[int, int]]) -> Any:
-    return (_Range * len(pairs))(*[_Range(address, size) for address, size in pairs])
+    return (layouts.CudaRange * len(pairs))(*pairs)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from nodedaemon.config import Config, load_or_raise, locate
 from nodedaemon.config.choices import LogFormat
 from nodedaemon.core.errors import RequestError, SalusError
 from nodedaemon.service import logs
-from nodedaemon.service.daemon import Daemon, Options
+from nodedaemon.service.daemon import Daemon, DaemonOptions
 from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT
 from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S
 
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             is_json=readings.log_format is LogFormat.JSON, level=readings.log_level, stream=_open_log(readings.log_file)
         )
         log = logs.get_logger()
-        options = Options(config_file, node, given.exit_idle, given.digest_every, given.gather)
+        options = DaemonOptions(config_file, node, given.exit_idle, given.digest_every, given.gather)
         return asyncio.run(_run(options, config, log))
     except RequestError as error:
         print(f"salusd: {error}", file=sys.stderr)
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-async def _run(options: Options, config: Config, log: Any) -> int:
+async def _run(options: DaemonOptions, config: Config, log: Any) -> int:
     return await Daemon(options, config, log).run()
 
 

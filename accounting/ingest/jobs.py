@@ -1,7 +1,8 @@
-"""Jobs, their suspensions and admissions: how what nodes and Slurm say of a job becomes one row.
+"""Writes jobs, suspensions and admissions. What several nodes and Slurm report about a job becomes one row.
 
-Merging does not depend on order: Slurm's times beat a node's, a known value is never erased, and of several nodes the
-first start and the longest run count. So a spool may be replayed twice, late, or from many nodes at once.
+The result of a merge does not depend on the order: Slurm's times override those of nodes, a known value is never
+erased, and among nodes the earliest start and the longest run count. A spool may therefore be replayed twice, late, or
+from many nodes at once.
 """
 
 from collections import defaultdict
@@ -19,12 +20,9 @@ from accounting.records import (
     SuspensionRecord,
     clean_text,
 )
-from accounting.storage.catalog import CHUNK, Places, Row, ensure_rows, table_of
+from accounting.storage.catalog import CHUNK, Catalog, Row, ensure_rows
 from accounting.storage.database import insert_rows, select_rows
-from accounting.storage.models import AdmissionReasonRow, AdmissionRow, JobRow, SuspensionRow
-
-JOBS, SUSPENSIONS = table_of(JobRow), table_of(SuspensionRow)
-ADMISSIONS, REASONS = table_of(AdmissionRow), table_of(AdmissionReasonRow)
+from accounting.storage.tables import ADMISSIONS, JOBS, REASONS, SUSPENSIONS
 
 TEXTS = ("user", "account", "partition", "qos", "name", "signature", "admission", "state")
 FACTS = ("uid", "array_job_id", "array_task_id", "het_job_id", "het_offset", "exit_code")
@@ -37,7 +35,7 @@ _plain_values = attrgetter(*_PLAIN)
 _text_values = attrgetter(*TEXTS)
 _VALUES = itemgetter(*COLUMNS)
 
-_JobPlace = tuple[int, int, int]
+_RunKey = tuple[int, int, int]
 
 
 def row_of(record: JobRecord, cluster_id: int) -> Row:
@@ -54,74 +52,74 @@ def row_of(record: JobRecord, cluster_id: int) -> Row:
 
 
 def merge_job(stored: Row, new: Row) -> Row:
-    """One row out of two about the same run; the result is the same whichever came first."""
+    """Merge two rows about the same run; the result does not depend on which came first."""
     merged = dict(stored)
-    # Who knows the end knows more; a start that is replayed after it must not make the job run again.
+    # The row with an end is newer: a start that is replayed after the end must not make the job run again.
     older, newer = (stored, new) if _authority(new) >= _authority(stored) else (new, stored)
     for name in TEXTS:
         merged[name] = newer[name] or older[name]
     for name in FACTS:
         merged[name] = older[name] if newer[name] is None else newer[name]
-    is_level = stored["source"] == new["source"] == Source.NODE
+    both_from_nodes = stored["source"] == new["source"] == Source.NODE
     for names, choose in ((EARLIEST, min), (LATEST, max)):
         for name in names:
             values = [row[name] for row in (newer, older) if row[name] is not None]
-            # Slurm has no monotonic clock, so there every speaker is a node.
-            is_open = is_level or name.endswith("_mono_ns")
-            merged[name] = (choose(values) if is_open else values[0]) if values else None
+            # Monotonic times come from nodes only: Slurm does not report them.
+            is_extreme = both_from_nodes or name.endswith("_mono_ns")
+            merged[name] = (choose(values) if is_extreme else values[0]) if values else None
     for name in ("suspended_ns", "device_count"):
-        merged[name] = max(stored[name], new[name]) if is_level else newer[name]
+        merged[name] = max(stored[name], new[name]) if both_from_nodes else newer[name]
     merged["sluid"] = stored["sluid"] or new["sluid"]
     merged["source"] = newer["source"]
     return _with_derived(merged)
 
 
 class JobStore:
-    """Writes jobs and finds their numbers within one transaction; `numbers` may be kept once it is committed."""
+    """Writes jobs and finds their row ids within one transaction; `row_ids` is valid once it is committed."""
 
-    def __init__(self, connection: Connection, places: Places, numbers: dict[JobKey, int]) -> None:
+    def __init__(self, connection: Connection, catalog: Catalog, row_ids: dict[JobKey, int]) -> None:
         self._connection = connection
-        self._places = places
-        self.numbers = numbers
+        self._catalog = catalog
+        self.row_ids = row_ids
 
     def record(self, records: Sequence[JobRecord], mentioned: Iterable[JobKey]) -> None:
-        """Merge `records`; make sure that each of `mentioned` has a row, so that facts can refer to it."""
-        told = {record.key for record in records}
-        stubs = [JobRecord(key=key) for key in sorted(set(mentioned) - told) if key not in self.numbers]
+        """Merge `records`, and create a row for each of `mentioned` that has none, for others to refer to."""
+        described = {record.key for record in records}
+        stubs = [JobRecord(key=key) for key in sorted(set(mentioned) - described) if key not in self.row_ids]
         everything = [*records, *stubs]
-        self._places.find_clusters(self._connection, (record.key.cluster for record in everything))
+        self._catalog.find_clusters(self._connection, (record.key.cluster for record in everything))
         found = self._find([record.key for record in everything])
         fresh: list[Row] = []
         for record in everything:
-            row = row_of(record, self._places.clusters[record.key.cluster])
-            known = _match(found[_place(row)], row["sluid"])
-            if known is None:
-                found[_place(row)].append(row)
+            row = row_of(record, self._catalog.clusters[record.key.cluster])
+            match = _match(found[_run_key(row)], row["sluid"])
+            if match is None:
+                found[_run_key(row)].append(row)
                 fresh.append(row)
             else:
-                known.update(merge_job(known, row))
+                match.update(merge_job(match, row))
         self._write(fresh, found)
-        self._number([record.key for record in everything])
+        self._find_row_ids([record.key for record in everything])
 
-    def _find(self, keys: Sequence[JobKey]) -> dict[_JobPlace, list[Row]]:
-        found: dict[_JobPlace, list[Row]] = defaultdict(list)
+    def _find(self, keys: Sequence[JobKey]) -> dict[_RunKey, list[Row]]:
+        found: dict[_RunKey, list[Row]] = defaultdict(list)
         for stored in self._select(keys, ("id", *COLUMNS), is_locked=True):
             stored["_stored"] = dict(stored)
-            found[_place(stored)].append(stored)
+            found[_run_key(stored)].append(stored)
         return found
 
     def _select(self, keys: Sequence[JobKey], names: Sequence[str], *, is_locked: bool = False) -> Iterator[Row]:
         by_cluster: dict[int, set[int]] = defaultdict(set)
         for key in keys:
-            by_cluster[self._places.clusters[key.cluster]].add(key.job_id)
+            by_cluster[self._catalog.clusters[key.cluster]].add(key.job_id)
         for cluster_id, job_ids in sorted(by_cluster.items()):
-            # In one order everywhere: two writers that lock the same rows then wait in turn and not for each other.
+            # Lock rows in the same order everywhere, or two writers could deadlock.
             wanted = sorted(job_ids)
             for start in range(0, len(wanted), CHUNK):
                 among = {"cluster_id": (cluster_id,), "slurm_job_id": wanted[start : start + CHUNK]}
                 yield from select_rows(self._connection, JOBS, names, among, is_locked=is_locked)
 
-    def _write(self, fresh: Sequence[Row], found: dict[_JobPlace, list[Row]]) -> None:
+    def _write(self, fresh: Sequence[Row], found: dict[_RunKey, list[Row]]) -> None:
         insert_rows(self._connection, JOBS, COLUMNS, [_VALUES(row) for row in fresh])
         for rows in found.values():
             for row in rows:
@@ -132,31 +130,31 @@ class JobStore:
                 if changed:
                     self._connection.execute(update(JOBS).where(JOBS.c.id == stored["id"]).values(changed))
 
-    def _number(self, keys: Sequence[JobKey]) -> None:
-        wanted = {key for key in keys if key not in self.numbers}
-        candidates: dict[_JobPlace, list[Row]] = defaultdict(list)
+    def _find_row_ids(self, keys: Sequence[JobKey]) -> None:
+        wanted = {key for key in keys if key not in self.row_ids}
+        candidates: dict[_RunKey, list[Row]] = defaultdict(list)
         names = ("id", "cluster_id", "slurm_job_id", "restart_count", "sluid")
         for row in self._select(list(wanted), names):
-            candidates[_place(row)].append(row)
+            candidates[_run_key(row)].append(row)
         for key in wanted:
-            place = (self._places.clusters[key.cluster], key.job_id, key.restart_count)
-            match = _match(candidates[place], key.sluid)
+            run = (self._catalog.clusters[key.cluster], key.job_id, key.restart_count)
+            match = _match(candidates[run], key.sluid)
             assert match is not None, f"{key} was just written"
-            self.numbers[key] = match["id"]
+            self.row_ids[key] = match["id"]
 
     def record_suspensions(self, records: Sequence[SuspensionRecord]) -> None:
-        """Keep each span once, by its start."""
-        rows = [(self.numbers[r.key], r.start_utc_ns, r.span_ns) for r in records]
+        """Store each span once, keyed by its start."""
+        rows = [(self.row_ids[r.key], r.start_utc_ns, r.span_ns) for r in records]
         names = ("job_id", "start_utc_ns", "span_ns")
         insert_rows(self._connection, SUSPENSIONS, names, rows, keys=("job_id", "start_utc_ns"))
 
 
-def record_admissions(connection: Connection, places: Places, records: Sequence[AdmissionRecord]) -> None:
-    """Keep each answer once, with every reason. An answer never changes, so a second one of the same id is ignored."""
-    places.find_clusters(connection, (record.cluster for record in records))
+def record_admissions(connection: Connection, catalog: Catalog, records: Sequence[AdmissionRecord]) -> None:
+    """Store each admission once, with all its reasons. An admission never changes, so a repeated id is ignored."""
+    catalog.find_clusters(connection, (record.cluster for record in records))
     rows = [
         {
-            "cluster_id": places.clusters[record.cluster],
+            "cluster_id": catalog.clusters[record.cluster],
             "name": clean_text(record.admission),
             "decided_utc_ns": record.decided_utc_ns,
             "decision": record.decision,
@@ -169,10 +167,10 @@ def record_admissions(connection: Connection, places: Places, records: Sequence[
         for record in records
     ]
     stored = ensure_rows(connection, ADMISSIONS, ("cluster_id", "name"), rows) if rows else []
-    numbers = {(row["cluster_id"], row["name"]): row["id"] for row in stored}
+    ids = {(row["cluster_id"], row["name"]): row["id"] for row in stored}
     reasons = [
         (
-            numbers[places.clusters[record.cluster], clean_text(record.admission)],
+            ids[catalog.clusters[record.cluster], clean_text(record.admission)],
             position,
             clean_text(reason.what),
             reason.needed,
@@ -191,7 +189,7 @@ def _elapsed_ns(record: JobRecord) -> int | None:
     if record.start_utc_ns is None or record.end_utc_ns is None:
         return None
     if record.start_mono_ns is not None and record.end_mono_ns is not None:
-        # A node's wall clock may have been stepped while the job ran; its monotonic one cannot be.
+        # A node's wall clock may be stepped while the job runs; its monotonic clock cannot.
         span_ns = record.end_mono_ns - record.start_mono_ns
     else:
         span_ns = record.end_utc_ns - record.start_utc_ns
@@ -212,12 +210,12 @@ def _authority(row: Row) -> tuple[int, bool]:
     return row["source"], row["end_utc_ns"] is not None
 
 
-def _place(row: Row) -> _JobPlace:
+def _run_key(row: Row) -> _RunKey:
     return row["cluster_id"], row["slurm_job_id"], row["restart_count"]
 
 
 def _match(rows: Sequence[Row], sluid: str) -> Row | None:
-    """The row of a run among those with its id. Slurm reuses ids; the SLUID tells the runs apart where it is known."""
+    """The row of a run among those with its job id. Slurm reuses job ids; the SLUID, if known, tells the runs apart."""
     for row in rows:
         if row["sluid"] == sluid:
             return row

@@ -1,7 +1,7 @@
-"""The ledger's way into the database: a batch of records becomes rows in one transaction, or none of them does.
+"""Writes batches of records to the database, each batch in one transaction.
 
-Safe for many nodes writing at once and for replays: a record that is there already changes nothing. The caller keeps
-its spool until `write` returns, and may hand over the same batch again after any failure.
+Many nodes may write at once, and a batch may be repeated: a record that is already stored changes nothing. The caller
+keeps its spool until `write` returns and may submit the same batch again after any failure.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from accounting.records import (
     AdmissionRecord,
     DeviceRecord,
     DeviceUsageRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     LaneSpanRecord,
     MeasurementRecord,
+    NodeEventRecord,
     Record,
     SessionRecord,
     SuspensionRecord,
     UsageRecord,
 )
-from accounting.storage.catalog import Places, table_of
+from accounting.storage.catalog import Catalog
 from accounting.storage.database import Database, select_rows
-from accounting.storage.models import WatermarkRow
+from accounting.storage.tables import WATERMARKS
 
-# What a writer remembers of job numbers; a node has a few hundred jobs a day.
-JOBS_REMEMBERED_MAX = 100_000
+# Row ids of jobs that a writer caches. A node runs a few hundred jobs per day.
+JOBS_CACHED_MAX = 100_000
 
 
 _head_of = attrgetter(*HEAD)
@@ -43,7 +43,7 @@ _head_of = attrgetter(*HEAD)
 
 @dataclass(frozen=True)
 class Written:
-    """What became of a batch. `late_count` records are older than a roll-up or purge and were left out."""
+    """The result of a batch. `late_count` records are older than a roll-up or purge and were dropped."""
 
     record_count: int
     late_count: int = 0
@@ -51,7 +51,7 @@ class Written:
 
 @dataclass
 class _Batch:
-    """Records by kind, in the order in which they refer to each other."""
+    """Records by kind; each kind refers only to earlier ones."""
 
     incarnations: list[IncarnationRecord] = field(default_factory=list)
     devices: list[DeviceRecord] = field(default_factory=list)
@@ -62,73 +62,73 @@ class _Batch:
     sessions: list[SessionRecord] = field(default_factory=list)
     lane_spans: list[LaneSpanRecord] = field(default_factory=list)
     usage: list[UsageRecord] = field(default_factory=list)
-    # Who and where the usage is of, each pair once: all that has to be found for it.
+    # The distinct heads of the usage records: all that has to be looked up for them.
     usage_heads: set[Head] = field(default_factory=set)
     device_usage: list[DeviceUsageRecord] = field(default_factory=list)
-    events: list[EventRecord] = field(default_factory=list)
+    events: list[NodeEventRecord] = field(default_factory=list)
     measurements: list[MeasurementRecord] = field(default_factory=list)
 
 
 class LedgerWriter:
-    """Hands batches over to one database. Not to be shared between threads."""
+    """Writes batches to one database. Not thread-safe."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._places = Places()
+        self._catalog = Catalog()
         self._jobs: dict[JobKey, int] = {}
 
     def write(self, records: Sequence[Record]) -> Written:
-        """Write all of `records` or raise OperatingError; a few hundred to a few thousand are a good batch."""
+        """Write all of `records` or raise OperatingError. A good batch has a few hundred to a few thousand."""
 
-        def work(connection: Connection) -> tuple[Places, dict[JobKey, int], int]:
-            # Taken away first: numbers made by an attempt that is rolled back must not be remembered.
-            places, numbers = self._places.copy(), self._jobs
+        def work(connection: Connection) -> tuple[Catalog, dict[JobKey, int], int]:
+            # Clear the cache first: row ids from an attempt that is rolled back must not stay in it.
+            catalog, row_ids = self._catalog.copy(), self._jobs
             self._jobs = {}
             kept = _without_late(connection, records)
-            _write_batch(connection, places, numbers, _sort(kept))
-            return places, numbers, len(records) - len(kept)
+            _write_batch(connection, catalog, row_ids, _sort(kept))
+            return catalog, row_ids, len(records) - len(kept)
 
-        places, numbers, late_count = self._database.write(work)
-        self._places = places
-        self._jobs = numbers if len(numbers) <= JOBS_REMEMBERED_MAX else {}
+        catalog, row_ids, late_count = self._database.write(work)
+        self._catalog = catalog
+        self._jobs = row_ids if len(row_ids) <= JOBS_CACHED_MAX else {}
         return Written(len(records), late_count)
 
 
-def _write_batch(connection: Connection, places: Places, numbers: dict[JobKey, int], batch: _Batch) -> None:
-    _find_places(connection, places, batch)
-    places.record_incarnations(connection, batch.incarnations)
-    places.record_devices(connection, batch.devices)
-    accounts.record_accounts(connection, places, batch.accounts)
-    store = jobs.JobStore(connection, places, numbers)
+def _write_batch(connection: Connection, catalog: Catalog, row_ids: dict[JobKey, int], batch: _Batch) -> None:
+    _find_devices(connection, catalog, batch)
+    catalog.record_incarnations(connection, batch.incarnations)
+    catalog.record_devices(connection, batch.devices)
+    accounts.record_accounts(connection, catalog, batch.accounts)
+    store = jobs.JobStore(connection, catalog, row_ids)
     store.record(batch.jobs, _mentioned(batch))
     store.record_suspensions(batch.suspensions)
-    jobs.record_admissions(connection, places, batch.admissions)
-    usage.record_sessions(connection, places, numbers, batch.sessions)
-    usage.record_lane_spans(connection, places, numbers, batch.lane_spans)
-    usage.record_usage(connection, places, numbers, batch.usage, batch.usage_heads)
-    usage.record_device_usage(connection, places, batch.device_usage)
-    usage.record_events(connection, places, numbers, batch.events)
+    jobs.record_admissions(connection, catalog, batch.admissions)
+    usage.record_sessions(connection, catalog, row_ids, batch.sessions)
+    usage.record_lane_spans(connection, catalog, row_ids, batch.lane_spans)
+    usage.record_usage(connection, catalog, row_ids, batch.usage, batch.usage_heads)
+    usage.record_device_usage(connection, catalog, batch.device_usage)
+    usage.record_events(connection, catalog, row_ids, batch.events)
     for measurement in batch.measurements:
-        learn(connection, places.clusters[measurement.job.cluster], numbers[measurement.job], measurement)
+        learn(connection, catalog.clusters[measurement.job.cluster], row_ids[measurement.job], measurement)
 
 
-def _find_places(connection: Connection, places: Places, batch: _Batch) -> None:
+def _find_devices(connection: Connection, catalog: Catalog, batch: _Batch) -> None:
     found = set(batch.usage_heads)
-    for facts in (batch.sessions, batch.lane_spans):
-        found.update(map(_head_of, facts))
+    for records in (batch.sessions, batch.lane_spans):
+        found.update(map(_head_of, records))
     devices = {(job.cluster, node, device) for job, node, device, _ in found}
     incarnations = {(job.cluster, node, incarnation) for job, node, _, incarnation in found}
-    happenings: list[DeviceUsageRecord | EventRecord] = [*batch.device_usage, *batch.events]
-    for happening in happenings:
-        incarnations.add((happening.cluster, happening.node, happening.incarnation))
-        if happening.device:
-            devices.add((happening.cluster, happening.node, happening.device))
-    places.find_devices(connection, devices)
-    places.find_incarnations(connection, incarnations)
+    happened: list[DeviceUsageRecord | NodeEventRecord] = [*batch.device_usage, *batch.events]
+    for event in happened:
+        incarnations.add((event.cluster, event.node, event.incarnation))
+        if event.device:
+            devices.add((event.cluster, event.node, event.device))
+    catalog.find_devices(connection, devices)
+    catalog.find_incarnations(connection, incarnations)
 
 
 def _sort(records: Sequence[Record]) -> _Batch:
-    """By kind. Usage is nearly all of a batch, so it is taken by one comprehension and the rest is small."""
+    """Sort records by kind. Nearly all of a batch is usage, so one comprehension takes it and the rest is small."""
     usages = [record for record in records if type(record) is UsageRecord]
     batch = _Batch(usage=usages, usage_heads=set(map(_head_of, usages)))
     lists: dict[type, list[Any]] = {
@@ -141,7 +141,7 @@ def _sort(records: Sequence[Record]) -> _Batch:
         SessionRecord: batch.sessions,
         LaneSpanRecord: batch.lane_spans,
         DeviceUsageRecord: batch.device_usage,
-        EventRecord: batch.events,
+        NodeEventRecord: batch.events,
         MeasurementRecord: batch.measurements,
     }
     for record in [record for record in records if type(record) is not UsageRecord]:
@@ -152,15 +152,15 @@ def _sort(records: Sequence[Record]) -> _Batch:
 def _mentioned(batch: _Batch) -> set[JobKey]:
     found = {job for job, _, _, _ in batch.usage_heads}
     found |= {record.key for record in batch.suspensions}
-    for facts in (batch.sessions, batch.lane_spans, batch.measurements):
-        found |= {fact.job for fact in facts}
+    for records in (batch.sessions, batch.lane_spans, batch.measurements):
+        found |= {record.job for record in records}
     found |= {event.job for event in batch.events if event.job is not None}
     return found | {admission.job for admission in batch.admissions if admission.job is not None}
 
 
 def _without_late(connection: Connection, records: Sequence[Record]) -> list[Record]:
     names = {"name": ("rolled_up", "purged")}
-    rows = select_rows(connection, table_of(WatermarkRow), ("name", "before_utc_ns"), names)
+    rows = select_rows(connection, WATERMARKS, ("name", "before_utc_ns"), names)
     before = {row["name"]: row["before_utc_ns"] for row in rows}
     if not before:
         return list(records)
@@ -173,12 +173,12 @@ def _is_late(record: Record, rolled_ns: int, purged_ns: int) -> bool:
         case UsageRecord() | DeviceUsageRecord() | LaneSpanRecord():
             return record.start_utc_ns < rolled_ns
         case JobRecord() | SessionRecord():
-            # Without an end its start counts: if it is still there the replay adds nothing, and an end restates it all.
-            known_ns = record.end_utc_ns if record.end_utc_ns is not None else record.start_utc_ns
-            return known_ns is not None and known_ns < purged_ns
+            # Without an end, the start decides. A stored run loses nothing by that: its end record repeats everything.
+            last_ns = record.end_utc_ns if record.end_utc_ns is not None else record.start_utc_ns
+            return last_ns is not None and last_ns < purged_ns
         case MeasurementRecord():
             return record.measured_utc_ns < purged_ns
-        case EventRecord():
+        case NodeEventRecord():
             return record.happened_utc_ns < purged_ns
         case AdmissionRecord():
             return record.decided_utc_ns < purged_ns

@@ -1,7 +1,7 @@
-"""Our jobs beside Slurm's own: fills what is missing, takes over Slurm's times, and tells what disagreed.
+"""Compares our jobs with Slurm's: adds missing ones, adopts Slurm's times, and reports differences.
 
-Reads `sacct -D -X -P` output. Slurm's word on when a job ran is final, so that held time agrees with
-elapsed x allocation to the second; a difference beyond the tolerance is told before it is taken over.
+Reads the output of `sacct -D -X -P`. Slurm decides when a job ran, so that held time equals elapsed x allocation to
+the second. A difference beyond the tolerance is reported before Slurm's value replaces ours.
 """
 
 import re
@@ -12,15 +12,15 @@ from datetime import datetime
 import msgspec
 from sqlalchemy import ColumnElement, Connection, func, select
 
-from accounting.ingest.jobs import JOBS
 from accounting.ingest.ledger import LedgerWriter
-from accounting.ingest.usage import SESSIONS, USAGE
 from accounting.records import JobKey, JobRecord, Record, Source, clean_text
-from accounting.storage.catalog import CLUSTERS, Row
+from accounting.storage.catalog import Row
 from accounting.storage.database import Database
+from accounting.storage.tables import CLUSTERS, JOBS, SESSIONS, USAGE
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 
-# What is asked of sacct; SLURM_TIME_FORMAT=%s makes its times seconds since the epoch.
+# The fields that we request. With SLURM_TIME_FORMAT=%s, sacct prints times as seconds since the epoch.
 SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,UID,Account,Partition,QOS,JobName,State,ExitCode,Submit,Eligible,Start,End,ElapsedRaw,"
     "Suspended,AllocTRES,ReqTRES,AdminComment"
@@ -33,12 +33,10 @@ NEVER_NS = 2**62
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _ARRAY = re.compile(r"(\d+)_(\d+)")
 _HET = re.compile(r"(\d+)\+(\d+)")
-_ADMISSION = re.compile(r"(?:^|\s)salus:1;(?:\S*;)?adm=([^;\s]+)")
-_SIGNATURE = re.compile(r"(?:^|\s)salus:1;(?:\S*;)?S=([^;\s]+)")
 
 
 class SacctRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run as sacct tells it; `held_s` is elapsed x gres/salus count."""
+    """One run as sacct reports it."""
 
     record: JobRecord
     elapsed_s: int
@@ -48,12 +46,13 @@ class SacctRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def held_s(self) -> int:
+        """Elapsed time x gres/salus count."""
         return self.elapsed_s * self.device_count
 
 
 @dataclass(frozen=True)
-class Disagreement:
-    """A run on which the two books differ."""
+class JobMismatch:
+    """A run whose values differ between our database and Slurm's."""
 
     job: JobKey
     what: str
@@ -63,16 +62,16 @@ class Disagreement:
 
 @dataclass
 class Reconciled:
-    """What came of a comparison. `unknown` are ours that sacct does not have."""
+    """The result of a comparison. `filled` were missing from our database, `unknown` from sacct."""
 
     compared_count: int = 0
     filled: list[JobKey] = field(default_factory=list)
-    disagreements: list[Disagreement] = field(default_factory=list)
+    disagreements: list[JobMismatch] = field(default_factory=list)
     unknown: list[JobKey] = field(default_factory=list)
 
 
 def read_sacct(text: str, *, cluster: str) -> list[SacctRow]:
-    """The runs with gres/salus in a table of sacct with a heading; `cluster` where the table does not name one."""
+    """The runs with gres/salus in sacct's output, which has a heading; `cluster` is the default where it names none."""
     lines = text.splitlines()
     if not lines:
         return []
@@ -81,16 +80,17 @@ def read_sacct(text: str, *, cluster: str) -> list[SacctRow]:
     missing = {"JobIDRaw", "Start", "End", "AllocTRES"} - set(names)
     if missing:
         raise RequestError(
-            f"sacct's table not read: heading: no {', '.join(sorted(missing))}; run sacct with -P -o {SACCT_FIELDS}"
+            f"cannot read sacct output: the heading lacks {', '.join(sorted(missing))}; "
+            f"run sacct with -P -o {SACCT_FIELDS}"
         )
     tables: list[dict[str, str]] = []
     for number, line in enumerate(lines[1:], 2):
         if not line.strip():
             continue
-        # A job's name may hold the bar; sacct does not quote it, so a line with too many is not guessed at.
+        # A job's name may contain the separator, which sacct does not quote. Reject such a line rather than guess.
         cells = line.split(separator)
         if len(cells) != len(names):
-            raise RequestError(f"sacct's table not read: line {number}: {len(cells)} columns, {len(names)} expected")
+            raise RequestError(f"cannot read sacct output: line {number} has {len(cells)} columns, not {len(names)}")
         tables.append(dict(zip(names, cells, strict=True)))
     return _numbered([table for table in tables if _device_count(table)], cluster)
 
@@ -103,23 +103,21 @@ def reconcile(
     tolerance_s: int = 2,
     is_dry: bool = False,
 ) -> Reconciled:
-    """Compare `rows` with the jobs of `window`, and unless `is_dry` take Slurm's word into the database."""
+    """Compare `rows` with our jobs in `window`. Unless `is_dry`, store Slurm's values."""
     found = Reconciled(compared_count=len(rows))
     clusters = {row.record.key.cluster for row in rows}
     ours = _stored(database, clusters, {row.record.key.job_id for row in rows}, window)
     seen: set[tuple[str, int, int]] = set()
     for row in rows:
         key = row.record.key
-        place = (key.cluster, key.job_id, key.restart_count)
-        seen.add(place)
-        stored = ours.get(place)
+        run = (key.cluster, key.job_id, key.restart_count)
+        seen.add(run)
+        stored = ours.get(run)
         if stored is None:
             found.filled.append(key)
         else:
             found.disagreements += _compare(key, stored, row, tolerance_s)
-    found.unknown = [
-        JobKey(cluster=place[0], job_id=place[1], restart_count=place[2]) for place in sorted(set(ours) - seen)
-    ]
+    found.unknown = [JobKey(cluster=run[0], job_id=run[1], restart_count=run[2]) for run in sorted(set(ours) - seen)]
     if not is_dry:
         writer = LedgerWriter(database)
         records: list[Record] = [row.record for row in rows]
@@ -129,10 +127,10 @@ def reconcile(
 
 
 def held_seconds(database: Database, keys: Iterable[JobKey]) -> dict[JobKey, int]:
-    """Held time of each run in whole seconds: what is held against sacct's elapsed x allocation."""
+    """Held time of each run in whole seconds, to compare with sacct's elapsed x allocation."""
     wanted = {(key.cluster, key.job_id, key.restart_count): key for key in keys}
     statement = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
-    statement = statement.where(JOBS.c.slurm_job_id.in_(sorted({place[1] for place in wanted})))
+    statement = statement.where(JOBS.c.slurm_job_id.in_(sorted({run[1] for run in wanted})))
     with database.reading() as connection:
         rows = [dict(row) for row in connection.execute(statement).mappings()]
     found: dict[JobKey, int] = {}
@@ -144,10 +142,10 @@ def held_seconds(database: Database, keys: Iterable[JobKey]) -> dict[JobKey, int
 
 
 def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
-    """The runs about which the nodes have said everything: all sessions ended, and usage known up to their end."""
+    """The runs for which the nodes have reported everything: all sessions ended, and usage recorded up to their end."""
     wanted = {(key.cluster, key.job_id, key.restart_count): key for key in keys}
     found: set[JobKey] = set()
-    ids = sorted({place[1] for place in wanted})
+    ids = sorted({run[1] for run in wanted})
     for start in range(0, len(ids), BATCH):
         part = ids[start : start + BATCH]
         with database.reading() as connection:
@@ -157,28 +155,27 @@ def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
                 .where(JOBS.c.slurm_job_id.in_(part))
             )
             rows = connection.execute(runs).all()
-            numbers = [row.id for row in rows]
-            lasts = _lasts(connection, numbers)
+            last = _last_reports(connection, [row.id for row in rows])
         for row in rows:
             key = wanted.get((row.name, row.slurm_job_id, row.restart_count))
-            ended, used_ns = lasts.get(row.id, (None, None))
-            # Only a node has a monotonic clock: without sessions its word on the end is all there is to come.
-            is_whole = row.end_mono_ns is not None if ended is None else (used_ns or 0) >= ended
-            if key is not None and is_whole:
+            ended, used_ns = last.get(row.id, (None, None))
+            # Only nodes report monotonic times. For a run without sessions, a node's end is the last report to come.
+            is_complete = row.end_mono_ns is not None if ended is None else (used_ns or 0) >= ended
+            if key is not None and is_complete:
                 found.add(key)
     return found
 
 
-def _lasts(connection: Connection, numbers: list[int]) -> dict[int, tuple[int, int | None]]:
-    """Of each run with sessions: when the last of them ended (NEVER_NS: it goes on), and until when it was metered."""
+def _last_reports(connection: Connection, job_ids: list[int]) -> dict[int, tuple[int, int | None]]:
+    """For each run with sessions: when its last session ended (NEVER_NS: it is running), and the end of its usage."""
     sessions = (
         select(SESSIONS.c.job_id, func.max(func.coalesce(SESSIONS.c.end_utc_ns, NEVER_NS)))
-        .where(SESSIONS.c.job_id.in_(numbers))
+        .where(SESSIONS.c.job_id.in_(job_ids))
         .group_by(SESSIONS.c.job_id)
     )
     metered = (
         select(USAGE.c.job_id, func.max(USAGE.c.start_utc_ns + USAGE.c.span_ns))
-        .where(USAGE.c.job_id.in_(numbers))
+        .where(USAGE.c.job_id.in_(job_ids))
         .group_by(USAGE.c.job_id)
     )
     until = {row[0]: int(row[1]) for row in connection.execute(metered)}
@@ -186,15 +183,15 @@ def _lasts(connection: Connection, numbers: list[int]) -> dict[int, tuple[int, i
 
 
 def _numbered(tables: list[dict[str, str]], cluster: str) -> list[SacctRow]:
-    """Runs of one job in the order in which they started: -D lists each requeue, and the last field has no number."""
+    """Number the runs of each job in the order of their starts: -D lists every requeue, but without a number."""
     order = sorted(tables, key=lambda table: (int(table["JobIDRaw"]), _moment(table["Start"]) or 2**62))
     counts: dict[tuple[str, str], int] = {}
     rows: list[SacctRow] = []
     for table in order:
         name = table.get("Cluster") or cluster
-        place = (name, table["JobIDRaw"])
-        restart_count = int(table["Restarts"]) if table.get("Restarts", "").isdigit() else counts.get(place, 0)
-        counts[place] = counts.get(place, 0) + 1
+        job = (name, table["JobIDRaw"])
+        restart_count = int(table["Restarts"]) if table.get("Restarts", "").isdigit() else counts.get(job, 0)
+        counts[job] = counts.get(job, 0) + 1
         rows.append(_row(table, name, restart_count))
     return rows
 
@@ -205,7 +202,7 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
     elapsed_s = int(table["ElapsedRaw"]) if table.get("ElapsedRaw", "").isdigit() else 0
     array, het = _ARRAY.fullmatch(table.get("JobID", "")), _HET.fullmatch(table.get("JobID", ""))
     comment = table.get("AdminComment", "")
-    admission, signature = _ADMISSION.search(comment), _SIGNATURE.search(comment)
+    segment = parse_segment(comment) or AdmissionSegment()
     count = _device_count(table)
     code = table.get("ExitCode", "").partition(":")[0]
     record = JobRecord(
@@ -217,11 +214,11 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
         partition=clean_text(table.get("Partition", "")),
         qos=clean_text(table.get("QOS", "")),
         name=table.get("JobName", ""),
-        # "CANCELLED by 1000" is a state and who did it.
+        # "CANCELLED by 1000" is a state and the user who cancelled the job.
         state=clean_text(table.get("State", "").partition(" ")[0]),
         exit_code=int(code) if code.isdigit() else None,
-        signature=clean_text(signature[1]) if signature else "",
-        admission=clean_text(admission[1]) if admission else "",
+        signature=clean_text(segment.signature),
+        admission=clean_text(segment.admission),
         array_job_id=int(array[1]) if array else None,
         array_task_id=int(array[2]) if array else None,
         het_job_id=int(het[1]) if het else None,
@@ -238,19 +235,19 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
     )
 
 
-def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[Disagreement]:
-    found: list[Disagreement] = []
+def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[JobMismatch]:
+    found: list[JobMismatch] = []
     for name, theirs in (("user", row.record.user), ("account", row.record.account)):
         if stored[name] and theirs and stored[name] != theirs:
-            found.append(Disagreement(key, name, stored[name], theirs))
+            found.append(JobMismatch(key, name, stored[name], theirs))
     if stored["device_count"] != row.device_count and stored["start_utc_ns"] is not None:
-        found.append(Disagreement(key, "gres/salus count", str(stored["device_count"]), str(row.device_count)))
+        found.append(JobMismatch(key, "gres/salus count", str(stored["device_count"]), str(row.device_count)))
     if stored["elapsed_ns"] is not None and row.record.end_utc_ns is not None:
         ours_s = stored["elapsed_ns"] // SECOND_NS
         if abs(ours_s - row.elapsed_s) > tolerance_s:
-            found.append(Disagreement(key, "elapsed seconds", str(ours_s), str(row.elapsed_s)))
+            found.append(JobMismatch(key, "elapsed seconds", str(ours_s), str(row.elapsed_s)))
     if stored["elapsed_ns"] is not None and row.record.end_utc_ns is None and row.record.start_utc_ns is not None:
-        found.append(Disagreement(key, "end", "ended", "running"))
+        found.append(JobMismatch(key, "end", "ended", "running"))
     return found
 
 
@@ -268,14 +265,14 @@ def _stored(
         for condition in conditions:
             for row in connection.execute(base.where(condition)).mappings():
                 found[row["cluster"], row["slurm_job_id"], row["restart_count"]] = dict(row)
-    return {place: row for place, row in found.items() if place[0] in clusters}
+    return {run: row for run, row in found.items() if run[0] in clusters}
 
 
 def _device_count(table: dict[str, str]) -> int:
     for name in ("AllocTRES", "ReqTRES"):
         for part in table.get(name, "").split(","):
             tres, _, count = part.partition("=")
-            # gres/salus:model=1 repeats the count by type.
+            # A typed entry such as gres/salus:model=1 counts the same devices again.
             if tres == "gres/salus" and count.isdigit():
                 return int(count)
     return 0
@@ -291,7 +288,7 @@ def _moment(text: str) -> int | None:
     try:
         return int(datetime.fromisoformat(text).astimezone().timestamp()) * SECOND_NS
     except ValueError:
-        # Unknown, None, N/A: it has not happened yet.
+        # sacct prints Unknown, None or N/A for what has not happened yet.
         return None
 
 

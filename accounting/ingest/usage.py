@@ -1,7 +1,7 @@
-"""Facts about devices and sessions, written once: usage, device usage, lane spans, sessions, events.
+"""Writes usage, device usage, lane spans, sessions and events.
 
-An interval is never changed after it was written, so its insert ignores a key that is there. Only sessions grow, from
-hello to bye, and are merged.
+Intervals, spans and events never change after they are written, so an insert skips a key that exists. Only sessions
+change, from hello to bye; their records are merged.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,114 +12,87 @@ from sqlalchemy import Connection, update
 from accounting.records import (
     DETAIL_LENGTH_MAX,
     DeviceUsageRecord,
-    EventRecord,
     JobKey,
     LaneSpanRecord,
+    NodeEventRecord,
     SessionRecord,
     UsageRecord,
     clean_text,
 )
-from accounting.storage.catalog import CHUNK, Places, Row, table_of
+from accounting.storage.catalog import CHUNK, Catalog, Row
 from accounting.storage.database import insert_rows, select_rows
-from accounting.storage.models import DeviceUsageRow, EventRow, LaneSpanRow, SessionRow, UsageRow
-
-USAGE, DEVICE_USAGE = table_of(UsageRow), table_of(DeviceUsageRow)
-LANE_SPANS, SESSIONS, EVENTS = table_of(LaneSpanRow), table_of(SessionRow), table_of(EventRow)
+from accounting.storage.tables import DEVICE_USAGE, EVENTS, LANE_SPANS, SESSIONS, USAGE
 
 USAGE_NAMES = tuple(column.name for column in USAGE.columns)
 DEVICE_USAGE_NAMES = tuple(column.name for column in DEVICE_USAGE.columns)
-# A record names its job, node, device and incarnation first; all that follows is a column of the same name.
+# A usage record starts with its job, node, device and incarnation. Each later field is a column of the same name.
 HEAD = ("job", "node", "device", "incarnation")
 _USAGE_COLUMNS = (*USAGE_NAMES[:3], *UsageRecord.__struct_fields__[len(HEAD) :])
 assert UsageRecord.__struct_fields__[: len(HEAD)] == HEAD
 assert set(_USAGE_COLUMNS) == set(USAGE_NAMES)
+_SESSION_FIELDS = [name for name in SessionRecord.__struct_fields__ if name not in (*HEAD, "session")]
 
-Numbers = dict[JobKey, int]
+JobIds = dict[JobKey, int]
 Head = tuple[JobKey, str, str, str]
 
 
 def record_usage(
-    connection: Connection, places: Places, jobs: Numbers, records: Sequence[UsageRecord], heads: Iterable[Head]
+    connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[UsageRecord], heads: Iterable[Head]
 ) -> None:
-    """Insert intervals, whose heads are `heads`; the hot path of the ledger, hence tuples and one look-up a row."""
-    numbers = {
-        head: (jobs[head[0]], places.devices[head[0].cluster, head[1], head[2]], places.incarnations[head[3]])
+    """Insert usage intervals; `heads` are their distinct heads.
+
+    Most of a batch is usage, so this handles tuples with one dictionary lookup per row.
+    """
+    ids = {
+        head: (jobs[head[0]], catalog.devices[head[0].cluster, head[1], head[2]], catalog.incarnations[head[3]])
         for head in heads
     }
-    rows = (numbers[row[:4]] + row[4:] for row in map(astuple, records))
+    rows = (ids[row[:4]] + row[4:] for row in map(astuple, records))
     insert_rows(connection, USAGE, _USAGE_COLUMNS, rows, keys=USAGE_NAMES[:4])
 
 
-def record_device_usage(connection: Connection, places: Places, records: Sequence[DeviceUsageRecord]) -> None:
+def record_device_usage(connection: Connection, catalog: Catalog, records: Sequence[DeviceUsageRecord]) -> None:
     """Insert the intervals of whole devices."""
     rows = [
         (
-            places.devices[r.cluster, r.node, r.device],
-            places.incarnations[r.incarnation],
-            r.start_mono_ns,
-            r.start_utc_ns,
-            r.span_ns,
-            r.present_ns,
-            r.busy_ns,
-            r.job_count_max,
-            r.capacity_bytes,
-            r.persistent_bytes_mean,
-            r.lane_bytes_mean,
-            r.foreign_bytes_mean,
+            catalog.devices[r.cluster, r.node, r.device],
+            catalog.incarnations[r.incarnation],
+            *(getattr(r, name) for name in DEVICE_USAGE_NAMES[2:]),
         )
         for r in records
     ]
     insert_rows(connection, DEVICE_USAGE, DEVICE_USAGE_NAMES, rows, keys=DEVICE_USAGE_NAMES[:3])
 
 
-def record_lane_spans(connection: Connection, places: Places, jobs: Numbers, records: Sequence[LaneSpanRecord]) -> None:
+def record_lane_spans(
+    connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[LaneSpanRecord]
+) -> None:
     """Insert stays in lanes."""
     names = tuple(column.name for column in LANE_SPANS.columns)
     rows = [
         (
-            places.devices[r.job.cluster, r.node, r.device],
-            places.incarnations[r.incarnation],
+            catalog.devices[r.job.cluster, r.node, r.device],
+            catalog.incarnations[r.incarnation],
             r.session,
             r.start_mono_ns,
             jobs[r.job],
             r.lane,
-            r.lane_bytes,
-            r.start_utc_ns,
-            r.span_ns,
-            r.iteration_count,
+            *(getattr(r, name) for name in names[6:]),
         )
         for r in records
     ]
     insert_rows(connection, LANE_SPANS, names, rows, keys=names[:4])
 
 
-def record_sessions(connection: Connection, places: Places, jobs: Numbers, records: Sequence[SessionRecord]) -> None:
-    """Keep each session once, with the latest of what its daemon said."""
-    rows: list[Row] = [
-        {
-            "job_id": jobs[r.job],
-            "device_id": places.devices[r.job.cluster, r.node, r.device],
-            "incarnation_id": places.incarnations[r.incarnation],
-            "number": r.session,
-            "start_utc_ns": r.start_utc_ns,
-            "start_mono_ns": r.start_mono_ns,
-            "end_utc_ns": r.end_utc_ns,
-            "end_mono_ns": r.end_mono_ns,
-            "is_gated": r.is_gated,
-            "end_reason": clean_text(r.end_reason),
-            "iteration_count": r.iteration_count,
-            "handover_count": r.handover_count,
-            "persistent_bytes_max": r.persistent_bytes_max,
-            "ephemeral_bytes_max": r.ephemeral_bytes_max,
-        }
-        for r in records
-    ]
-    _merge_sessions(connection, rows)
-
-
-def _merge_sessions(connection: Connection, rows: Sequence[Row]) -> None:
+def record_sessions(connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[SessionRecord]) -> None:
+    """Store each session once, with the latest state that its daemon reported."""
     pending: dict[tuple[int, int, int], Row] = {}
-    for row in rows:
+    for record in records:
+        row: Row = {name: getattr(record, name) for name in _SESSION_FIELDS}
+        row["job_id"] = jobs[record.job]
+        row["device_id"] = catalog.devices[record.job.cluster, record.node, record.device]
+        row["incarnation_id"] = catalog.incarnations[record.incarnation]
+        row["number"], row["end_reason"] = record.session, clean_text(record.end_reason)
         key = _session_key(row)
         pending[key] = merge_session(pending[key], row) if key in pending else row
     if not pending:
@@ -142,7 +115,7 @@ def _session_key(row: Row) -> tuple[int, int, int]:
 
 
 def merge_session(stored: Row, new: Row) -> Row:
-    """Counters only grow, an end stays an end, and a session that was ungated once stays so."""
+    """Counters only grow, an ended session stays ended, and a session that was ever ungated stays ungated."""
     merged = dict(stored)
     for name in ("iteration_count", "handover_count", "persistent_bytes_max", "ephemeral_bytes_max"):
         merged[name] = max(stored[name], new[name])
@@ -155,17 +128,17 @@ def merge_session(stored: Row, new: Row) -> Row:
     return merged
 
 
-def record_events(connection: Connection, places: Places, jobs: Numbers, records: Sequence[EventRecord]) -> None:
-    """Insert what happened."""
+def record_events(connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[NodeEventRecord]) -> None:
+    """Insert events."""
     names = tuple(column.name for column in EVENTS.columns)
     rows = [
         (
-            places.incarnations[r.incarnation],
+            catalog.incarnations[r.incarnation],
             r.sequence,
             r.kind,
             r.happened_utc_ns,
             r.happened_mono_ns,
-            places.devices[r.cluster, r.node, r.device] if r.device else None,
+            catalog.devices[r.cluster, r.node, r.device] if r.device else None,
             jobs[r.job] if r.job is not None else None,
             r.code,
             r.amount_bytes,

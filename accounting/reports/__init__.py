@@ -1,1 +1,1 @@
-"""Reading: what reports, charts and job pages show, filtered by who asks. Callers get values, never rows."""
+"""Reading: reports, charts and job pages, limited to what the viewer may see. Callers get values, never rows."""

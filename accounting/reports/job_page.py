@@ -1,30 +1,26 @@
-"""Read model of one job's page: everything that is known of each of its runs, for the one who may see it."""
+"""A job's page: everything that is recorded about each of its runs."""
 
 from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from accounting.ingest.jobs import ADMISSIONS, JOBS, REASONS
-from accounting.ingest.usage import SESSIONS, USAGE
 from accounting.profiles import ProfileView, list_profiles
 from accounting.reports import queries
-from accounting.reports.figures import reason_text
+from accounting.reports.charts import reason_text
 from accounting.reports.measures import Measures
 from accounting.reports.report import job_name
 from accounting.reports.selection import JobSelector, Selection
-from accounting.storage.catalog import CLUSTERS, DEVICES, NODES, table_of
 from accounting.storage.database import Database
-from accounting.storage.models import EventRow
+from accounting.storage.tables import ADMISSIONS, CLUSTERS, DEVICES, EVENTS, JOBS, NODES, REASONS, SESSIONS, USAGE
 from accounting.viewer import AbsentError, Viewer
 
-EVENTS = table_of(EventRow)
 RUNS_MAX = 200
 EVENTS_MAX = 50
 
 
 class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run had of one device, and the most memory that it used there."""
+    """A device that a run used, and the most memory that it used there."""
 
     node: str
     device: str
@@ -35,7 +31,7 @@ class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer at submit."""
+    """The admission decision at submit."""
 
     decision: str
     basis: str
@@ -48,7 +44,7 @@ class AdmissionPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventPart(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to the run."""
+    """An event of the run."""
 
     happened_utc_ns: int
     kind: str
@@ -98,8 +94,8 @@ def job_pages(
         )
         rows = [dict(row) for row in connection.execute(statement).mappings()]
         if not rows:
-            # The same words whether it is not there or not the viewer's: who may not see it learns nothing.
-            raise AbsentError(f"job not found: {_describe(job)}: no record that you may see; see sacct -j")
+            # The same message for an unknown job and for another user's, so that it reveals nothing.
+            raise AbsentError(f"job not found: {_describe(job)}: there is no record that you may see; see sacct -j")
         sums = queries.held(connection, selection, {"id": JOBS.c.id}, now_utc_ns)
         used = queries.used(connection, selection, {"id": JOBS.c.id})
         pages = [
@@ -130,7 +126,7 @@ def _page(connection: Connection, row: Any, measures: Measures) -> JobPage:
     )
 
 
-def _devices(connection: Connection, job_number: int) -> list[DevicePart]:
+def _devices(connection: Connection, job_row_id: int) -> list[DevicePart]:
     statement = (
         select(
             NODES.c.name,
@@ -143,7 +139,7 @@ def _devices(connection: Connection, job_number: int) -> list[DevicePart]:
         .select_from(
             USAGE.join(DEVICES, DEVICES.c.id == USAGE.c.device_id).join(NODES, NODES.c.id == DEVICES.c.node_id)
         )
-        .where(USAGE.c.job_id == job_number)
+        .where(USAGE.c.job_id == job_row_id)
         .group_by(NODES.c.name, DEVICES.c.uuid, DEVICES.c.model, DEVICES.c.capacity_bytes)
         .order_by(NODES.c.name, DEVICES.c.uuid)
     )
@@ -165,10 +161,10 @@ def _admission(connection: Connection, row: Any) -> AdmissionPart | None:
     )
 
 
-def _events(connection: Connection, job_number: int) -> list[EventPart]:
+def _events(connection: Connection, job_row_id: int) -> list[EventPart]:
     statement = (
         select(EVENTS.c.happened_utc_ns, EVENTS.c.kind, EVENTS.c.detail)
-        .where(EVENTS.c.job_id == job_number)
+        .where(EVENTS.c.job_id == job_row_id)
         .order_by(EVENTS.c.happened_utc_ns)
         .limit(EVENTS_MAX)
     )

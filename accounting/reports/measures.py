@@ -1,7 +1,7 @@
-"""The figures of a report and how they follow from sums: the arithmetic of docs/accounting.md, in one place.
+"""The figures of a report and how they are computed from sums. docs/accounting.md defines them.
 
-`Measures` holds only what may be added, so that a total is the sum of its parts; a ratio is taken at the end, from
-sums, never as a mean of ratios. What cannot be known is None and shows as n/a, never as 0.
+`Measures` contains only quantities that may be added, so a total is the sum of its parts. Ratios are computed last,
+from sums, never as a mean of ratios. An unknown figure is None and is shown as n/a, never as 0.
 """
 
 import msgspec
@@ -10,8 +10,8 @@ import msgspec
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over a set of job runs within a window.
 
-    The `known_` fields cover only usage whose profile has a solo iteration time: alone, and with it gain and
-    slowdown, speak of that part. The `share_` fields are of achieved over entitled, one term a job.
+    The `known_` fields cover only usage whose profile has a solo iteration time; alone, gain and slowdown refer to
+    that part. The `share_` fields are sums of achieved over entitled, with one term per job.
     """
 
     job_count: int = 0
@@ -49,12 +49,12 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def alone_ns(self) -> int | None:
-        """How long the known part would have taken with a device to itself."""
+        """How long the known part would have taken on a device of its own."""
         return self.known_alone_ns if self.known_count else None
 
     @property
     def sharing_gain(self) -> float | None:
-        """alone / occupied, over the known part: jobs that merely take turns gain nothing."""
+        """alone / occupied, over the known part. Jobs that only take turns gain nothing."""
         return _ratio(self.known_alone_ns, self.known_occupied_ns) if self.known_count else None
 
     @property
@@ -64,12 +64,12 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory_saved_mib_ms(self) -> int:
-        """Sum of peaks over what was really held."""
+        """The sum of all peaks minus the memory that was held."""
         return self.peak_mib_ms - self.held_mib_ms
 
     @property
     def jain(self) -> float | None:
-        """Jain's index of achieved over entitled: 1 when each job had the same part of what it was entitled to."""
+        """Jain's index of achieved over entitled: 1 if every job got the same fraction of what it was entitled to."""
         return _ratio(self.share_sum * self.share_sum, self.share_count * self.share_square_sum)
 
     @property
@@ -78,17 +78,17 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def percentile(counts: list[tuple[int, int]], part: float) -> int | None:
-    """The value at `part` of a distribution given as (value, count), by nearest rank; None if it is empty."""
+    """The value at `part` of a distribution of (value, count), by nearest rank; None if it is empty."""
     total = sum(count for _, count in counts)
     if total == 0:
         return None
-    # Nearest rank: the smallest value with at least `part` of all at or below it.
+    # The nearest rank is that of the smallest value with at least `part` of all values at or below it.
     rank = max(1, -int(-part * total // 1))
     for value, count in sorted(counts):
         rank -= count
         if rank <= 0:
             return value
-    raise AssertionError("the ranks end with the last value")
+    raise AssertionError("the rank is at most the total count")
 
 
 def _ratio(part: float, whole: float) -> float | None:

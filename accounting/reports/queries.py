@@ -1,7 +1,7 @@
-"""The reports' SQL: which job runs a question is about, and sums of held time and usage over them by any grouping.
+"""The SQL of the reports: selects job runs, and sums their held time and usage by any grouping.
 
-A window is half open, [start, end). An interval of usage that crosses its edge counts by the part inside; that is
-worked out row by row, but only for the few rows at the two edges, so a report costs one pass over the rest.
+A window is half open, [start, end). A usage interval that crosses an edge counts in proportion to the part inside. That
+part is computed row by row, but only for the few rows at the two edges; one pass sums up all others.
 """
 
 from collections import defaultdict
@@ -25,26 +25,31 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql.selectable import FromClause
 
-from accounting.ingest.jobs import JOBS, SUSPENSIONS
-from accounting.ingest.usage import SESSIONS, USAGE
-from accounting.profiles import PROFILES
 from accounting.reports.measures import Measures
 from accounting.reports.selection import JobSelector, Selection
-from accounting.storage.catalog import CLUSTERS, DEVICES, NODES
 from accounting.storage.database import greatest, least
+from accounting.storage.tables import (
+    CLUSTERS,
+    DEVICES,
+    INTERVAL_SPAN_MAX_NS,
+    JOBS,
+    NODES,
+    PROFILES,
+    SESSIONS,
+    SUSPENSIONS,
+    USAGE,
+)
 from accounting.viewer import DeniedError, Viewer
 
-# No interval is longer, rolled-up ones included: what bounds the search for rows that cross an edge.
-INTERVAL_SPAN_MAX_NS = 86_400 * 1_000_000_000
-# Job runs that one statement sums up on SQLite, which groups by sorting: as many as it sorts in memory.
+# SQLite groups by sorting. One statement sums up as many job runs as SQLite can sort in memory.
 PIECE_LENGTH = 1 << 15
 
 Group = tuple[Any, ...]
 Dimensions = Mapping[str, ColumnElement[Any]]
 
 
-class Reading(msgspec.Struct, frozen=True):
-    """How to read the rows of a window: the start as a condition should name it, and conditions for one piece each."""
+class ReadPlan(msgspec.Struct, frozen=True):
+    """How to read the rows of a window: the start column for conditions, and the conditions of each piece."""
 
     start: ColumnElement[int]
     pieces: list[list[ColumnElement[bool]]]
@@ -65,20 +70,20 @@ SUMMED = {
 
 
 def restricted(selection: Selection, viewer: Viewer) -> Selection:
-    """The selection as far as `viewer` may see it; DeniedError if it names others."""
+    """The selection limited to what `viewer` may see; DeniedError if it names other users."""
     if viewer.is_operator:
         return selection
     others = [user for user in selection.users if user != viewer.user]
     if others or selection.is_for_all:
         raise DeniedError(
-            f"report not made: {'user ' + ', '.join(others) if others else 'all users'}: {viewer.user} is no operator "
-            "and sees the own jobs only; leave out -u and -a"
+            f"no report for {'user ' + ', '.join(others) if others else 'all users'}: {viewer.user} is not an operator "
+            "and can see only their own jobs; leave out -u and -a"
         )
     return msgspec.structs.replace(selection, users=(viewer.user,))
 
 
 def job_conditions(selection: Selection) -> list[ColumnElement[bool]]:
-    """What a row of jobs must fulfil, apart from the window."""
+    """The conditions of a selection on a row of JOBS, except for the window."""
     found: list[ColumnElement[bool]] = []
     for column, names in (
         (JOBS.c.user, selection.users),
@@ -107,15 +112,15 @@ def held(
 ) -> dict[Group, Measures]:
     """Held time, waits and counts of the job runs that overlap the window, by `dimensions`."""
     dialect = connection.dialect.name
-    # A running job lasts until now and no longer, even if the window goes on.
+    # A running job counts until now, even if the window ends later.
     end_ns = min(selection.end_utc_ns, now_utc_ns)
     until = func.coalesce(JOBS.c.until_utc_ns, end_ns)
-    # A job that has just begun on a clock ahead of ours has held nothing yet.
+    # A job that has just started on a node whose clock is ahead of ours has held nothing yet.
     inside = greatest(
         dialect, least(dialect, until, number(selection.end_utc_ns)) - _begin(dialect, selection), number(0)
     )
-    reading = reading_of(connection, JOBS, selection)
-    here = [reading.start < selection.end_utc_ns, until > selection.start_utc_ns, *job_conditions(selection)]
+    plan = read_plan(connection, JOBS, selection)
+    here = [plan.start < selection.end_utc_ns, until > selection.start_utc_ns, *job_conditions(selection)]
     started = JOBS.c.start_utc_ns >= selection.start_utc_ns
     statement = (
         select(
@@ -126,13 +131,13 @@ def held(
             func.sum(case((started, JOBS.c.wait_ns))).label("queue_wait_ns"),
             func.count(case((started, JOBS.c.wait_ns))).label("queue_wait_count"),
         )
-        .select_from(_with_cluster(JOBS) if _names(dimensions, CLUSTERS) else JOBS)
+        .select_from(_with_cluster(JOBS) if _uses(dimensions, CLUSTERS) else JOBS)
         .where(*here)
         .group_by(*dimensions.values())
     )
     names = ("job_count", "held_ns", "elapsed_ns", "queue_wait_ns", "queue_wait_count")
     sums: dict[Group, Measures] = defaultdict(Measures)
-    for piece in reading.pieces:
+    for piece in plan.pieces:
         for row in connection.execute(statement.where(*piece)):
             values = row._mapping
             sums[tuple(row[: len(dimensions)])] += Measures(**{name: int(values[name] or 0) for name in names})
@@ -142,13 +147,13 @@ def held(
 
 
 def used(connection: Connection, selection: Selection, dimensions: Dimensions) -> dict[Group, Measures]:
-    """Sums of usage in the window, by `dimensions`."""
+    """Usage in the window, summed by `dimensions`."""
     start_ns, end_ns = selection.start_utc_ns, selection.end_utc_ns
-    reading = reading_of(connection, USAGE, selection)
-    # Bounds on the column itself as well: a sum of columns cannot be looked up in an index.
-    is_whole = [reading.start >= start_ns, reading.start <= end_ns, USAGE.c.start_utc_ns + USAGE.c.span_ns <= end_ns]
+    plan = read_plan(connection, USAGE, selection)
+    # Conditions on the column itself can use the index; a sum of columns cannot.
+    is_whole = [plan.start >= start_ns, plan.start <= end_ns, USAGE.c.start_utc_ns + USAGE.c.span_ns <= end_ns]
     sums: dict[Group, Measures] = defaultdict(Measures)
-    for piece in reading.pieces:
+    for piece in plan.pieces:
         for row in connection.execute(_usage_sums(selection, dimensions, [*is_whole, *piece])):
             sums[tuple(row[: len(dimensions)])] += _measures(row._mapping)
     for row in connection.execute(_usage_at_edges(selection, dimensions)):
@@ -209,10 +214,10 @@ def _with_cluster(table: FromClause) -> FromClause:
 
 def _with_profile(usage: FromClause, dimensions: Dimensions, selection: Selection) -> FromClause:
     joined: FromClause = usage.join(JOBS, JOBS.c.id == usage.c.job_id).join(DEVICES, DEVICES.c.id == usage.c.device_id)
-    # Each further table is a look-up a row: only those that are asked for.
-    if _names(dimensions, CLUSTERS):
+    # Each join costs one lookup per row, so join only the tables that are needed.
+    if _uses(dimensions, CLUSTERS):
         joined = _with_cluster(joined)
-    if _names(dimensions, NODES) or selection.nodes:
+    if _uses(dimensions, NODES) or selection.nodes:
         joined = joined.join(NODES, NODES.c.id == DEVICES.c.node_id)
     return joined.outerjoin(
         PROFILES,
@@ -223,34 +228,34 @@ def _with_profile(usage: FromClause, dimensions: Dimensions, selection: Selectio
     )
 
 
-def _names(dimensions: Dimensions, table: Table) -> bool:
+def _uses(dimensions: Dimensions, table: Table) -> bool:
     return any(getattr(column, "table", None) is table for column in dimensions.values())
 
 
-def reading_of(connection: Connection, table: Table, selection: Selection) -> Reading:
-    """How to sum up the rows of JOBS or USAGE in the window at a cost that grows no faster than they do.
+def read_plan(connection: Connection, table: Table, selection: Selection) -> ReadPlan:
+    """How to sum up the rows of JOBS or USAGE in the window at a cost proportional to their number.
 
-    SQLite takes the index on a time even where the window holds most rows, and then fetches them in an order that it
-    has to sort again: three times the cost of reading the table through. A sum hides the index from it. And since it
-    sorts to group, a table that is read through is read job run by job run, piece by piece.
+    SQLite uses the index on the start time even if the window holds most rows. It then has to sort the rows again,
+    which costs three times as much as a full table scan. Adding 0 to the column hides the index from SQLite. Because
+    SQLite also sorts to group, a full scan is divided into pieces by job run.
     """
     start: ColumnElement[int] = table.c.start_utc_ns
     if connection.dialect.name != "sqlite":
-        return Reading(start, [[]])
+        return ReadPlan(start, [[]])
     first, last = _extremes(connection, start)
     if first is None or last is None:
-        return Reading(start, [[]])
+        return ReadPlan(start, [[]])
     inside_ns = overlap_ns((first, last + 1), (selection.start_utc_ns, selection.end_utc_ns))
     if inside_ns * 3 <= last - first:
-        return Reading(start, [[]])
+        return ReadPlan(start, [[]])
     run = JOBS.c.id if table is JOBS else table.c.job_id
     lowest, highest = _extremes(connection, run)
     begins = range(lowest, highest + 1, PIECE_LENGTH)
-    return Reading(start + 0, [[run >= begin, run < begin + PIECE_LENGTH] for begin in begins])
+    return ReadPlan(start + 0, [[run >= begin, run < begin + PIECE_LENGTH] for begin in begins])
 
 
 def _extremes(connection: Connection, column: ColumnElement[int]) -> tuple[Any, Any]:
-    # Two statements: SQLite takes an index's end for one, and reads all of it for both.
+    # Two statements: SQLite reads one end of the index for each, but all of it for both together.
     return connection.scalar(select(func.min(column))), connection.scalar(select(func.max(column)))
 
 
@@ -265,7 +270,7 @@ def _suspended(
     here: Sequence[ColumnElement[bool]],
     end_ns: int,
 ) -> dict[Group, Measures]:
-    """What suspended time takes away from held; only jobs that ever were suspended are looked at."""
+    """Suspended time, to be subtracted from held time. Reads only jobs that were ever suspended."""
     jobs: dict[int, Mapping[Any, Any]] = {}
     groups: dict[int, Group] = {}
     spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -277,34 +282,36 @@ def _suspended(
     )
     for row in connection.execute(statement):
         values = row._mapping
-        number = values[JOBS.c.id]
-        jobs[number], groups[number] = values, tuple(row[: len(dimensions)])
+        job_id = values[JOBS.c.id]
+        jobs[job_id], groups[job_id] = values, tuple(row[: len(dimensions)])
         if values["from_ns"] is not None:
-            spans[number].append((values["from_ns"], values["from_ns"] + values["span_ns"]))
+            spans[job_id].append((values["from_ns"], values["from_ns"] + values["span_ns"]))
     found: dict[Group, Measures] = defaultdict(Measures)
-    for number, job in jobs.items():
+    for job_id, job in jobs.items():
         start_ns = job[JOBS.c.start_utc_ns]
         until_ns = end_ns if job[JOBS.c.until_utc_ns] is None else job[JOBS.c.until_utc_ns]
         window = (max(start_ns, selection.start_utc_ns), min(until_ns, selection.end_utc_ns))
-        if spans[number]:
-            gone_ns = sum(overlap_ns(span, window) for span in spans[number])
+        if spans[job_id]:
+            suspended_ns = sum(overlap_ns(span, window) for span in spans[job_id])
         else:
-            # Only the total is known (from sacct): spread evenly over the job.
-            gone_ns = job[JOBS.c.suspended_ns] * max(0, window[1] - window[0]) // max(1, until_ns - start_ns)
-        gone_ns = min(gone_ns, max(0, window[1] - window[0]))
+            # If only the total is known (from sacct), it is spread evenly over the job.
+            suspended_ns = job[JOBS.c.suspended_ns] * max(0, window[1] - window[0]) // max(1, until_ns - start_ns)
+        suspended_ns = min(suspended_ns, max(0, window[1] - window[0]))
         count = job[JOBS.c.device_count]
-        found[groups[number]] += Measures(held_ns=-gone_ns * count, elapsed_ns=-gone_ns, suspended_ns=gone_ns)
+        found[groups[job_id]] += Measures(
+            held_ns=-suspended_ns * count, elapsed_ns=-suspended_ns, suspended_ns=suspended_ns
+        )
     return found
 
 
 def overlap_ns(span: tuple[int, int], window: tuple[int, int]) -> int:
-    """How much of `span` lies in `window`."""
+    """The length of the part of `span` inside `window`."""
     return max(0, min(span[1], window[1]) - max(span[0], window[0]))
 
 
 def _measures(row: Mapping[Any, Any]) -> Measures:
     known = ("known_alone_ns", "known_occupied_ns", "known_present_ns", "known_count")
-    # PostgreSQL and MariaDB sum into decimals, and an empty sum is NULL.
+    # PostgreSQL and MariaDB return sums as decimals, and an empty sum is NULL.
     whole = {name: int(row[name] or 0) for name in (*SUMMED, *known, "usage_count", "share_count")}
     return Measures(
         **whole, share_sum=float(row["share_sum"] or 0), share_square_sum=float(row["share_square_sum"] or 0)
@@ -344,5 +351,5 @@ def _begin(dialect: str, selection: Selection) -> ColumnElement[int]:
 
 
 def number(value: int) -> ColumnElement[int]:
-    """A literal of 64 bits: PostgreSQL takes a small bare one for 32."""
+    """A 64-bit literal: PostgreSQL treats a small plain literal as 32-bit."""
     return literal(value, BigInteger)

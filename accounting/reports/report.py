@@ -1,41 +1,48 @@
-"""Read models for CLI, HTML page and web: a report is rows of names and measures, a total, and a summary.
+"""Reports: rows of names and measures, a total, and a summary.
 
-Everything takes a Viewer that the caller has verified, and answers only what it may see. Callers get values, never
-rows of the database.
+A report shows only what its Viewer, whom the caller has verified, may see. Callers get values, never database rows.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from accounting.ingest import accounts
-from accounting.ingest.jobs import ADMISSIONS, JOBS, REASONS
-from accounting.ingest.usage import SESSIONS, USAGE
-from accounting.profiles import PROFILES, VERSIONS
 from accounting.reports import queries
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.queries import Group
-from accounting.reports.selection import Selection
-from accounting.storage.catalog import CHUNK, CLUSTERS, DEVICES, NODES, table_of
+from accounting.reports.selection import ReportKind, Selection
+from accounting.storage.catalog import CHUNK
 from accounting.storage.database import Database
-from accounting.storage.models import EventRow
+from accounting.storage.tables import (
+    ADMISSIONS,
+    CLUSTERS,
+    DEVICES,
+    EVENTS,
+    INTERVAL_SPAN_MAX_NS,
+    JOBS,
+    NODES,
+    PROFILES,
+    REASONS,
+    SESSIONS,
+    USAGE,
+    VERSIONS,
+)
 from accounting.viewer import Viewer
 
-EVENTS = table_of(EventRow)
 SECOND_NS = 1_000_000_000
 
-ReportKind = Literal["summary", "cluster", "account", "user", "device", "job", "profile"]
 MEMORY_UNITS = ("bytes", "shards")
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line: whose figures these are, and the figures. Names that do not apply are empty.
+    """One line of a report: names and measures. Names that do not apply are empty.
 
-    `depth` is 0 for a group, 1 for its members (users of an account, sessions of a job); in a tree of accounts it is
-    the level, and a line without a user is an account with all below it.
+    `depth` is 0 for a group and 1 for its members (users of an account, sessions of a job). In an account tree it is
+    the level, and a line without a user is an account with everything below it.
     """
 
     depth: int = 0
@@ -59,7 +66,7 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says below its table. Avoided out-of-memory errors are admissions short of memory, by outcome."""
+    """The footer of a report. Jobs refused or delayed for lack of memory count as avoided out-of-memory errors."""
 
     refused_count: int = 0
     made_to_wait_count: int = 0
@@ -71,7 +78,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer. `until_utc_ns` is the end of the window or now, whichever came first."""
+    """A report. `until_utc_ns` is the end of the window or now, whichever is earlier."""
 
     kind: ReportKind
     start_utc_ns: int
@@ -94,18 +101,18 @@ def make_report(
     is_tree: bool = False,
     on_step: Callable[[str], None] | None = None,
 ) -> Report:
-    """Answer `kind` over `selection` as far as `viewer` may see it. One pass over jobs, one over usage.
+    """The report `kind` over `selection`, as far as `viewer` may see it. One pass over jobs, one over usage.
 
-    `is_tree` lays accounts below accounts as Slurm's associations have them.
+    `is_tree` nests accounts as in Slurm's associations.
     """
-    selection = queries.restricted(selection, viewer)
-    tell = on_step or (lambda _step: None)
+    kind, selection = ReportKind(kind), queries.restricted(selection, viewer)
+    report_step = on_step or (lambda _step: None)
     with database.reading(is_large=True) as connection:
-        tell("jobs and usage")
+        report_step("jobs and usage")
         rows, total = _rows(connection, kind, selection, now_utc_ns, is_tree=is_tree)
-        if kind == "job" and with_sessions:
+        if kind is ReportKind.JOB and with_sessions:
             rows = _with_sessions(connection, rows, selection)
-        tell("waits, admissions and events")
+        report_step("waits, admissions and events")
         summary = _summary(connection, viewer, selection)
         clusters = sorted(connection.execute(select(CLUSTERS.c.name)).scalars())
     return Report(
@@ -123,15 +130,15 @@ def make_report(
 def wait_distribution(connection: Connection, selection: Selection) -> list[tuple[int, int]]:
     """Queue waits of the runs that started in the window, as (seconds, count)."""
     seconds = (JOBS.c.wait_ns // SECOND_NS).label("seconds")
-    reading = queries.reading_of(connection, JOBS, selection)
+    plan = queries.read_plan(connection, JOBS, selection)
     statement = (
         select(seconds, func.count())
-        .where(reading.start >= selection.start_utc_ns, reading.start < selection.end_utc_ns)
+        .where(plan.start >= selection.start_utc_ns, plan.start < selection.end_utc_ns)
         .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
         .group_by(seconds)
     )
     counts: Counter[int] = Counter()
-    for piece in reading.pieces:
+    for piece in plan.pieces:
         counts.update({int(value): int(count) for value, count in connection.execute(statement.where(*piece))})
     return list(counts.items())
 
@@ -140,20 +147,20 @@ def _rows(
     connection: Connection, kind: ReportKind, selection: Selection, now_utc_ns: int, *, is_tree: bool
 ) -> tuple[list[ReportRow], Measures]:
     match kind:
-        case "cluster":
+        case ReportKind.CLUSTER:
             sums = _both(connection, selection, now_utc_ns, {"cluster": CLUSTERS.c.name})
             rows = [ReportRow(cluster=group[0], measures=sums[group]) for group in sorted(sums)]
-        case "summary" | "account" | "user":
+        case ReportKind.SUMMARY | ReportKind.ACCOUNT | ReportKind.USER:
             sums = _both(connection, selection, now_utc_ns, {"account": JOBS.c.account, "user": JOBS.c.user})
-            if is_tree and kind != "user":
+            if is_tree and kind is not ReportKind.USER:
                 rows = _tree(sums, accounts.parents_of(connection, selection.clusters))
             else:
-                rows = _nested(sums, is_by_user=kind == "user")
-        case "device":
+                rows = _nested(sums, is_by_user=kind is ReportKind.USER)
+        case ReportKind.DEVICE:
             rows = _device_rows(connection, selection)
-        case "profile":
+        case ReportKind.PROFILE:
             rows = _profile_rows(connection, selection)
-        case "job":
+        case ReportKind.JOB:
             rows = _job_rows(connection, selection, now_utc_ns)
     return rows, _total(row.measures for row in rows if row.depth == 0)
 
@@ -168,7 +175,7 @@ def _both(
 
 
 def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]:
-    """Accounts with their users below, or users with their accounts below."""
+    """Accounts and below each its users, or users and below each their accounts."""
     inner: dict[str, list[tuple[str, Measures]]] = {}
     for (account, user), measures in sums.items():
         outer, member = (user, account) if is_by_user else (account, user)
@@ -184,7 +191,7 @@ def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]
 
 
 def _tree(sums: dict[Group, Measures], parents: dict[str, str]) -> list[ReportRow]:
-    """Accounts below accounts, users below their account; an account's line sums all below it."""
+    """Accounts below their parents, users below their account; an account's line sums everything below it."""
     users: dict[str, dict[str, Measures]] = {}
     for (account, user), measures in sums.items():
         users.setdefault(account, {})[user] = measures
@@ -209,7 +216,7 @@ def _device_rows(connection: Connection, selection: Selection) -> list[ReportRow
     numbers = (
         select(USAGE.c.device_id, func.count(USAGE.c.job_id.distinct()))
         .join(JOBS, JOBS.c.id == USAGE.c.job_id)
-        .where(USAGE.c.start_utc_ns >= selection.start_utc_ns - queries.INTERVAL_SPAN_MAX_NS)
+        .where(USAGE.c.start_utc_ns >= selection.start_utc_ns - INTERVAL_SPAN_MAX_NS)
         .where(USAGE.c.start_utc_ns < selection.end_utc_ns)
         .where(USAGE.c.start_utc_ns + USAGE.c.span_ns > selection.start_utc_ns, *queries.job_conditions(selection))
         .group_by(USAGE.c.device_id)
@@ -263,7 +270,7 @@ def _job_row(row: Any, measures: Measures) -> ReportRow:
 
 
 def job_name(row: Any) -> str:
-    """A job as sacct writes it: 123, 123_4 for an array task, 123+1 for a component of a het job."""
+    """A job id as sacct prints it: 123, 123_4 for an array task, 123+1 for a component of a het job."""
     if row["array_job_id"] is not None and row["array_task_id"] is not None:
         return f"{row['array_job_id']}_{row['array_task_id']}"
     if row["het_job_id"] is not None and row["het_offset"] is not None:
@@ -272,7 +279,7 @@ def job_name(row: Any) -> str:
 
 
 def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Selection) -> list[ReportRow]:
-    """Below each job its sessions, as sacct lists steps."""
+    """Insert the sessions of each job below it, as sacct does with steps."""
     statement = (
         select(
             SESSIONS,
@@ -292,7 +299,7 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
     below: dict[tuple[str, str, int | None], list[ReportRow]] = {}
     for row in connection.execute(statement):
         values = row._mapping
-        job = job_name({name: values[JOBS.c[name]] for name in _JOB_NAME_COLUMNS})
+        job = job_name({name: values[JOBS.c[name]] for name in JOB_NAME_COLUMNS})
         session = ReportRow(
             depth=1,
             cluster=values["cluster"],
@@ -313,15 +320,15 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
     return [line for row in rows for line in (row, *below.get((row.cluster, row.job, row.restart_count), ()))]
 
 
-_JOB_NAME_COLUMNS = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
+JOB_NAME_COLUMNS = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
 
 
 def _summary(connection: Connection, viewer: Viewer, selection: Selection) -> Summary:
     window = (selection.start_utc_ns, selection.end_utc_ns)
     waits = wait_distribution(connection, selection)
-    medians = [percentile(waits, part) for part in (0.5, 0.95)]
+    median_s, p95_s = (percentile(waits, part) for part in (0.5, 0.95))
     refused, made_to_wait = (_short_of_memory(connection, selection, decision) for decision in ("refuse", "defer"))
-    happened = (
+    events = (
         select(EVENTS.c.kind, func.count())
         .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
         .where(EVENTS.c.happened_utc_ns >= window[0], EVENTS.c.happened_utc_ns < window[1])
@@ -335,13 +342,13 @@ def _summary(connection: Connection, viewer: Viewer, selection: Selection) -> Su
     if selection.users:
         changes = changes.where(PROFILES.c.user.in_(selection.users))
     if not viewer.is_operator:
-        happened = happened.where(JOBS.c.user == viewer.user)
-    event_counts = {kind: int(count) for kind, count in connection.execute(happened)}
+        events = events.where(JOBS.c.user == viewer.user)
+    event_counts = {kind: int(count) for kind, count in connection.execute(events)}
     return Summary(
         refused_count=refused,
         made_to_wait_count=made_to_wait + event_counts.get("claim_waited", 0),
-        wait_median_ns=None if medians[0] is None else medians[0] * SECOND_NS,
-        wait_p95_ns=None if medians[1] is None else medians[1] * SECOND_NS,
+        wait_median_ns=None if median_s is None else median_s * SECOND_NS,
+        wait_p95_ns=None if p95_s is None else p95_s * SECOND_NS,
         profile_change_count=connection.scalar(changes) or 0,
         device_count=connection.scalar(select(func.count()).select_from(DEVICES)) or 0,
         event_counts=event_counts,

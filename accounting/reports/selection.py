@@ -1,6 +1,20 @@
-"""Which job runs a question is about. Light: a command line is read into these before anything slow is imported."""
+"""Which job runs a report covers. Commands parse their options into these before they import anything slow."""
+
+from enum import StrEnum
 
 import msgspec
+
+
+class ReportKind(StrEnum):
+    """What each line of a report stands for."""
+
+    SUMMARY = "summary"
+    CLUSTER = "cluster"
+    ACCOUNT = "account"
+    USER = "user"
+    DEVICE = "device"
+    JOB = "job"
+    PROFILE = "profile"
 
 
 class JobSelector(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,7 +27,7 @@ class JobSelector(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which job runs, in which window. Empty tuples mean no restriction, `is_for_all` that everybody's are wanted."""
+    """Job runs within a window. An empty tuple means no restriction; `is_for_all` asks for the jobs of all users."""
 
     start_utc_ns: int
     end_utc_ns: int

@@ -1,18 +1,15 @@
-"""The summary of a job in Slurm's AdminComment: one word of ours among those of other tools, which stay as they are."""
+"""The summary of a job in Slurm's AdminComment: one segment, next to those of other tools, which stay unchanged."""
 
 import re
 
 from accounting.reports.job_page import JobPage
+from nodedaemon.wire.segment import SEGMENT_MARK, SUMMARY_MARK, find_word, merge_word
 
-MARK = "salus-sum:1"
-ADMISSION_MARK = "salus:1"
-# One word: from the mark, at the start or after a blank, to the next blank.
-_OURS = re.compile(rf"(?:(?<=\s)|^){re.escape(MARK)};\S*")
 _SECOND_NS = 1_000_000_000
 
 
 def summary_segment(page: JobPage) -> str:
-    """The figures of a run in whole seconds and percent; n/a is left out, and so is the number of a first run."""
+    """A run's figures in whole seconds and percent, without unknown ones. The first run has no `run=`."""
     m = page.measures
     parts = {
         "run": page.restart_count or None,
@@ -24,35 +21,33 @@ def summary_segment(page: JobPage) -> str:
         "gain": None if m.sharing_gain is None else f"{m.sharing_gain:.2f}",
         "it": m.iteration_count,
     }
-    return ";".join([MARK, *(f"{name}={value}" for name, value in parts.items() if value is not None)])
+    return ";".join([SUMMARY_MARK, *(f"{name}={value}" for name, value in parts.items() if value is not None)])
 
 
 def summed_run(comment: str) -> int | None:
-    """The run that the summary in a comment is about; None where there is none."""
-    found = _OURS.search(comment)
-    if found is None:
+    """The number of the run that the summary in a comment describes; None without a summary."""
+    summary = find_word(comment, SUMMARY_MARK)
+    if not summary:
         return None
-    number = re.search(r";run=(\d{1,9})(?:;|$)", found[0])
+    number = re.search(r";run=(\d{1,9})(?:;|$)", summary)
     return int(number[1]) if number else 0
 
 
 def is_ours(word: str) -> bool:
-    """Whether a word of a comment is Salus': a summary, or what admission wrote."""
-    return word.startswith((f"{MARK};", f"{ADMISSION_MARK};"))
+    """Whether Salus wrote this word of a comment: a summary, or the segment of admission."""
+    return word.startswith((f"{SUMMARY_MARK};", f"{SEGMENT_MARK};"))
 
 
 def merge_summary(comment: str, segment: str) -> str:
-    """`comment` with our word replaced or added at its end; every other character stays."""
-    if _OURS.search(comment):
-        return _OURS.sub(lambda _match: segment, comment, count=1)
-    return f"{comment} {segment}" if comment and not comment[-1].isspace() else comment + segment
+    """`comment` with its summary replaced or appended; every other character stays."""
+    return merge_word(comment, SUMMARY_MARK, segment)
 
 
 def joined(kept: str, living: str) -> str:
-    """One comment of two that Slurm's database and its controller have of a job: `kept`, and what only `living` has."""
+    """Merge a job's comments in slurmdbd (`kept`) and slurmctld (`living`): `kept`, and what only `living` has."""
     if living in kept:
         return kept
     if kept in living:
         return living
-    known = set(kept.split())
-    return " ".join([kept, *(word for word in living.split() if word not in known)])
+    segments = set(kept.split())
+    return " ".join([kept, *(segment for segment in living.split() if segment not in segments)])

@@ -1,86 +1,66 @@
-"""Numbers of clusters, nodes, devices and incarnations: found, or made on first sight.
+"""Row ids of clusters, nodes, devices and incarnations: looked up, or created on first use.
 
-A record names them as people do; rows refer to them by number. A number never changes once its row is committed, so a
-writer may remember it; numbers that an aborted transaction made are forgotten with it.
+Records use names; rows refer to each other by id. An id never changes once its row is committed, so a writer may cache
+it. Ids from a transaction that was rolled back must be dropped with it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, select, tuple_, update
 
 from accounting.records import DeviceRecord, IncarnationRecord, clean_text
 from accounting.storage.database import insert_rows
-from accounting.storage.models import Base, ClusterRow, DeviceRow, IncarnationRow, NodeRow
+from accounting.storage.tables import CLUSTERS, DEVICES, INCARNATIONS, NODES
 
-# Bound parameters of one statement: far below the limit of each database.
+# Bound parameters per statement: far below the limit of every database.
 CHUNK = 500
 
 Row = dict[str, Any]
-
-
-def table_of(model: type[Base]) -> Table:
-    """The table of a mapping; the stores speak SQL expressions, not sessions of an ORM."""
-    return cast(Table, model.__table__)
-
-
-CLUSTERS, NODES = table_of(ClusterRow), table_of(NodeRow)
-DEVICES, INCARNATIONS = table_of(DeviceRow), table_of(IncarnationRow)
+_Name = TypeVar("_Name", bound=Hashable)
 
 
 @dataclass
-class Places:
-    """What is known of numbers: cluster by name, node by (cluster, node), device by (cluster, node, uuid)."""
+class Catalog:
+    """Cached ids: cluster by name, node by (cluster, node), device by (cluster, node, uuid)."""
 
     clusters: dict[str, int] = field(default_factory=dict)
     nodes: dict[tuple[str, str], int] = field(default_factory=dict)
     devices: dict[tuple[str, str, str], int] = field(default_factory=dict)
     incarnations: dict[str, int] = field(default_factory=dict)
 
-    def copy(self) -> "Places":
-        return Places(dict(self.clusters), dict(self.nodes), dict(self.devices), dict(self.incarnations))
+    def copy(self) -> "Catalog":
+        return Catalog(dict(self.clusters), dict(self.nodes), dict(self.devices), dict(self.incarnations))
 
     def find_clusters(self, connection: Connection, names: Iterable[str]) -> None:
-        missing = sorted({name for name in names if name not in self.clusters})
-        if missing:
-            for row in ensure_rows(connection, CLUSTERS, ("name",), [{"name": name} for name in missing]):
-                self.clusters[row["name"]] = row["id"]
+        missing = sorted(set(names) - self.clusters.keys())
+        _ensure(connection, CLUSTERS, ("name",), {(name,): name for name in missing}, self.clusters)
 
     def find_nodes(self, connection: Connection, names: Iterable[tuple[str, str]]) -> None:
-        missing = sorted({name for name in names if name not in self.nodes})
-        if not missing:
-            return
+        missing = sorted(set(names) - self.nodes.keys())
         self.find_clusters(connection, (cluster for cluster, _ in missing))
-        by_number = {(self.clusters[cluster], node): (cluster, node) for cluster, node in missing}
-        wanted = [{"cluster_id": cluster_id, "name": node} for cluster_id, node in by_number]
-        for row in ensure_rows(connection, NODES, ("cluster_id", "name"), wanted):
-            self.nodes[by_number[row["cluster_id"], row["name"]]] = row["id"]
+        wanted = {(self.clusters[cluster], node): (cluster, node) for cluster, node in missing}
+        _ensure(connection, NODES, ("cluster_id", "name"), wanted, self.nodes)
 
     def find_devices(self, connection: Connection, names: Iterable[tuple[str, str, str]]) -> None:
-        missing = sorted({name for name in names if name not in self.devices})
-        if not missing:
-            return
+        missing = sorted(set(names) - self.devices.keys())
         self.find_nodes(connection, ((cluster, node) for cluster, node, _ in missing))
-        by_number = {(self.nodes[cluster, node], uuid): (cluster, node, uuid) for cluster, node, uuid in missing}
-        wanted = [{"node_id": node_id, "uuid": uuid, **_EMPTY_DEVICE} for node_id, uuid in by_number]
-        for row in ensure_rows(connection, DEVICES, ("node_id", "uuid"), wanted):
-            self.devices[by_number[row["node_id"], row["uuid"]]] = row["id"]
+        wanted = {(self.nodes[cluster, node], uuid): (cluster, node, uuid) for cluster, node, uuid in missing}
+        _ensure(connection, DEVICES, ("node_id", "uuid"), wanted, self.devices, _EMPTY_DEVICE)
 
     def find_incarnations(self, connection: Connection, names: Iterable[tuple[str, str, str]]) -> None:
         """`names` are (cluster, node, incarnation)."""
         missing = {name[2]: name[:2] for name in sorted(set(names)) if name[2] not in self.incarnations}
-        if not missing:
-            return
         self.find_nodes(connection, missing.values())
-        wanted = [
+        rows = [
             {"node_id": self.nodes[node], "name": name, "boot_id": "", "version": ""} for name, node in missing.items()
         ]
-        for row in ensure_rows(connection, INCARNATIONS, ("name",), wanted):
+        for row in ensure_rows(connection, INCARNATIONS, ("name",), rows):
             self.incarnations[row["name"]] = row["id"]
 
     def record_devices(self, connection: Connection, records: Sequence[DeviceRecord]) -> None:
-        """Keep the newest description of each device."""
+        """Store the newest description of each device."""
         self.find_devices(connection, ((r.cluster, r.node, r.device) for r in records))
         for record in records:
             statement = (
@@ -98,7 +78,7 @@ class Places:
             connection.execute(statement)
 
     def record_incarnations(self, connection: Connection, records: Sequence[IncarnationRecord]) -> None:
-        """Keep start and, once it is known, end of each life of a daemon."""
+        """Store when each incarnation started and, once it is known, when it stopped."""
         self.find_incarnations(connection, ((r.cluster, r.node, r.incarnation) for r in records))
         for record in records:
             values: Row = {
@@ -116,6 +96,20 @@ class Places:
 _EMPTY_DEVICE = {"position": 0, "model": "", "capacity_bytes": 0, "lane_reserve_bytes": 0, "seen_utc_ns": 0}
 
 
+def _ensure(
+    connection: Connection,
+    table: Table,
+    keys: tuple[str, ...],
+    wanted: Mapping[tuple[Any, ...], _Name],
+    ids: dict[_Name, int],
+    defaults: Row | None = None,
+) -> None:
+    """Put into `ids` the row ids of `wanted`, which maps key values to names."""
+    rows = [dict(zip(keys, values, strict=True)) | (defaults or {}) for values in wanted]
+    for row in ensure_rows(connection, table, keys, rows):
+        ids[wanted[tuple(row[key] for key in keys)]] = row["id"]
+
+
 def find_rows(connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     """The stored rows whose `keys` equal those of one of `rows`."""
     found: list[Row] = []
@@ -131,9 +125,9 @@ def find_rows(connection: Connection, table: Table, keys: Sequence[str], rows: S
 
 
 def ensure_rows(connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[Row]) -> list[Row]:
-    """Make the rows that are missing and return all of them as they are stored."""
-    known = {tuple(row[key] for key in keys) for row in find_rows(connection, table, keys, rows)}
-    missing = [row for row in rows if tuple(row[key] for key in keys) not in known]
+    """Insert the rows that are missing and return all of them as stored."""
+    stored = {tuple(row[key] for key in keys) for row in find_rows(connection, table, keys, rows)}
+    missing = [row for row in rows if tuple(row[key] for key in keys) not in stored]
     if missing:
         names = list(missing[0])
         insert_rows(connection, table, names, [tuple(row[name] for name in names) for row in missing], keys=keys)

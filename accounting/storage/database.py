@@ -1,8 +1,8 @@
-"""The one way to the database: engine, transactions, retries, and the only dialect-specific insert.
+"""Access to the database: engine, transactions, retries, and all SQL that depends on the dialect.
 
-Rules kept here: SQLite is made with mode 0600 and runs in WAL; a writer takes its lock at the beginning, so that it
-never has to give up half way; a transaction that lost against another writer is repeated a bounded number of times;
-what the driver raises leaves as OperatingError, with the address but never with the password.
+A SQLite file has mode 0600 and uses WAL. A writer locks at the start of its transaction, so it never has to abort half
+way. A transaction that conflicts with another writer is retried a bounded number of times. Driver errors become
+OperatingError, with the address of the database but never with the password.
 """
 
 import os
@@ -21,15 +21,15 @@ from nodedaemon.core.errors import OperatingError, RequestError
 
 T = TypeVar("T")
 
-# A writer waits for another one this long; the batches of a ledger take milliseconds.
+# How long a writer waits for another one. A ledger's batch takes milliseconds.
 LOCK_WAIT_S = 10
 CONNECT_WAIT_S = 5
 ANSWER_WAIT_S = 120
 ATTEMPTS_MAX = 12
 SQLITE_CACHE_KIB = 64 * 1024
-# For a report over millions of rows: the pages of its joins come up again and again. It is given back afterwards.
+# For a report over millions of rows, whose joins visit the same pages repeatedly. It is freed after the report.
 SQLITE_REPORT_CACHE_KIB = 512 * 1024
-# Pages of the log, 16 MiB, before they go into the file: at the default of 1,000 the same pages go many times over.
+# Checkpoint the log every 16 MiB: with the default of 1,000 pages, the same pages are written many times.
 SQLITE_LOG_PAGES = 4_000
 
 DRIVERS = {
@@ -47,11 +47,11 @@ RETRY_ERRNOS = {1205, 1213, 1020}
 
 
 class DatabaseUnreachableError(OperatingError):
-    """The database does not answer or does not let us in; whoever runs it must act."""
+    """The database does not answer or rejects the connection; its administrator must act."""
 
 
 class Database:
-    """An open database. Safe to share between threads; each transaction takes a connection of its own."""
+    """An open database. Thread-safe: each transaction uses its own connection."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -60,7 +60,7 @@ class Database:
 
     @contextmanager
     def reading(self, *, is_large: bool = False) -> Iterator[Connection]:
-        """One consistent view for all queries inside; nothing is kept. `is_large`: much is read, take memory for it."""
+        """A read-only transaction with one consistent view. `is_large` allows more cache, for reports."""
         with _translated(self.address), self._engine.connect() as connection:
             if self.dialect == "postgresql":
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
@@ -77,13 +77,13 @@ class Database:
                 transaction.rollback()
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run `work` in one transaction and commit it; `work` runs again from the start if another writer was first."""
+        """Run `work` in one transaction and commit it. After a conflict with another writer, `work` runs again."""
         with _translated(self.address):
             for attempt in range(ATTEMPTS_MAX):
                 try:
                     return self._write_once(work)
                 except exc.DBAPIError as error:
-                    if attempt + 1 == ATTEMPTS_MAX or not _is_worth_retry(error):
+                    if attempt + 1 == ATTEMPTS_MAX or not _is_conflict(error):
                         raise
         raise AssertionError("the last attempt returns or raises")
 
@@ -98,20 +98,20 @@ class Database:
 
     @contextmanager
     def maintaining(self) -> Iterator[Connection]:
-        """A connection outside any transaction, for VACUUM and the like."""
+        """A connection without a transaction, for statements such as VACUUM."""
         with _translated(self.address), self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def close(self) -> None:
-        """Close pooled connections; SQLite then folds its log back into the file."""
+        """Close all pooled connections. SQLite then merges its log into the file."""
         self._engine.dispose()
 
 
 def open_database(address: str, password_file: Path | None = None, *, is_created: bool = True) -> Database:
-    """Open the database at `address` (the value of StorageUrl); the schema is checked by accounting.storage.schema.
+    """Open the database at `address` (StorageUrl). It does not check the schema: see accounting.storage.schema.
 
-    The password, if any, is the first line of `password_file`, which nobody but its owner may read.
-    `is_created=False` refuses a SQLite file that is not there instead of making an empty one.
+    The password, if any, is the first line of `password_file`, which only its owner may read. With `is_created=False`
+    a missing SQLite file is an error; otherwise an empty one is created.
     """
     url = parse_address(address)
     if password_file is not None:
@@ -119,7 +119,7 @@ def open_database(address: str, password_file: Path | None = None, *, is_created
     if url.get_backend_name() == "sqlite":
         _prepare_file(url, is_created=is_created)
     try:
-        # A server may have gone since the last transaction; a file cannot, and asking it costs a batch a statement.
+        # A server may have gone away since the last transaction, so ping it first. A file needs no ping.
         is_pinged = url.get_backend_name() != "sqlite"
         engine = create_engine(url, pool_pre_ping=is_pinged, connect_args=_connect_arguments(url))
     except ModuleNotFoundError as error:
@@ -134,7 +134,7 @@ def open_database(address: str, password_file: Path | None = None, *, is_created
 
 
 def parse_address(address: str) -> URL:
-    """StorageUrl as SQLAlchemy takes it; RequestError if it is no address of a database that Salus knows."""
+    """StorageUrl as a SQLAlchemy URL; RequestError unless it is an address of a supported database."""
     try:
         url = make_url(address)
     except (exc.ArgumentError, ValueError) as error:
@@ -143,12 +143,12 @@ def parse_address(address: str) -> URL:
         ) from error
     if url.drivername not in DRIVERS:
         raise RequestError(
-            f"database not opened: StorageUrl: no {url.drivername!r} here; use sqlite, postgresql or mariadb"
+            f"database not opened: StorageUrl: {url.drivername!r} is not supported; use sqlite, postgresql or mariadb"
         )
     if url.password is not None:
         raise RequestError(
-            "database not opened: StorageUrl: it holds a password, and everybody may read it; "
-            "put the password into the file named by StoragePassFile (mode 0600)"
+            "database not opened: StorageUrl contains a password, and everybody can read salus.conf; "
+            "put the password into the file that StoragePassFile names (mode 0600)"
         )
     url = url.set(drivername=DRIVERS[url.drivername])
     if url.get_backend_name() == "mariadb":
@@ -165,7 +165,7 @@ def read_password(path: Path) -> str:
     with os.fdopen(descriptor, encoding="utf-8", errors="surrogateescape") as file:
         state = os.fstat(file.fileno())
         if not stat.S_ISREG(state.st_mode) or state.st_mode & 0o077 or state.st_uid not in (0, os.geteuid()):
-            raise RequestError(f"password not read: {path}: others may read or change it; chmod 600 and chown it")
+            raise RequestError(f"password not read: {path}: other users can read or change it; chmod 600 and chown it")
         return file.readline().rstrip("\r\n")
 
 
@@ -177,27 +177,28 @@ def insert_rows(
     *,
     keys: Sequence[str] = (),
 ) -> None:
-    """Insert `rows`, values in the order of `names`. With `keys`, a row whose key is there already is left alone;
-    without, it raises, and `Database.write` starts over. Dialects differ in this statement: it is made nowhere else.
+    """Insert `rows`, whose values are in the order of `names`.
+
+    With `keys`, a row whose key exists is skipped. Without, it raises, and `Database.write` retries.
     """
     statement = _insert_text(connection.dialect, table, tuple(names), tuple(keys))
     if connection.dialect.name == "sqlite":
-        # Row by row from the caller's iterator: rows that live only while they are bound cost no collections.
+        # Stream rows from the iterator: rows that live only while they are bound trigger no garbage collection.
         with _cursor(connection, statement) as cursor:
             cursor.executemany(statement, rows)
         return
     kept = list(rows)
     if not kept:
         return
-    # One array a column on PostgreSQL: the server plans once and no row costs a message of its own.
+    # PostgreSQL gets one array per column: it plans once, and no row needs its own message.
     is_by_column = connection.dialect.name == "postgresql"
     parameters: Any = _columns(table, names, kept) if is_by_column else kept
     connection.exec_driver_sql(statement, parameters)
 
 
 def _columns(table: Table, names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
-    """One array a column. Those of numbers are written here: the driver takes each element through Python, which costs
-    more than the server's work. A list of ints is its own text but for its brackets and None.
+    """One array per column. Integer arrays are formatted here, because the driver adapts element by element, which
+    costs more than the server's work. A list of ints prints as an SQL array except for its brackets and None.
     """
     return tuple(
         "{" + str(list(column))[1:-1].replace("None", "NULL") + "}"
@@ -220,7 +221,7 @@ def _insert_text(dialect: Dialect, table: Table, names: tuple[str, ...], keys: t
             source = f"SELECT * FROM unnest({arrays})"  # noqa: S608 - names and types of our own tables
         case _:
             source = f"VALUES ({', '.join(['%s'] * len(names))})"
-            # A no-op update, not INSERT IGNORE: that one would also swallow rows that do not fit their columns.
+            # A no-op update: INSERT IGNORE would also hide rows that do not fit their columns.
             conflict = f"ON DUPLICATE KEY UPDATE {quote(keys[0])} = {quote(keys[0])}" if keys else ""
     return f"{into} {source}{' ' + conflict if keys else ''}"
 
@@ -233,9 +234,9 @@ def select_rows(
     *,
     is_locked: bool = False,
 ) -> list[dict[str, Any]]:
-    """The rows that have one of the given values in each of the given columns, locked on request.
+    """The rows that match one of the values in `among` for each of its columns, locked on request.
 
-    The ledger asks this for each batch; as plain text it costs a fifth of an expression that is built for each list.
+    The ledger runs this for every batch. Plain text costs a fifth of a SQLAlchemy expression.
     """
     counts = tuple((name, len(values)) for name, values in among.items())
     statement = _select_text(connection.dialect, table, tuple(names), counts, is_locked=is_locked)
@@ -257,7 +258,7 @@ def _select_text(
 
 
 def _fetch(connection: Connection, statement: str, parameters: tuple[object, ...]) -> list[tuple[Any, ...]]:
-    """Rows straight from the driver: describing forty columns costs the ledger more than finding nothing in them."""
+    """Rows straight from the driver: SQLAlchemy's result set-up for forty columns costs more than an empty query."""
     with _cursor(connection, statement) as cursor:
         cursor.execute(statement, parameters)
         return list(cursor.fetchall())
@@ -271,14 +272,14 @@ def _cursor(connection: Connection, statement: str) -> Iterator[Any]:
     try:
         yield cursor
     except base_error as error:
-        # As SQLAlchemy raises it, so that retries and messages know it.
+        # Raise what SQLAlchemy would raise, so that retries and messages work.
         raise exc.DBAPIError.instance(statement, None, error, base_error, dialect=connection.dialect) from error
     finally:
         cursor.close()
 
 
 def _array_type(dialect: Dialect, table: Table, name: str) -> str:
-    # A cast to varchar(n) cuts silently; text leaves it to the column to refuse what is too long.
+    # A cast to varchar(n) truncates silently; with text, the column rejects what is too long.
     kind = table.c[name].type
     return "text" if isinstance(kind, String) else kind.compile(dialect)
 
@@ -298,7 +299,7 @@ def _connect_arguments(url: URL) -> dict[str, Any]:
         case "sqlite":
             return {"timeout": LOCK_WAIT_S, "check_same_thread": False}
         case "postgresql":
-            # synchronous_commit stays as the site has it: what the ledger has handed over must survive a crash.
+            # Leave synchronous_commit to the site: what the ledger has committed must survive a crash.
             return {"connect_timeout": CONNECT_WAIT_S, "options": f"-c lock_timeout={LOCK_WAIT_S}s"}
         case _:
             return {
@@ -318,26 +319,26 @@ def _prepare_file(url: URL, *, is_created: bool) -> None:
     except OSError as error:
         raise DatabaseUnreachableError(
             f"database not opened: {url.database}: {error.strerror}; "
-            "make it with salus-acct db upgrade, or see StorageUrl"
+            "create it with salus-acct db upgrade, or check StorageUrl"
         ) from error
     try:
         state = os.fstat(descriptor)
         if state.st_mode & 0o077:
-            # SQLite gives its log and index files the mode of the database, so this one decides for all three.
+            # SQLite gives its log and index files the mode of the database file.
             os.fchmod(descriptor, 0o600)
     except PermissionError as error:
         raise DatabaseUnreachableError(
-            f"database not opened: {url.database}: others may read it and it is not ours to close; chmod 600 it"
+            f"database not opened: {url.database}: other users can read it, and we do not own it; chmod 600 it"
         ) from error
     finally:
         os.close(descriptor)
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
-    # Python's driver must not begin transactions by itself: it would begin them as readers.
+    # Python's driver must not begin transactions itself: it would begin them as read transactions.
     connection.isolation_level = None
     pragmas = ["journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON", f"busy_timeout={LOCK_WAIT_S * 1000}"]
-    # A report sorts a month of rows; with the default of 2 MiB it does so on disk.
+    # A report sorts a month of rows; with the default cache of 2 MiB it sorts on disk.
     for pragma in (*pragmas, f"cache_size=-{SQLITE_CACHE_KIB}", f"wal_autocheckpoint={SQLITE_LOG_PAGES}"):
         connection.execute(f"PRAGMA {pragma}")
 
@@ -346,9 +347,9 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(connection.get_execution_options().get("salus_begin", "BEGIN"))
 
 
-def _is_worth_retry(error: exc.DBAPIError) -> bool:
+def _is_conflict(error: exc.DBAPIError) -> bool:
     if isinstance(error, exc.IntegrityError):
-        # Two writers made the same row; the second finds it on its next try.
+        # Two writers created the same row; the second finds it on its next attempt.
         return True
     original = error.orig
     if getattr(original, "sqlstate", None) in RETRY_SQLSTATES:
@@ -365,7 +366,7 @@ def _translated(address: str) -> Iterator[None]:
         yield
     except exc.OperationalError as error:
         raise DatabaseUnreachableError(
-            f"database not reached: {address}: {_first_line(error)}; check that it runs and that StorageUrl is right"
+            f"database not reached: {address}: {_first_line(error)}; check that it is running, and check StorageUrl"
         ) from error
     except exc.SQLAlchemyError as error:
         raise OperatingError(f"database failed: {address}: {_first_line(error)}; see docs/accounting.md") from error

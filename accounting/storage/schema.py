@@ -1,7 +1,7 @@
-"""The schema's version: which one a database has, which one this Salus knows, and the way from one to the other.
+"""The schema version: which one a database has, which one this Salus needs, and migration between versions.
 
-Migrations lie in migrations/ of a checkout and in accounting/_migrations of an installed wheel. Alembic is imported
-here only; a daemon calls `require`, which reads one row and needs no Alembic.
+Migrations are in migrations/ of a checkout and in accounting/_migrations of an installed wheel. Only the functions that
+migrate import Alembic; daemons call `require`, which reads one row.
 """
 
 import re
@@ -24,7 +24,7 @@ _VERSION_FILE = re.compile(r"(\d{4})_\w+\.py")
 
 @dataclass(frozen=True)
 class SchemaState:
-    """`current` is None in a database without tables of ours; `differences` say where tables and models differ."""
+    """`current` is None in a database without our tables; `differences` lists where tables and code differ."""
 
     current: str | None
     head: str
@@ -32,16 +32,15 @@ class SchemaState:
 
     @property
     def is_newer(self) -> bool:
-        """Made by a later Salus than this one. Revisions are numbered, so that the comparison needs no history."""
+        """Whether a later Salus created the schema. Revisions are numbered, so they can be compared."""
         return self.current is not None and self.current > self.head
 
 
 def migrations_directory() -> Path:
-    """Where the migrations of this Salus are."""
     package = Path(__file__).resolve().parent.parent
-    for place in (package / "_migrations", package.parent / "migrations"):
-        if (place / "env.py").is_file():
-            return place
+    for directory in (package / "_migrations", package.parent / "migrations"):
+        if (directory / "env.py").is_file():
+            return directory
     raise OperatingError(f"migrations not found: {package}: the installation is incomplete; install salus again")
 
 
@@ -52,7 +51,7 @@ def head() -> str:
 
 
 def current(database: Database) -> str | None:
-    """The revision of the database; None where Salus has never been."""
+    """The revision of the database; None if it has no schema yet."""
     with database.reading() as connection:
         if not inspect(connection).has_table("alembic_version"):
             return None
@@ -61,14 +60,14 @@ def current(database: Database) -> str | None:
 
 
 def require(database: Database) -> None:
-    """Raise OperatingError unless the database has exactly the schema of this Salus: what each daemon does first."""
+    """Raise OperatingError unless the database has exactly the schema of this Salus. Daemons call this at start."""
     state = SchemaState(current(database), head())
     if state.current == state.head:
         return
     if state.is_newer:
         raise OperatingError(
             f"database refused: {database.address}: its schema {state.current} is newer than {state.head}, the newest "
-            "that this Salus knows; upgrade Salus on this host"
+            "that this Salus supports; upgrade Salus on this host"
         )
     raise OperatingError(
         f"database refused: {database.address}: its schema is {state.current or 'empty'}, this Salus needs "
@@ -77,7 +76,7 @@ def require(database: Database) -> None:
 
 
 def upgrade(database: Database, revision: str = "head", *, on_step: Callable[[str], None] | None = None) -> None:
-    """Bring the database to `revision`; a newer one is refused untouched. `on_step` hears of each migration done."""
+    """Migrate to `revision`, and refuse a newer database. `on_step` is called with each migration that was applied."""
     if SchemaState(current(database), head()).is_newer:
         require(database)
     from alembic import command
@@ -86,23 +85,23 @@ def upgrade(database: Database, revision: str = "head", *, on_step: Callable[[st
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Take the database back to `revision` ("base" for none): what the migrations' own tests do."""
+    """Migrate back to `revision` ("base" for an empty schema). Only the tests of the migrations use this."""
     from alembic import command
 
     _run(database, lambda config: command.downgrade(config, revision), None)
 
 
 def check(database: Database) -> SchemaState:
-    """State of the schema, with each difference between the tables and the models of this Salus."""
+    """The state of the schema, with every difference between the database and the tables in the code."""
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    from accounting.storage.models import Base
+    from accounting.storage.tables import METADATA
 
     version = current(database)
     with database.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        differences = tuple(_flatten(compare_metadata(context, Base.metadata)))
+        differences = tuple(_flatten(compare_metadata(context, METADATA)))
     return SchemaState(version, head(), differences)
 
 

@@ -1,4 +1,4 @@
-"""`salus-acct db`: schema and retention. Root and SlurmUser only; the daemons never change a schema themselves."""
+"""`salus-acct db`: schema and retention, for root and SlurmUser. Daemons never change the schema themselves."""
 
 import time
 from datetime import datetime
@@ -14,15 +14,15 @@ from cli.remote.accounting import opened
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
 
-app = typer.Typer(no_args_is_help=True, help="Care for the database: schema, roll-up, purge.")
+app = typer.Typer(no_args_is_help=True, help="Maintain the database: schema, roll-up, purge.")
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Before = Annotated[str, typer.Option("--before", metavar="TIME", help="In sacct's grammar.")]
+Before = Annotated[str, typer.Option("--before", metavar="TIME", help="Time limit, in the format of sacct.")]
 
 
 @app.command()
 def upgrade(context: typer.Context) -> None:
-    """Make the schema, or bring it to the newest version. Stop the daemons first; their spools keep what they write."""
+    """Create the schema, or upgrade it to the newest version. Stop the daemons first; their spools keep new records."""
     from accounting.storage import schema
 
     with opened(config_of(context), is_created=True, is_checked=False) as database:
@@ -34,7 +34,7 @@ def upgrade(context: typer.Context) -> None:
 
 @app.command()
 def current(context: typer.Context, json: Json = False) -> None:
-    """Print the schema of the database and the newest that this Salus knows."""
+    """Print the schema version of the database and the newest that this Salus supports."""
     from accounting.storage import schema
 
     with opened(config_of(context), is_checked=False) as database:
@@ -42,12 +42,12 @@ def current(context: typer.Context, json: Json = False) -> None:
     if json:
         write_json({"current": found, "head": head})
     else:
-        print(f"{found or 'empty'} (newest known: {head})")
+        print(f"{found or 'empty'} (newest supported: {head})")
 
 
 @app.command()
 def check(context: typer.Context, json: Json = False) -> None:
-    """Compare the tables with what this Salus expects. Exit code 0: as expected; 1: not."""
+    """Compare the tables with what this Salus expects. Exit code 0: they match; 1: they differ."""
     from accounting.storage import schema
 
     with opened(config_of(context), is_checked=False) as database:
@@ -68,38 +68,38 @@ def check(context: typer.Context, json: Json = False) -> None:
 
 @app.command("roll-up")
 def roll_up(context: typer.Context, before: Before = "") -> None:
-    """Sum usage older than RollUpAfter, or --before, to one row a day, job and device; reports keep every sum."""
+    """Sum usage older than RollUpAfter or --before into one row per day, job and device. Reports do not change."""
     from accounting.storage import retention
 
     config = config_of(context)
     edge_ns = _edge_ns(before, config.settings.storage.roll_up_after_ns, "RollUpAfter")
-    with opened(config) as database, counting("days", retention.day_count(database, edge_ns)) as tell:
-        done = retention.roll_up(database, edge_ns, tell=tell)
-    print(f"{done.before_count} rows before {format_moment(edge_ns)} became {done.after_count}")
+    with opened(config) as database, counting("days", retention.day_count(database, edge_ns)) as on_progress:
+        done = retention.roll_up(database, edge_ns, on_progress=on_progress)
+    print(f"rolled up {done.before_count} rows before {format_moment(edge_ns)} into {done.after_count}")
 
 
 @app.command()
 def purge(
     context: typer.Context,
     before: Before = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be deleted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
 ) -> None:
-    """Delete jobs that ended before PurgeAfter, or --before, with all that belongs to them. Profiles stay."""
+    """Delete jobs older than PurgeAfter or --before, with all their records. Profiles stay."""
     from accounting.storage import retention
 
     config = config_of(context)
     edge_ns = _edge_ns(before, config.settings.storage.purge_after_ns, "PurgeAfter")
     with opened(config) as database:
         would = retention.purge(database, edge_ns, is_dry=True)
-        told = ", ".join(f"{count} {name}" for name, count in would.counts.items())
+        counts = ", ".join(f"{count} {name}" for name, count in would.counts.items())
         if dry_run:
-            print(f"would delete before {format_moment(edge_ns)}: {told}")
+            print(f"would delete what is older than {format_moment(edge_ns)}: {counts}")
             return
-        if not yes and not typer.confirm(f"Delete before {format_moment(edge_ns)}: {told}?"):
-            raise FailedError("purge not done: not confirmed; nothing was deleted")
-        with counting("jobs", would.counts["jobs"]) as tell:
-            done = retention.purge(database, edge_ns, tell=tell)
+        if not yes and not typer.confirm(f"Delete what is older than {format_moment(edge_ns)}: {counts}?"):
+            raise FailedError("nothing was deleted: not confirmed")
+        with counting("jobs", would.counts["jobs"]) as on_progress:
+            done = retention.purge(database, edge_ns, on_progress=on_progress)
     print("deleted " + ", ".join(f"{count} {name}" for name, count in done.counts.items()))
 
 
@@ -107,5 +107,5 @@ def _edge_ns(before: str, after_ns: int, key: str) -> int:
     if before:
         return parse_moment(before, datetime.now().astimezone())
     if after_ns == 0:
-        raise RequestError(f"nothing done: {key} is 0 (never) and there is no --before; give one of them")
+        raise RequestError(f"nothing to do: {key} is 0 (never); set it, or use --before")
     return (time.time_ns() - after_ns) // SECOND_NS * SECOND_NS

@@ -1,4 +1,4 @@
-"""`salus-acct job`: asks for a job's pages, prints them, and merges the summary into AdminComment on request."""
+"""`salus-acct job`: prints a job's page and, on request, writes its summary into AdminComment."""
 
 import os
 from importlib.metadata import version
@@ -21,15 +21,15 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
     """Print the runs of a job, oldest first."""
     jobs = parse_jobs(text)
     if not jobs:
-        raise RequestError(f"job not shown: {text!r}: no job id; write for instance 123 or 123_4")
+        raise RequestError(f"job not shown: {text!r} is not a job id; use a form such as 123 or 123_4")
     names = tuple(name for name in clusters.split(",") if name)
     pages: list[JobPage] = []
     for job in jobs:
         pages += ask(config, AskJob(job=job, clusters=names), list[JobPage])
     if is_json:
         data = [msgspec.to_builtins(page) | {"notes": notes(page)} for page in pages]
-        for told, page in zip(data, pages, strict=True):
-            told["measures"] |= {name: getattr(page.measures, name) for name in DERIVED}
+        for run, page in zip(data, pages, strict=True):
+            run["measures"] |= {name: getattr(page.measures, name) for name in DERIVED}
         write_json({"meta": {"schema": JSON_SCHEMA, "version": version("salus")}, "data": data})
         return pages
     style = os.environ.get("SLURM_TIME_FORMAT", "standard")
@@ -41,9 +41,9 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
 
 
 def store_summary(config: Config, pages: list[JobPage]) -> None:
-    """Merge the last run's summary into the job's AdminComment and print what stands there now."""
+    """Write the last run's summary into the job's AdminComment and print the result."""
     if not may_open(config):
-        raise NotPermittedError("summary not stored: AdminComment is root's and SlurmUser's to change; ask an admin")
+        raise NotPermittedError("summary not stored: only root and SlurmUser may change AdminComment; ask an admin")
     from slurm_plugin.slurm.sacct import accounting_commands
     from slurm_plugin.slurm.sacct import store_summary as store
 

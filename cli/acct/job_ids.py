@@ -1,6 +1,6 @@
-"""Job ids as users write them: 123, 123_4, 123_[1-5%2], 123+1, 123.batch, SLUIDs. One parser for every command.
+"""Parses job ids: 123, 123_4, 123_[1-5%2], 123+1, 123.batch, and SLUIDs.
 
-A step is left off, because Salus accounts whole jobs.
+Steps are ignored, because Salus accounts for whole jobs.
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 from accounting.reports.selection import JobSelector
 from nodedaemon.core.errors import RequestError
 
-# An array may have four million tasks; nobody asks for that many by name.
+# A job array may have four million tasks; a request for more than this is a mistake.
 TASKS_MAX = 100_000
 
 _NUMBER = r"[0-9]{1,10}"
@@ -20,7 +20,7 @@ _RANGE = re.compile(rf"({_NUMBER})(?:-({_NUMBER})(?::({_NUMBER}))?)?")
 
 
 def parse_jobs(text: str) -> list[JobSelector]:
-    """All jobs that a comma list names; RequestError with the part that is none."""
+    """The jobs in a comma-separated list; RequestError names the part that is not a job id."""
     return [job for part in _split(text) for job in _parse(part)]
 
 
@@ -35,7 +35,7 @@ def _parse(part: str) -> list[JobSelector]:
     if match is None:
         if _SLUID.fullmatch(part):
             return [JobSelector(sluid=part.partition(".")[0])]
-        raise RequestError(f"job id not understood: {part!r}: it is none of 123, 123_4, 123_[1-5], 123+1, sXXXX")
+        raise RequestError(f"invalid job id {part!r}: use a form such as 123, 123_4, 123_[1-5], 123+1 or sXXXX")
     job_id = int(match["id"])
     if match["task"] is not None:
         return [JobSelector(job_id=job_id, array_task_id=int(match["task"]))]
@@ -48,13 +48,13 @@ def _parse(part: str) -> list[JobSelector]:
 
 def _numbers(tasks: str, part: str) -> list[int]:
     found: list[int] = []
-    # The throttle behind % says how many run at once, not which.
+    # The number after % limits how many tasks run at the same time; it selects none.
     for piece in tasks.partition("%")[0].split(","):
         match = _RANGE.fullmatch(piece.strip())
         low = int(match[1]) if match else 0
         high = int(match[2] or low) if match else 0
         step = int(match[3] or 1) if match else 0
         if match is None or high < low or step == 0 or len(found) + (high - low) // step >= TASKS_MAX:
-            raise RequestError(f"job id not understood: {part!r}: its tasks are no list such as [1-5,7]")
+            raise RequestError(f"invalid job id {part!r}: its tasks are not a list such as [1-5,7]")
         found.extend(range(low, high + 1, step))
     return found

@@ -1,6 +1,6 @@
-"""One job's page as text: figures, bars, and notes that name the line of the job script to change.
+"""Formats a job's page: figures, bars, and advice that names the line of the job script to change.
 
-Pure: a page in, lines out. A note appears only where following it would have helped this very run.
+Advice appears only if following it would have helped this run.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from cli.output.moments import format_duration, format_moment
 BAR_WIDTH = 30
 MIB = 1 << 20
 
-# Below these a device was mostly idle or a request mostly unused; jobstats warns at the same marks.
+# Beyond these limits, the job wasted device time or waited too long; jobstats uses the same limits.
 LOW_EFFICIENCY = 0.25
 LONG_GATE_WAIT = 0.25
 
@@ -22,7 +22,7 @@ def page_lines(page: JobPage, moment_style: str = "standard") -> list[str]:
 
 
 def bar(part: float | None) -> str:
-    """A bar for a share of 1; empty and n/a where there is none."""
+    """A bar for a fraction; empty, with n/a, if it is unknown."""
     if part is None:
         return f"[{' ' * BAR_WIDTH}]  n/a"
     filled = round(max(0.0, min(1.0, part)) * BAR_WIDTH)
@@ -30,17 +30,17 @@ def bar(part: float | None) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes in GiB or MiB, as prose has them."""
+    """Bytes in GiB or MiB."""
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / MIB:.0f} MiB"
 
 
 def mebibytes(count: int) -> str:
-    """Bytes as an option takes them: whole MiB, rounded up."""
+    """Bytes in the form of an option: whole MiB, rounded up."""
     return f"{-(-count // MIB)}M"
 
 
 def notes(page: JobPage) -> list[str]:
-    """What would have helped this run; each names the line to change."""
+    """Advice that would have helped this run."""
     return list(_note_texts(page))
 
 
@@ -76,7 +76,7 @@ def _times(page: JobPage) -> Iterator[str]:
     if m.suspended_ns:
         rows.append(("Suspended", format_duration(m.suspended_ns), "not part of held"))
     alone = format_duration(m.alone_ns) if m.alone_ns is not None else "n/a"
-    gain = f"sharing gain {m.sharing_gain:.2f}x" if m.sharing_gain is not None else "no solo iteration time known"
+    gain = f"sharing gain {m.sharing_gain:.2f}x" if m.sharing_gain is not None else "solo iteration time unknown"
     slowdown = f", slowdown {m.slowdown:.2f}x" if m.slowdown is not None else ""
     rows.append(("Alone", alone, gain + slowdown))
     for name, value, text in rows:
@@ -86,7 +86,7 @@ def _times(page: JobPage) -> Iterator[str]:
 
 def _memory(page: JobPage) -> Iterator[str]:
     if page.devices:
-        yield "Memory, highest"
+        yield "Peak memory"
     for device in page.devices:
         for name, count in (("Persistent", device.persistent_bytes_max), ("Ephemeral", device.ephemeral_bytes_max)):
             yield f"  {name:<10}{size(count):>12}  {bar(_part(count, device.capacity_bytes))} of {device.device}"
@@ -119,36 +119,36 @@ def _note_texts(page: JobPage) -> Iterator[str]:
     efficiency = m.efficiency
     if efficiency is not None and efficiency < LOW_EFFICIENCY and m.outside_ns > m.busy_ns:
         yield (
-            f"The device ran iterations in {efficiency:.0%} of the time that this job occupied; the rest went outside "
-            "iterations, often into loading input. More cores may help: #SBATCH --cpus-per-task=8"
+            f"The device ran iterations for only {efficiency:.0%} of the time that this job occupied. The job spent "
+            "the rest outside iterations, often loading input. More cores may help: #SBATCH --cpus-per-task=8"
         )
     if m.held_ns and m.gate_wait_ns > LONG_GATE_WAIT * m.held_ns:
         yield (
-            f"It waited {m.gate_wait_ns / m.held_ns:.0%} of the time for its turn. Where it must not: "
-            "#SBATCH --salus-class=high (if your QOS may), or --gres=gpu:1 for a device of its own"
+            f"The job waited {m.gate_wait_ns / m.held_ns:.0%} of the time for its turn. To avoid this: "
+            "#SBATCH --salus-class=high (if your QOS allows it), or --gres=gpu:1 for a whole device"
         )
     if page.state == "TIMEOUT" and m.gate_wait_ns:
         wanted_ns = m.held_ns // max(1, page.device_count) + m.gate_wait_ns
-        yield f"It ran into its time limit while sharing. Allow for the turns: #SBATCH --time={_limit(wanted_ns)}"
+        yield f"The job reached its time limit while sharing. Allow for waiting: #SBATCH --time={_limit(wanted_ns)}"
     peak = [(d.persistent_bytes_max, d.ephemeral_bytes_max) for d in page.devices]
     persistent, ephemeral = (max(values) for values in zip(*peak, strict=True)) if peak else (0, 0)
     if any(event.kind == "overrun" for event in page.events):
         yield (
-            "It needed more memory than its profile said. Declare what this program needs: "
+            "The job needed more memory than its profile says. Declare what it needs: "
             f"#SBATCH --salus-mem={mebibytes(persistent)},{mebibytes(ephemeral)}"
         )
     elif page.admission is not None and page.admission.basis in ("exclusive", "requeue") and persistent:
         yield (
-            "It was unknown and had a device to itself. Its profile is known now; to keep it when the script changes: "
+            "The job was unknown and ran alone. It now has a profile. To keep it when the script changes: "
             f"#SBATCH --salus-profile={page.name or 'NAME'}"
         )
     if page.profile is not None and page.profile.stale_reason:
         yield (
-            f"Its profile is stale ({page.profile.stale_reason}). Start afresh with: salus profiles forget "
-            f"{page.signature}, or keep variants apart: #SBATCH --salus-profile=NAME"
+            f"The job's profile is stale ({page.profile.stale_reason}). To measure again: salus profiles forget "
+            f"{page.signature}. To separate variants: #SBATCH --salus-profile=NAME"
         )
     if any(event.kind == "ungated" for event in page.events):
-        yield "Several sessions ran on the device at once, so it was charged by its peak and not gated."
+        yield "Several of its sessions used the device at the same time, so it was not gated and paid for its peak."
 
 
 def _limit(span_ns: int) -> str:

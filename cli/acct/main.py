@@ -1,15 +1,14 @@
-"""The program `salus-acct`: reports, one job's page, and care of the database, with the habits of sacct and sreport.
+"""The program `salus-acct`: reports, a job's page, and maintenance of the database, in the style of sacct and sreport.
 
-Whatever needs SQLAlchemy or plotly is imported inside its command, so that `salus-acct --help` answers at once.
+Commands import SQLAlchemy and plotly inside their functions, so that `salus-acct --help` is fast.
 """
 
 import sys
-from importlib.metadata import version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from accounting.reports.selection import ReportKind
 from cli import entry
 from cli.acct import report_options as options
 from cli.acct.database import app as database
@@ -18,40 +17,13 @@ from cli.entry import ExitCode
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
 
-app = typer.Typer(
-    name="salus-acct",
-    help="Who used the devices, what sharing gained, and what each job needed.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"salus-acct {version('salus')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _program(
-    context: typer.Context,
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config-file", "-f", metavar="FILE", help="Configuration file; SALUS_CONF comes second."),
-    ] = None,
-    _version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    # Commands read it through `cli.site.config.config_of(context)`.
-    context.obj = config_file
+app = entry.new_program("salus-acct", "Report who used the devices, what sharing gained, and what each job needed.")
 
 
 @app.command()
 def report(
     context: typer.Context,
-    kind: options.KindArgument = options.Kind.SUMMARY,
+    kind: options.KindArgument = ReportKind.SUMMARY,
     starttime: options.Start = "",
     endtime: options.End = "",
     user: options.Users = "",
@@ -62,7 +34,7 @@ def report(
     clusters: options.Clusters = "",
     allusers: options.AllUsers = False,
     allocations: options.Allocations = False,
-    time: options.TimeUnit = None,
+    time: options.Time = None,
     tree: options.Tree = False,
     format_: options.Format = "",
     helpformat: options.HelpFormat = False,
@@ -76,22 +48,22 @@ def report(
     noconvert: options.NoConvert = False,
     html: options.Html = None,
 ) -> None:
-    """Print who held, occupied and used the devices; without KIND by account and user, with totals.
+    """Print who held, occupied and used the devices. Without KIND: by account and user, with totals.
 
-    Users see their own jobs, operators all. The columns can also be set by SALUS_ACCT_FORMAT, times by
-    SLURM_TIME_FORMAT; NO_COLOR is honoured. `docs/accounting.md` defines every figure.
+    Users see their own jobs, operators all jobs. SALUS_ACCT_FORMAT sets the default columns, SLURM_TIME_FORMAT the
+    format of times, and NO_COLOR turns colours off. `docs/accounting.md` defines every figure.
     """
-    from cli.acct.report import Options, list_fields, print_report
+    from cli.acct.report import ReportOptions, list_fields, print_report
 
     if helpformat:
         list_fields()
         return
     if allusers and user:
-        raise RequestError("report not made: -a and -u: they contradict each other; give one")
-    asked = Options(
-        kind=kind.value, start=starttime, end=endtime, users=user, accounts=account, partitions=partition, jobs=jobs,
+        raise RequestError("no report: -a and -u contradict each other; use one of them")
+    asked = ReportOptions(
+        kind=kind, start=starttime, end=endtime, users=user, accounts=account, partitions=partition, jobs=jobs,
         nodes=nodelist, clusters=clusters, is_for_all=allusers, without_sessions=allocations,
-        time=time.value if time else None, is_tree=tree, format=format_, is_parsable=parsable or parsable2,
+        time=time, is_tree=tree, format=format_, is_parsable=parsable or parsable2,
         has_trailing_delimiter=parsable and not parsable2, delimiter=delimiter, with_heading=not noheader, is_json=json,
         is_csv=csv, memory_unit=units.value if units else "", is_converted=not noconvert, html=html,
     )  # fmt: skip
@@ -106,10 +78,10 @@ def job(
     clusters: Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help="Only these clusters.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON in base units.")] = False,
     store: Annotated[
-        bool, typer.Option("--store", help="Merge a summary into the job's AdminComment (root or SlurmUser).")
+        bool, typer.Option("--store", help="Write a summary into the job's AdminComment (root or SlurmUser).")
     ] = False,
 ) -> None:
-    """Print one page about a job: what it held and used, bars, and notes that name the #SBATCH line to change."""
+    """Print one page about a job: what it held and used, and advice that names the #SBATCH line to change."""
     from cli.acct.job import print_job, store_summary
 
     config = config_of(context)

@@ -1,4 +1,4 @@
-"""`salus-acct reconcile`: our book beside Slurm's. For a timer: says nothing new when both agree."""
+"""`salus-acct reconcile`: compares our jobs with Slurm's. Sites run it from a timer."""
 
 import sys
 import time
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 def reconcile(
     context: typer.Context,
     starttime: Annotated[
-        str, typer.Option("--starttime", "-S", metavar="TIME", help="Jobs from then on, in sacct's grammar.")
+        str, typer.Option("--starttime", "-S", metavar="TIME", help="Start of the window, in the format of sacct.")
     ] = "now-1day",
-    endtime: Annotated[str, typer.Option("--endtime", "-E", metavar="TIME", help="Jobs until then.")] = "now",
+    endtime: Annotated[str, typer.Option("--endtime", "-E", metavar="TIME", help="End of the window.")] = "now",
     from_sacct: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A table of sacct -D -X -P instead of running sacct; - reads from stdin."),
+        typer.Option(metavar="FILE", help="Read the output of sacct -D -X -P from FILE (-: stdin)."),
     ] = None,
-    tolerance: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="A smaller difference is not told.")] = 2,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Compare only; exit code 1 if anything differs.")] = False,
+    tolerance: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="Do not report smaller differences.")] = 2,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare; exit code 1 if anything differs.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare our jobs with sacct, fill what is missing, take over Slurm's times, and report what disagrees."""
-    from accounting.ingest import reconcile as books
+    """Compare our jobs with sacct, add missing ones, adopt Slurm's times, and report differences."""
+    from accounting.ingest import reconcile as comparison
     from accounting.ingest.ledger import LedgerWriter
     from slurm_plugin.slurm import sacct
 
@@ -44,27 +44,27 @@ def reconcile(
     cluster, now_utc_ns = config.settings.cluster.name, time.time_ns()
     commands = sacct.accounting_commands(config.settings.slurm)
     rows = (
-        books.read_sacct(_read(from_sacct), cluster=cluster)
+        comparison.read_sacct(_read(from_sacct), cluster=cluster)
         if from_sacct is not None
         else sacct.read_runs(commands, window, cluster=cluster)
     )
     stored = sacct.Stored()
     with opened(config) as database:
-        found = books.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
+        found = comparison.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
         if not dry_run and from_sacct is None:
             LedgerWriter(database).write(sacct.read_accounts(commands, now_utc_ns=now_utc_ns))
             stored = sacct.store_summaries(commands, config, database, rows, now_utc_ns=now_utc_ns)
     for failure in stored.failures:
         print(f"salus-acct: summary not stored: {failure}", file=sys.stderr)
     if json:
-        write_json(_told(found, stored.count))
+        write_json(_as_json(found, stored.count))
     else:
-        _print(found, "missing" if dry_run else "filled", stored.count)
+        _print(found, "missing" if dry_run else "added", stored.count)
     if dry_run and (found.filled or found.disagreements or found.unknown):
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _told(found: "Reconciled", summary_count: int) -> dict[str, object]:
+def _as_json(found: "Reconciled", summary_count: int) -> dict[str, object]:
     return {
         "compared": found.compared_count,
         "filled": [key.job_id for key in found.filled],
@@ -80,7 +80,7 @@ def _told(found: "Reconciled", summary_count: int) -> dict[str, object]:
 def _print(found: "Reconciled", verb: str, summary_count: int) -> None:
     print(
         f"{found.compared_count} runs compared, {len(found.filled)} {verb}, {len(found.disagreements)} "
-        f"disagreements, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
+        f"differences, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
     )
     for d in found.disagreements:
         print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: ours {d.ours}, Slurm's {d.slurms}")
@@ -92,4 +92,4 @@ def _read(path: Path) -> str:
     try:
         return sys.stdin.read() if str(path) == "-" else path.read_text(errors="replace")
     except OSError as error:
-        raise RequestError(f"sacct's table not read: {path}: {error.strerror}") from error
+        raise RequestError(f"cannot read sacct output: {path}: {error.strerror}") from error

@@ -1,4 +1,4 @@
-"""`salus-acct report`: options in, a question asked, the answer written in the form that was asked for."""
+"""`salus-acct report`: parses the options, requests the report, and writes it in the selected format."""
 
 import os
 import sys
@@ -7,11 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
-from accounting.reports.report import Report, ReportKind
-from accounting.reports.selection import Selection
+from accounting.reports.report import Report
+from accounting.reports.selection import ReportKind, Selection
 from accounting.service import AskFigures, AskReport
 from cli.acct.job_ids import parse_jobs
-from cli.acct.report_fields import DEFAULTS, FLAT_SUMMARY, Scale, TimeUnit, choose, help_rows
+from cli.acct.report_fields import DEFAULTS, FLAT_SUMMARY, Scale, choose, help_rows
+from cli.acct.report_options import TimeUnit
 from cli.acct.report_text import Layout, write_csv, write_parsable, write_report_json, write_table
 from cli.output.moments import SECOND_NS, parse_moment
 from cli.output.progress import progress
@@ -21,8 +22,8 @@ from nodedaemon.core.errors import RequestError
 
 
 @dataclass(frozen=True)
-class Options:
-    """The command line of a report, unread."""
+class ReportOptions:
+    """The options of a report as typed."""
 
     kind: ReportKind
     start: str = ""
@@ -35,7 +36,7 @@ class Options:
     clusters: str = ""
     is_for_all: bool = False
     without_sessions: bool = False
-    time: str | None = None
+    time: TimeUnit | None = None
     is_tree: bool = False
     format: str = ""
     is_parsable: bool = False
@@ -49,24 +50,23 @@ class Options:
     html: Path | None = None
 
 
-def print_report(config: Config, options: Options) -> bool:
-    """Write the report; False if there is nothing in its window."""
+def print_report(config: Config, options: ReportOptions) -> bool:
+    """Write the report; False if its window is empty."""
     selection = read_selection(options, datetime.now().astimezone())
-    # Read before asking: a typo should not cost a query.
+    # Parse the format before the query runs: a typing error should be reported at once.
     is_flat = options.is_parsable or options.is_csv
-    default = FLAT_SUMMARY if is_flat and options.kind == "summary" else DEFAULTS[options.kind]
+    default = FLAT_SUMMARY if is_flat and options.kind is ReportKind.SUMMARY else DEFAULTS[options.kind]
     chosen = choose(options.format or os.environ.get("SALUS_ACCT_FORMAT") or default)
     question = AskReport(
         kind=options.kind, selection=selection, with_sessions=not options.without_sessions, is_tree=options.is_tree
     )
-    with progress("report") as tell:
-        report = ask(config, question, Report, tell)
+    with progress("report") as on_step:
+        report = ask(config, question, Report, on_step)
     if options.html is not None:
         write_html(config, report, selection, options.html)
         return True
-    unit = TimeUnit(options.time) if options.time else (None if options.kind == "job" else TimeUnit.HOURS)
     scale = Scale(
-        unit=unit,
+        unit=options.time or (None if options.kind is ReportKind.JOB else TimeUnit.HOURS),
         total=report.total,
         memory_unit=options.memory_unit,
         is_converted=options.is_converted,
@@ -82,25 +82,25 @@ def print_report(config: Config, options: Options) -> bool:
     )
     _write(report, layout, options, sys.stdout)
     if not report.rows:
-        print("salus-acct: no data in this window; widen it with -S", file=sys.stderr)
+        print("salus-acct: no data in this window; use -S to start earlier", file=sys.stderr)
     return bool(report.rows)
 
 
 def list_fields() -> None:
-    """-e: the fields and what they mean."""
+    """Print the fields of --format and what they mean."""
     for name, text in help_rows():
         print(f"{name:<12} {text}")
 
 
-def read_selection(options: Options, now: datetime) -> Selection:
-    """Window and restrictions. As sacct: from midnight to now; with jobs named and no -S, their whole life."""
+def read_selection(options: ReportOptions, now: datetime) -> Selection:
+    """The window and the restrictions. As in sacct: from midnight to now; with -j and no -S, from the beginning."""
     end_ns = parse_moment(options.end, now) if options.end else int(now.timestamp() + 1) * SECOND_NS
     if options.start:
         start_ns = parse_moment(options.start, now)
     else:
         start_ns = 0 if options.jobs else parse_moment("midnight", now)
     if start_ns >= end_ns:
-        raise RequestError(f"report not made: -S {options.start} -E {options.end}: it ends before it begins")
+        raise RequestError(f"no report: -S {options.start} -E {options.end}: the window ends before it begins")
     return Selection(
         start_utc_ns=max(0, start_ns),
         end_utc_ns=end_ns,
@@ -115,18 +115,18 @@ def read_selection(options: Options, now: datetime) -> Selection:
 
 
 def write_html(config: Config, report: Report, selection: Selection, path: Path) -> None:
-    """Write the page with the charts and say where it is."""
-    from accounting.reports.figures import Figures
+    """Write the HTML page and print its path."""
+    from accounting.reports.charts import ReportCharts
     from cli.acct.page.page import write_page
 
-    with progress("charts") as tell:
-        figures = ask(config, AskFigures(selection=selection), Figures, tell)
-        tell("page")
-        write_page(report, figures, path)
+    with progress("charts") as on_step:
+        charts = ask(config, AskFigures(selection=selection), ReportCharts, on_step)
+        on_step("page")
+        write_page(report, charts, path)
     print(path)
 
 
-def _write(report: Report, layout: Layout, options: Options, out: IO[str]) -> None:
+def _write(report: Report, layout: Layout, options: ReportOptions, out: IO[str]) -> None:
     if options.is_json:
         write_report_json(report, sys.argv[1:], [], out)
     elif options.is_csv:
@@ -147,4 +147,4 @@ def _nodes(text: str) -> tuple[str, ...]:
     try:
         return hostlist.expand(text)
     except ValueError as error:
-        raise RequestError(f"report not made: -N {text}: {error}; write for instance gpu[01-04]") from error
+        raise RequestError(f"no report: -N {text}: {error}; use a form such as gpu[01-04]") from error

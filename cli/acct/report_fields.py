@@ -1,22 +1,23 @@
-"""The fields of `salus-acct report`: one table feeds --format, --helpformat, the text table, -P, CSV and JSON.
+"""The fields of `salus-acct report`: one table for --format, --helpformat, the text table, -P and CSV.
 
-A field gives a value in base units (nanoseconds, MiB-milliseconds, plain ratios); `Scale` turns it into text. The
-grammar of --format is sacct's: name[%[-]width], width right-justified, a minus for left.
+A field's value is in base units (nanoseconds, MiB-milliseconds, ratios); `Scale` formats it. --format has the syntax
+of sacct: name[%[-]width], right-justified, or left-justified with a minus.
 """
 
 import difflib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from accounting.reports.measures import Measures
-from accounting.reports.report import ReportKind, ReportRow
+from accounting.reports.report import ReportRow
+from accounting.reports.selection import ReportKind
+from cli.acct.report_options import TimeUnit
 from cli.output.moments import SECOND_NS, format_duration, format_moment
 from nodedaemon.core.errors import RequestError
 
-Value = str | int | float | None
+FieldValue = str | int | float | None
 Nature = Literal["text", "count", "moment", "time", "ratio", "part", "memory"]
 
 _PIECE = re.compile(r"(\w+)(?:%(-?\d{1,4}))?")
@@ -24,33 +25,21 @@ _MEMORY_STEPS = "MGTP"
 _HOUR_MS = 3_600_000
 
 
-class TimeUnit(StrEnum):
-    """How device time is written; the words are sreport's."""
-
-    HOURS = "Hours"
-    MINUTES = "Minutes"
-    SECONDS = "Seconds"
-    PERCENT = "Percent"
-    HOUR_PER = "HourPer"
-    MINUTE_PER = "MinPer"
-    SECOND_PER = "SecPer"
-
-
 @dataclass(frozen=True)
 class Field:
-    """One column: what -e prints of it, and how it is taken from a row."""
+    """One column: its help text, and how to get its value from a row."""
 
     name: str
     heading: str
     help: str
     nature: Nature
-    take: Callable[[ReportRow], Value]
+    value_of: Callable[[ReportRow], FieldValue]
     width: int = 10
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A field as --format asks for it."""
+    """A field as --format selects it."""
 
     field: Field
     width: int
@@ -62,11 +51,11 @@ def _text(name: str, heading: str, help_text: str, width: int) -> Field:
 
 
 def _sum(name: str, heading: str, help_text: str, nature: Nature, attribute: str, width: int = 10) -> Field:
-    def take(row: ReportRow) -> Value:
-        value: Value = getattr(row.measures, attribute)
+    def value_of(row: ReportRow) -> FieldValue:
+        value: FieldValue = getattr(row.measures, attribute)
         return value
 
-    return Field(name, heading, help_text, nature, take, width)
+    return Field(name, heading, help_text, nature, value_of, width)
 
 
 def _moment(name: str, heading: str, help_text: str) -> Field:
@@ -81,60 +70,67 @@ FIELDS = (
     _text("device", "Device", "UUID of the device", 20),
     Field("model", "Model", "device model", "text", lambda row: row.device_model, 18),
     _text("signature", "Signature", "key of the profile", 16),
-    Field("jobid", "JobID", "job id as sacct writes it; .sN is a session", "text", lambda row: row.job, 12),
+    Field("jobid", "JobID", "job id as sacct prints it; .sN is a session", "text", lambda row: row.job, 12),
     Field("jobname", "JobName", "name of the job", "text", lambda row: row.name, 16),
     _text("partition", "Partition", "Slurm partition", 10),
     _text("qos", "QOS", "quality of service", 8),
     _text("state", "State", "state of the job, or why a session ended", 12),
-    Field("restarts", "Restarts", "how often it was requeued before", "count", lambda row: row.restart_count, 8),
+    Field(
+        "restarts",
+        "Restarts",
+        "number of earlier runs (requeues)",
+        "count",
+        lambda row: row.restart_count,
+        8,
+    ),
     _moment("submit", "Submit", "when the job was submitted"),
     _moment("start", "Start", "when the run started"),
     _moment("end", "End", "when the run ended"),
     _sum("jobs", "Jobs", "job runs", "count", "job_count", 8),
     _sum("held", "Held", "elapsed x gres/salus count, without suspended time", "time", "held_ns"),
-    _sum("suspended", "Suspended", "time suspended, no part of held", "time", "suspended_ns"),
+    _sum("suspended", "Suspended", "time suspended; not part of held", "time", "suspended_ns"),
     _sum("elapsed", "Elapsed", "wall time of the runs, without suspended time", "time", "elapsed_ns"),
     _sum("wait", "Wait", "mean wait in Slurm's queue", "time", "queue_wait_mean_ns"),
-    _sum("occupied", "Occupied", "busy, and the device's idle time split by charge", "time", "occupied_ns"),
-    _sum("busy", "Busy", "running iterations; k at once get 1/k each", "time", "busy_ns"),
+    _sum("occupied", "Occupied", "busy time plus a share of idle time, by charge", "time", "occupied_ns"),
+    _sum("busy", "Busy", "time running iterations; k at the same time count 1/k each", "time", "busy_ns"),
     _sum("gatewait", "GateWait", "time spent waiting for a grant", "time", "gate_wait_ns"),
     _sum("outside", "Outside", "time outside iterations", "time", "outside_ns"),
-    _sum("entitled", "Entitled", "share by weight of the time that was wanted", "time", "entitled_ns"),
-    _sum("alone", "Alone", "iterations x solo time, and time outside; n/a if unknown", "time", "alone_ns"),
+    _sum("entitled", "Entitled", "fair share, by weight, of the time that jobs wanted", "time", "entitled_ns"),
+    _sum("alone", "Alone", "iterations x solo time + time outside; n/a if unknown", "time", "alone_ns"),
     _sum("efficiency", "Eff", "busy / occupied", "part", "efficiency", 7),
     _sum("gain", "Gain", "sharing gain: alone / occupied; n/a if unknown", "ratio", "sharing_gain", 7),
     _sum("slowdown", "Slowdown", "elapsed / alone; n/a if unknown", "ratio", "slowdown", 8),
-    _sum("saved", "MemSaved", "sum of peaks over what was really held", "memory", "memory_saved_mib_ms", 12),
+    _sum("saved", "MemSaved", "sum of the jobs' peaks minus memory held", "memory", "memory_saved_mib_ms", 12),
     _sum("jain", "Jain", "fairness index of achieved over entitled", "ratio", "jain", 6),
     _sum("iterations", "Iterations", "iterations run", "count", "iteration_count"),
     _sum("handovers", "Handovers", "grants handed over to another session", "count", "handover_count", 9),
 )
 
 DEFAULTS: dict[ReportKind, str] = {
-    "summary": "account%-24,held,occupied,busy,efficiency,gain,saved,jain",
-    "cluster": "cluster%-12,jobs,held,occupied,busy,efficiency,gain,slowdown,saved,jain",
-    "account": "account%-24,jobs,held,occupied,busy,efficiency,gain,saved,jain",
-    "user": "user%-24,jobs,held,occupied,busy,efficiency,gain,saved,jain",
-    "device": "node%-12,device%-24,model%-18,jobs,occupied,busy,efficiency,saved,jain",
-    "job": "jobid%-14,jobname,user,account,state,start,held,occupied,busy,efficiency,gain,slowdown",
-    "profile": "user%-12,signature%-20,model%-18,occupied,busy,alone,efficiency,gain,slowdown,iterations",
+    ReportKind.SUMMARY: "account%-24,held,occupied,busy,efficiency,gain,saved,jain",
+    ReportKind.CLUSTER: "cluster%-12,jobs,held,occupied,busy,efficiency,gain,slowdown,saved,jain",
+    ReportKind.ACCOUNT: "account%-24,jobs,held,occupied,busy,efficiency,gain,saved,jain",
+    ReportKind.USER: "user%-24,jobs,held,occupied,busy,efficiency,gain,saved,jain",
+    ReportKind.DEVICE: "node%-12,device%-24,model%-18,jobs,occupied,busy,efficiency,saved,jain",
+    ReportKind.JOB: "jobid%-14,jobname,user,account,state,start,held,occupied,busy,efficiency,gain,slowdown",
+    ReportKind.PROFILE: "user%-12,signature%-20,model%-18,occupied,busy,alone,efficiency,gain,slowdown,iterations",
 }
 
-# A table without a tree needs a column for what the tree shows by its place.
+# Without the tree, the user needs a column.
 FLAT_SUMMARY = "account,user,held,occupied,busy,efficiency,gain,saved,jain"
 
 
 def choose(text: str) -> list[Chosen]:
-    """The fields that --format names; RequestError with the nearest known name otherwise."""
-    known = {field.name: field for field in FIELDS}
+    """The fields that --format names; RequestError with the closest name for an unknown one."""
+    by_name = {field.name: field for field in FIELDS}
     chosen: list[Chosen] = []
     for piece in text.split(","):
         match = _PIECE.fullmatch(piece.strip())
-        field = known.get(match[1].lower()) if match else None
+        field = by_name.get(match[1].lower()) if match else None
         if match is None or field is None:
-            near = difflib.get_close_matches(piece.partition("%")[0].lower().strip(), known, 1)
+            near = difflib.get_close_matches(piece.partition("%")[0].lower().strip(), by_name, 1)
             hint = f"do you mean {near[0]}?" if near else "see salus-acct report --helpformat"
-            raise RequestError(f"field not known: {piece.strip()!r}: it is not in the table; {hint}")
+            raise RequestError(f"unknown field: {piece.strip()!r}; {hint}")
         width = int(match[2] or field.width)
         chosen.append(Chosen(field, abs(width), width < 0))
     return chosen
@@ -142,7 +138,7 @@ def choose(text: str) -> list[Chosen]:
 
 @dataclass(frozen=True)
 class Scale:
-    """How values become text. `total` is what Percent and the Per units are taken of."""
+    """How values are formatted. Percent and the Per units are relative to `total`."""
 
     unit: TimeUnit | None
     total: Measures
@@ -151,10 +147,10 @@ class Scale:
     moment_style: str = "standard"
 
     def text(self, field: Field, row: ReportRow) -> str:
-        """The value of a field in a row; n/a where it cannot be known, empty where it does not apply."""
-        value = field.take(row)
+        """The value of a field in a row: n/a if it is unknown, empty if it does not apply."""
+        value = field.value_of(row)
         if value is None or (row.job and row.depth and field.nature not in ("text", "moment") and not value):
-            # Of a session only its counts are kept; time is metered by job.
+            # Sessions have only counts; time is metered per job.
             if row.job and row.depth:
                 return ""
             return "" if field.nature == "count" or not _has_usage(row) else "n/a"
@@ -173,8 +169,8 @@ class Scale:
                 return str(value)
 
     def time(self, field: Field, span_ns: int) -> str:
-        """Device time in the unit that was asked for; [D-]HH:MM:SS where none was."""
-        whole = field.take(ReportRow(measures=self.total))
+        """Device time in the selected unit; [D-]HH:MM:SS without one."""
+        whole = field.value_of(ReportRow(measures=self.total))
         part = span_ns / whole if isinstance(whole, int) and whole else None
         percent = "n/a" if part is None else f"{part:.2%}"
         seconds = span_ns / SECOND_NS
@@ -183,34 +179,29 @@ class Scale:
                 return format_duration(span_ns)
             case TimeUnit.PERCENT:
                 return percent
-            case TimeUnit.HOURS:
-                return f"{seconds / 3600:.2f}"
-            case TimeUnit.MINUTES:
-                return f"{seconds / 60:.1f}"
-            case TimeUnit.SECONDS:
-                return f"{seconds:.0f}"
-            case TimeUnit.HOUR_PER:
-                return f"{seconds / 3600:.2f}({percent})"
-            case TimeUnit.MINUTE_PER:
-                return f"{seconds / 60:.1f}({percent})"
-            case TimeUnit.SECOND_PER:
-                return f"{seconds:.0f}({percent})"
+            case TimeUnit.HOURS | TimeUnit.HOUR_PER:
+                text = f"{seconds / 3600:.2f}"
+            case TimeUnit.MINUTES | TimeUnit.MINUTE_PER:
+                text = f"{seconds / 60:.1f}"
+            case TimeUnit.SECONDS | TimeUnit.SECOND_PER:
+                text = f"{seconds:.0f}"
+        return f"{text}({percent})" if self.unit.endswith("Per") else text
 
     def memory(self, mib_ms: int) -> str:
-        """Memory over time in MiB-hours and upwards, as sacct scales sizes."""
+        """Memory over time in MiB-hours or larger units, scaled as in sacct."""
         amount, step = mib_ms / _HOUR_MS, 0
         if not self.is_converted:
             return f"{amount:.2f}M.h"
         if self.memory_unit:
-            place = "KMGTP".index(self.memory_unit) - 1
-            return f"{amount / 1024**place:.2f}{self.memory_unit}.h"
+            power = "KMGTP".index(self.memory_unit) - 1
+            return f"{amount / 1024**power:.2f}{self.memory_unit}.h"
         while abs(amount) >= 1024 and step < len(_MEMORY_STEPS) - 1:
             amount, step = amount / 1024, step + 1
         return f"{amount:.2f}{_MEMORY_STEPS[step]}.h"
 
 
 def help_rows() -> Sequence[tuple[str, str]]:
-    """What --helpformat prints."""
+    """The lines of --helpformat."""
     return [(field.name, field.help) for field in FIELDS]
 
 

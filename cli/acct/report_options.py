@@ -1,4 +1,4 @@
-"""The options of `salus-acct report`: letters and words of sacct and sreport, so that habits carry over."""
+"""The options of `salus-acct report`, named as in sacct and sreport."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -6,21 +6,11 @@ from typing import Annotated
 
 import typer
 
-
-class Kind(StrEnum):
-    """What the lines of a report are."""
-
-    SUMMARY = "summary"
-    CLUSTER = "cluster"
-    ACCOUNT = "account"
-    USER = "user"
-    DEVICE = "device"
-    JOB = "job"
-    PROFILE = "profile"
+from accounting.reports.selection import ReportKind
 
 
 class Units(StrEnum):
-    """Sizes of memory, as in sacct."""
+    """Units of memory, as in sacct."""
 
     K = "K"
     M = "M"
@@ -29,8 +19,8 @@ class Units(StrEnum):
     P = "P"
 
 
-class Times(StrEnum):
-    """sreport's words for units of time."""
+class TimeUnit(StrEnum):
+    """Units of device time, with the names of sreport."""
 
     HOURS = "Hours"
     MINUTES = "Minutes"
@@ -42,36 +32,36 @@ class Times(StrEnum):
 
 
 KindArgument = Annotated[
-    Kind, typer.Argument(metavar="[KIND]", show_default=False, help="cluster|account|user|device|job|profile")
+    ReportKind, typer.Argument(metavar="[KIND]", show_default=False, help="cluster|account|user|device|job|profile")
 ]
 Start = Annotated[
-    str, typer.Option("--starttime", "-S", metavar="TIME", help="Begin of the window, in sacct's grammar [today].")
+    str, typer.Option("--starttime", "-S", metavar="TIME", help="Start of the window, in the format of sacct [today].")
 ]
 End = Annotated[
-    str, typer.Option("--endtime", "-E", metavar="TIME", help="End of the window, in sacct's grammar [now].")
+    str, typer.Option("--endtime", "-E", metavar="TIME", help="End of the window, in the format of sacct [now].")
 ]
 Users = Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")]
 Accounts = Annotated[str, typer.Option("--accounts", "-A", metavar="LIST", help="Only these accounts.")]
 Partitions = Annotated[str, typer.Option("--partition", "-r", metavar="LIST", help="Only these partitions.")]
 Jobs = Annotated[
-    str, typer.Option("--jobs", "-j", metavar="LIST", help="Only these jobs; their whole life without -S.")
+    str, typer.Option("--jobs", "-j", metavar="LIST", help="Only these jobs; without -S, from their start.")
 ]
 Nodes = Annotated[str, typer.Option("--nodelist", "-N", metavar="NODES", help="Only jobs on these nodes.")]
 Clusters = Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help="Only these clusters.")]
-AllUsers = Annotated[bool, typer.Option("--allusers", "-a", help="Everybody's jobs; operators only.")]
-Allocations = Annotated[bool, typer.Option("--allocations", "-X", help="Of jobs, no lines for their sessions.")]
-TimeUnit = Annotated[
-    Times | None, typer.Option("--time", "-t", case_sensitive=False, help="Unit of time [Hours; job: D-HH:MM:SS].")
+AllUsers = Annotated[bool, typer.Option("--allusers", "-a", help="Jobs of all users (operators only).")]
+Allocations = Annotated[bool, typer.Option("--allocations", "-X", help="With job: no lines for sessions.")]
+Time = Annotated[
+    TimeUnit | None, typer.Option("--time", "-t", case_sensitive=False, help="Unit of time [Hours; job: D-HH:MM:SS].")
 ]
-Tree = Annotated[bool, typer.Option("--tree", help="Accounts below accounts as in Slurm, users below both.")]
+Tree = Annotated[bool, typer.Option("--tree", help="Nest accounts as in Slurm, with users below their accounts.")]
 Format = Annotated[str, typer.Option("--format", "-o", metavar="FIELDS", help="Columns: name[%[-]width],...")]
 HelpFormat = Annotated[bool, typer.Option("--helpformat", "-e", help="List the fields of --format.")]
 Parsable2 = Annotated[bool, typer.Option("--parsable2", "-P", help="Columns separated by |.")]
-Parsable = Annotated[bool, typer.Option("--parsable", "-p", help="The same with a | at the end.")]
-Delimiter = Annotated[str, typer.Option(metavar="TEXT", help="Another separator for -P and -p.")]
-NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="No heading and no notes.")]
+Parsable = Annotated[bool, typer.Option("--parsable", "-p", help="Like -P, with a | at the end of each line.")]
+Delimiter = Annotated[str, typer.Option(metavar="TEXT", help="Separator for -P and -p.")]
+NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading and no notes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in base units.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-MemoryUnit = Annotated[Units | None, typer.Option(help="Memory in this unit.")]
-NoConvert = Annotated[bool, typer.Option("--noconvert", help="Memory in MiB-hours, unscaled.")]
-Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report with charts as one offline page.")]
+MemoryUnit = Annotated[Units | None, typer.Option(help="Unit of memory.")]
+NoConvert = Annotated[bool, typer.Option("--noconvert", help="Print memory in MiB-hours.")]
+Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts that works offline.")]

@@ -1,8 +1,7 @@
-"""A report as text: the aligned table with its footnotes, -P and -p, CSV, and JSON with a stated schema."""
+"""Formats a report: a table with footnotes, -P and -p, CSV, and JSON with a versioned schema."""
 
 import csv
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -15,14 +14,14 @@ from cli.acct.report_fields import Chosen, Scale
 from cli.output.moments import format_duration, format_moment
 from cli.output.render import write_json
 
-# Raised when a name in --json changes its meaning or goes.
+# Incremented when a name in --json is removed or changes its meaning.
 JSON_SCHEMA = 1
 DERIVED = ("efficiency", "alone_ns", "sharing_gain", "slowdown", "memory_saved_mib_ms", "jain", "queue_wait_mean_ns")
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What was asked of the output."""
+    """How the output is formatted."""
 
     chosen: Sequence[Chosen]
     scale: Scale
@@ -33,7 +32,7 @@ class Layout:
 
 
 def write_parsable(report: Report, layout: Layout, out: IO[str]) -> None:
-    """-P: never cut, coloured or aligned; a name with the delimiter in it cannot add a column."""
+    """-P: never truncated, coloured or aligned. A name that contains the delimiter cannot add a column."""
     end = layout.delimiter if layout.has_trailing_delimiter else ""
     if layout.with_heading:
         print(layout.delimiter.join(chosen.field.heading for chosen in layout.chosen) + end, file=out)
@@ -43,7 +42,7 @@ def write_parsable(report: Report, layout: Layout, out: IO[str]) -> None:
 
 
 def write_csv(report: Report, layout: Layout, out: IO[str]) -> None:
-    """--csv: quoted as RFC 4180 has it."""
+    """--csv: quoted according to RFC 4180."""
     writer = csv.writer(out, lineterminator="\n")
     if layout.with_heading:
         writer.writerow([chosen.field.heading for chosen in layout.chosen])
@@ -51,22 +50,22 @@ def write_csv(report: Report, layout: Layout, out: IO[str]) -> None:
 
 
 def write_report_json(report: Report, command: Sequence[str], warnings: Sequence[str], out: IO[str]) -> None:
-    """--json: `meta` and `data`; numbers in base units (ns, MiB-ms), None for what cannot be known."""
+    """--json: `meta` and `data`, with numbers in base units (ns, MiB-ms) and null for unknown values."""
     data = msgspec.to_builtins(report)
-    for told, row in zip(data["rows"], report.rows, strict=True):
-        told["measures"] |= derived(row)
+    for line, row in zip(data["rows"], report.rows, strict=True):
+        line["measures"] |= derived(row)
     data["total"] |= derived(ReportRow(measures=report.total))
     meta = {"schema": JSON_SCHEMA, "version": version("salus"), "command": list(command), "warnings": list(warnings)}
     write_json({"meta": meta, "data": data}, stream=out)
 
 
 def derived(row: ReportRow) -> dict[str, Any]:
-    """The ratios of a row, which travel as sums."""
+    """The ratios of a row, which are transferred as sums."""
     return {name: getattr(row.measures, name) for name in DERIVED}
 
 
 def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
-    """The table for people, with totals and, for the plain report, what was avoided."""
+    """The table, with totals and notes."""
     is_bold = out.isatty() and not os.environ.get("NO_COLOR")
     style = layout.scale.moment_style
     if layout.with_heading:
@@ -88,10 +87,13 @@ def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
 def _write_notes(report: Report, out: IO[str]) -> None:
     total, summary = report.total, report.summary
     if report.kind in ("summary", "account", "user"):
-        print("Occupied: each device-second is counted once and split between the jobs that were there.", file=out)
+        print("Occupied: each device-second counts once, divided among the jobs that were present.", file=out)
     if total.usage_count and total.known_count < total.usage_count:
         unknown = 1 - total.known_count / total.usage_count
-        print(f"Gain, slowdown and alone leave out {unknown:.0%} of the usage: no solo iteration time known.", file=out)
+        print(
+            f"Gain, slowdown and alone exclude {unknown:.0%} of the usage: solo iteration time unknown.",
+            file=out,
+        )
     if report.kind != "summary":
         return
     refused, waited = summary.refused_count, summary.made_to_wait_count
@@ -108,7 +110,7 @@ def _write_notes(report: Report, out: IO[str]) -> None:
 
 
 def _visible(report: Report, layout: Layout) -> list[ReportRow]:
-    # A plain report and a list of jobs always show what is below a group; the others on demand.
+    # The summary and the job list always show the members of a group; other reports only with --tree.
     with_inner = layout.is_tree or report.kind in ("summary", "job")
     return [row for row in report.rows if row.depth == 0 or with_inner]
 
@@ -118,22 +120,22 @@ def _cells(row: ReportRow, layout: Layout) -> list[str]:
 
 
 def stems(depths: Sequence[int]) -> list[str]:
-    """What is drawn before each line of a tree, given the lines' levels: the branches that go on, and its own."""
+    """The prefix of each line of a tree, from the depths of the lines: the branches that continue, and its own."""
     drawn: list[str] = []
-    goes_on: set[int] = set()
-    # From below: a level goes on where a later line has it before one of a level above.
+    continuing: set[int] = set()
+    # Bottom up: a branch continues if a later line has its depth before any line with a smaller one.
     for depth in reversed(depths):
-        own = ("├ " if depth in goes_on else "└ ") if depth else ""
-        passed = "".join("│ " if level in goes_on else "  " for level in range(1, depth))
+        own = ("├ " if depth in continuing else "└ ") if depth else ""
+        passed = "".join("│ " if level in continuing else "  " for level in range(1, depth))
         drawn.append(f" {passed}{own}" if depth else "")
-        goes_on = {level for level in goes_on if level < depth} | {depth}
+        continuing = {level for level in continuing if level < depth} | {depth}
     return drawn[::-1]
 
 
 def _line(row: ReportRow, layout: Layout, stem: str) -> str:
     cells = _cells(row, layout)
     if row.depth and layout.chosen and row.job == "":
-        # The first column of a tree names the member: a user below an account, or the other way round.
+        # The first column names the member of the group: a user of an account, or an account of a user.
         is_by_account = layout.chosen[0].field.name == "account"
         cells[0] = stem + ((row.user or row.account) if is_by_account else row.account)
     return "  ".join(_pad(cell, chosen) for cell, chosen in zip(cells, layout.chosen, strict=True)).rstrip()
@@ -152,7 +154,7 @@ def _pad(text: str, chosen: Chosen) -> str:
     text = text.replace("\n", " ").replace("\x1b", "\ufffd")
     length = cell_len(text)
     if length > chosen.width:
-        # A name may be cut, as sacct does with a plus; a number must not be.
+        # As in sacct, a long name is truncated and marked with a plus. A number is never truncated.
         if chosen.field.nature != "text":
             return text
         return set_cell_size(text, chosen.width - 1) + "+"
@@ -161,8 +163,3 @@ def _pad(text: str, chosen: Chosen) -> str:
 
 def _flat(cell: str, delimiter: str) -> str:
     return cell.replace("\n", " ").replace(delimiter, "/" if delimiter == "|" else " ")
-
-
-def warn(text: str) -> None:
-    """A line that is no error: on standard error, so that pipes stay clean."""
-    print(f"salus-acct: {text}", file=sys.stderr)

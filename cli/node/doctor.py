@@ -1,4 +1,4 @@
-"""`salus doctor`: what is wrong with this node, and what to do about each finding."""
+"""`salus doctor`: finds problems of this node and says how to fix them."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +14,7 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 
 if TYPE_CHECKING:
-    from nodedaemon.service.checks.doctor import Finding
+    from nodedaemon.service.checks.doctor import Diagnosis
 
 COLUMNS = (
     Column("level", "LEVEL"),
@@ -25,21 +25,21 @@ COLUMNS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command; `cli.main` calls it."""
+    """Add the command to `app`."""
     app.command("doctor")(doctor)
 
 
 def doctor(
     context: typer.Context,
     selftest: Annotated[
-        bool, typer.Option("--selftest", help="Also run lanes, hand-over and fault checks on the idle devices.")
+        bool, typer.Option("--selftest", help="Also test lanes, hand-over and faults on idle devices.")
     ] = False,
-    node: Annotated[str, typer.Option("--node", "-N", help="Name of the node in salus.conf; default: this one.")] = "",
+    node: Annotated[str, typer.Option("--node", "-N", help="Name of the node in salus.conf. Default: this node.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Check driver, NVML, lanes, cgroups, MPS, device files, sockets, database and Slurm's files on this node.
+    """Check driver, NVML, lanes, cgroups, MPS, device files, sockets, database and Slurm's configuration on this node.
 
-    Exit code 0: nothing that must be mended; 1: at least one failure.
+    Exit code 0: no failure; 1: at least one failure.
     """
     from nodedaemon.service.checks.doctor import Level, examine
     from nodedaemon.service.checks.selftest import run_selftest
@@ -55,23 +55,26 @@ def doctor(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _slurm_findings(config: Config) -> "list[Finding]":
-    """Disagreements of salus.conf with slurm.conf and gres.conf; a machine without Slurm's files has none."""
+def _slurm_findings(config: Config) -> "list[Diagnosis]":
+    """Differences between salus.conf and Slurm's files; none on a machine without Slurm's files."""
     from cli.site.slurm_config import check_slurm
-    from nodedaemon.service.checks.doctor import Finding, Level
+    from nodedaemon.service.checks.doctor import Diagnosis, Level
 
     path = config.settings.slurm.conf
     if not Path(path).exists():
-        return [Finding("slurm", Level.NOTE, f"{path}: not there", "set SlurmConf if this node belongs to a cluster")]
+        return [Diagnosis("slurm", Level.NOTE, f"{path}: not found", "set SlurmConf if this node belongs to a cluster")]
     try:
         found = check_slurm(config)
     except SalusError as error:
-        return [Finding("slurm", Level.FAILURE, str(error), f"make {path} readable")]
+        return [Diagnosis("slurm", Level.FAILURE, str(error), f"make {path} readable")]
     if not found:
-        return [Finding("slurm", Level.OK, f"{path}: agrees with salus.conf")]
+        return [Diagnosis("slurm", Level.OK, f"{path}: agrees with salus.conf")]
     return [
-        Finding(
-            "slurm", Level.FAILURE if text.startswith("error") else Level.WARNING, text, "salus config gres shows it"
+        Diagnosis(
+            "slurm",
+            Level.FAILURE if text.startswith("error") else Level.WARNING,
+            text,
+            "see salus config gres",
         )
         for text in found
     ]

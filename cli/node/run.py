@@ -1,7 +1,8 @@
-"""`salus run`: one job in lanes of a local device, without Slurm; repeat it in other terminals and they share.
+"""`salus run`: runs a job in the lanes of a local device without Slurm. Several of them share the device.
 
-The command becomes the job: it keeps the process that asked salusd for a place, so signals, exit code and terminal are
-the job's own, and salusd knows its processes by descent. Where no salusd is named, the user's own is started.
+The command replaces itself by the job, so the job keeps the terminal, receives signals, and returns its own exit code.
+salusd identifies the job's processes as descendants of this one. Without a configured salusd, the user's own is
+started.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ from nodedaemon.service.private import PrivateOptions, ensure_private, is_runnin
 from nodedaemon.wire.control import NodeStatus
 
 WAIT_STEP_MS = 1000
-# Put before the user's own, so that both work.
+# These values go in front of the user's, so that both work.
 PREPENDED = {"PYTHONPATH": ":", "LD_PRELOAD": " "}
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this noun; `cli.main` calls it."""
+    """Add the command to `app`."""
     app.command("run", context_settings={"ignore_unknown_options": True})(run)
 
 
 def run(
     context: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The job.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The command of the job.")],
     policy: Annotated[str, typer.Option(help=f"Order of the sessions: {', '.join(POLICIES)}.")] = "",
-    memory: Annotated[str, typer.Option(help="Memory of the local device, when its daemon is started.")] = "",
+    memory: Annotated[str, typer.Option(help="Memory of the local device, if this starts its daemon.")] = "",
     job_class: Annotated[str, typer.Option("--class", help="Class of the job, for the priority policy.")] = "",
-    persistent: Annotated[str, typer.Option(help="Bytes that the job keeps, such as 2G; else as measured.")] = "",
-    ephemeral: Annotated[str, typer.Option(help="Bytes that an iteration borrows; else as measured.")] = "",
-    profile: Annotated[str, typer.Option(help="Name of the profile, instead of command and script.")] = "",
-    device: Annotated[str, typer.Option(help="Index, name or uuid of the device.")] = "",
+    persistent: Annotated[str, typer.Option(help="Persistent memory, such as 2G. Default: measured.")] = "",
+    ephemeral: Annotated[str, typer.Option(help="Memory of one iteration. Default: measured.")] = "",
+    profile: Annotated[str, typer.Option(help="Name of the profile. Default: derived from command and script.")] = "",
+    device: Annotated[str, typer.Option(help="Index, name or UUID of the device.")] = "",
 ) -> None:
-    """Run a job in lanes of a local device, beside others, without Slurm.
+    """Run a job on a local device without Slurm, together with others.
 
-    A job that was never measured has the device to itself; from its second run on it shares. Its exit code is returned.
+    The first run of a job has the device to itself and is measured; later runs share it. The exit code is the job's.
     """
     if policy and policy not in POLICIES:
-        raise RequestError(f"run: policy {policy}: unknown; use one of {', '.join(POLICIES)}")
+        raise RequestError(f"run: unknown policy {policy}; use one of {', '.join(POLICIES)}")
     program = shutil.which(command[0])
     if program is None:
         raise NotFoundError(f"run: {command[0]}: no such program")
@@ -75,12 +76,12 @@ def run(
 
 
 def script_of(command: list[str]) -> str | None:
-    """The Python file that a command line names, if any."""
+    """The Python file in a command line, if any."""
     return next((part for part in command[1:] if part.endswith(".py") and Path(part).is_file()), None)
 
 
 def signature_of(command: list[str]) -> str:
-    """What a profile is stored under: the arguments, and the text of the script they name."""
+    """The key of the job's profile: a hash of the arguments and of the script that they name."""
     digest = hashlib.sha256("\0".join(command[1:] or command).encode(errors="surrogateescape"))
     script = script_of(command)
     if script is not None:
@@ -88,14 +89,14 @@ def signature_of(command: list[str]) -> str:
     return digest.hexdigest()[:32]
 
 
-def environment_of(given: list[str], own: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment with what salusd adds to it."""
-    environment = dict(own)
-    for entry in given:
+def environment_of(added: list[str], user: Mapping[str, str]) -> dict[str, str]:
+    """The user's environment with the variables that salusd adds."""
+    environment = dict(user)
+    for entry in added:
         name, _, value = entry.partition("=")
-        if name in PREPENDED and own.get(name):
-            value += PREPENDED[name] + own[name]
-        if name == "OMP_NUM_THREADS" and own.get(name):
+        if name in PREPENDED and user.get(name):
+            value += PREPENDED[name] + user[name]
+        if name == "OMP_NUM_THREADS" and user.get(name):
             continue
         environment[name] = value
     return environment
@@ -105,7 +106,7 @@ def _daemon(context: typer.Context, policy: str, memory: str) -> DaemonClient:
     if context.find_root().obj is not None or "SALUS_CONF" in os.environ:
         client = connect(context)
         if memory:
-            raise RequestError("run: --memory: the device's size is in the configuration that you named")
+            raise RequestError("run: --memory: the configuration file sets the memory of the device")
     else:
         was_running = is_running(private_directory())
         config = ensure_private(PrivateOptions(policy=policy, memory=memory))
@@ -113,20 +114,25 @@ def _daemon(context: typer.Context, policy: str, memory: str) -> DaemonClient:
         if not was_running:
             return client
         if memory:
-            held = ", ".join(size_text(one.capacity_bytes) for one in client.ask_for(NodeStatus, "status").devices)
-            print(f"salus: run: --memory {memory}: your salusd runs already, with {held}", file=sys.stderr)
+            sizes = ", ".join(
+                size_text(device.capacity_bytes) for device in client.ask_for(NodeStatus, "status").devices
+            )
+            print(
+                f"salus: run: --memory {memory} ignored: your salusd already runs with {sizes}",
+                file=sys.stderr,
+            )
     if policy:
         client.ask("policy_set", policy=policy)
     return client
 
 
 def _wait_for_memory(daemon: DaemonClient, answer: Mapping[str, Any]) -> None:
-    """Returns when the job's persistent bytes are free. Its place is kept while this process lives."""
+    """Wait until the job's persistent memory is free. salusd keeps its place as long as this process lives."""
     if answer["is_admitted"]:
         return
     is_alone = answer["kind"] == "exclusive"
-    why = "it was never measured and gets the device alone" if is_alone else "memory is not free yet"
-    print(f"salus: run: job {answer['job']} waits: {why}; salus why {answer['job']} says more", file=sys.stderr)
+    why = "it was never measured and needs the device alone" if is_alone else "there is not enough free memory"
+    print(f"salus: run: job {answer['job']} is waiting: {why}; see salus why {answer['job']}", file=sys.stderr)
     while not daemon.ask("run_wait", job=answer["job"], wait_ms=WAIT_STEP_MS)["is_admitted"]:
         continue
 

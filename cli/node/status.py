@@ -1,4 +1,4 @@
-"""`salus status`: devices, lanes, sessions, who waits and why. `salus why`: every reason, and what would change it."""
+"""`salus status`: devices, lanes and sessions. `salus why`: why a job is not running, and what would change that."""
 
 from typing import Annotated
 
@@ -22,7 +22,9 @@ from nodedaemon.wire.control import (
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and nanoseconds.")]
-Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Fields between bars, in bytes and nanoseconds.")]
+Parsable = Annotated[
+    bool, typer.Option("--parsable2", "-P", help="Print columns separated by |, in bytes and nanoseconds.")
+]
 
 DEVICE_COLUMNS = (
     Column("index", "DEVICE", "right"),
@@ -63,7 +65,7 @@ SESSION_COLUMNS = (
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this noun; `cli.main` calls it."""
+    """Add the commands to `app`."""
     app.command("status")(status)
     app.command("why")(why)
 
@@ -74,9 +76,10 @@ def status(
     json: Json = False,
     parsable: Parsable = False,
 ) -> None:
-    """Show the devices of this node, their lanes and sessions, who waits and why.
+    """Show the devices of this node, their lanes and sessions, and why sessions wait.
 
-    Of other users' jobs you see the load only. Where no salusd runs, as on a login node, it is your jobs in the queue.
+    Other users' jobs appear without their names. On a node without salusd, such as a login node, this shows your jobs
+    in the queue.
     """
     form = form_of(json=json, parsable=parsable)
     try:
@@ -92,13 +95,13 @@ def status(
         return
     indices = {device.device: device.index for device in node.devices}
     is_plain = form is Form.PARSABLE
-    sessions = [session_row(one, indices, is_plain=is_plain) for one in node.sessions]
+    sessions = [session_row(session, indices, is_plain=is_plain) for session in node.sessions]
     if is_plain:
         write_rows(sessions, SESSION_COLUMNS, form)
         return
-    write_rows([device_row(one) for one in node.devices], DEVICE_COLUMNS, form)
+    write_rows([device_row(device) for device in node.devices], DEVICE_COLUMNS, form)
     for heading, rows, columns in (
-        ("lanes", [lane_row(one, indices) for one in node.lanes], LANE_COLUMNS),
+        ("lanes", [lane_row(lane, indices) for lane in node.lanes], LANE_COLUMNS),
         ("sessions", sessions, SESSION_COLUMNS),
     ):
         if rows:
@@ -111,19 +114,19 @@ def status(
 
 
 def notes_of(node: NodeStatus) -> list[str]:
-    """What an admin should know beside the tables."""
+    """Problems that an admin should know about."""
     notes = []
     daemon = node.daemon
     if not daemon.is_database_up:
-        notes.append(f"database away, {daemon.spool_records} records spooled; {daemon.database_error}".rstrip("; "))
+        notes.append(f"no database, {daemon.spool_records} records spooled; {daemon.database_error}".rstrip("; "))
     if daemon.spool_dropped:
         notes.append(f"{daemon.spool_dropped} records dropped: the spool was full")
     if daemon.journal_fault:
         notes.append(f"journal: {daemon.journal_fault}")
     if daemon.is_gathering:
-        notes.append("the daemon was restarted and gathers its sessions")
+        notes.append("the daemon was restarted and is waiting for its sessions to reconnect")
     if daemon.reload_error:
-        notes.append(f"last reload failed, the old configuration is in force: {daemon.reload_error}")
+        notes.append(f"the last reload failed; the old configuration is still in effect: {daemon.reload_error}")
     return notes
 
 
@@ -163,7 +166,7 @@ def lane_row(lane: LaneStatus, indices: dict[str, int]) -> dict[str, Cell]:
 
 
 def session_row(session: SessionStatus, indices: dict[str, int], *, is_plain: bool) -> dict[str, Cell]:
-    """A row for people, or with `is_plain` in base units."""
+    """A row of the table; with `is_plain`, in base units."""
     state = session.state + ("*" if session.is_stopped else "")
     return {
         "job": session.job or "-",
@@ -184,13 +187,13 @@ def session_row(session: SessionStatus, indices: dict[str, int], *, is_plain: bo
 
 def why(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Slurm's job id, or that of salus run.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job id of Slurm or of salus run.")],
     json: Json = False,
 ) -> None:
-    """Say why a job does not run now: every reason with what it needs and what is free, and what would change it.
+    """Explain why a job is not running: every reason, with what is needed and what is free, and what would change it.
 
-    What would change it is tried on a copy of the scheduler's state: the answer is what the daemon would do. Of a job
-    that is still in Slurm's queue, and on login nodes, it says Slurm's reason and why the job has its charge.
+    Possible changes are tried on a copy of the daemon's state, so the answer is what the daemon would do. For a job in
+    Slurm's queue, and on login nodes, this prints Slurm's reason and the basis of the job's charge.
     """
     try:
         answer = connect(context).ask_for(WhyAnswer, "why", job=job)
@@ -206,11 +209,11 @@ def why(
 
 
 def why_lines(answer: WhyAnswer) -> list[str]:
-    """The answer as text, whoever gave it."""
+    """The answer as text."""
     if answer.admission is not None:
         return [*_job_lines(answer), *_admission_lines(answer.admission)]
     if not answer.sessions:
-        return [f"job {answer.job}: no session yet: its processes have not reached Salus"]
+        return [f"job {answer.job}: no session yet: none of its processes has connected to Salus"]
     return [line for session in answer.sessions for line in _session_lines(answer, session)]
 
 
@@ -223,7 +226,7 @@ def _admission_lines(admission: AdmissionWhy) -> list[str]:
     charge, profile, now = admission.charge, admission.profile, admission.now
     sizes = "none: its first run gets a device of its own and is measured"
     if profile is not None:
-        sizes = f"keeps {size_text(profile.persistent_bytes)}, borrows {size_text(profile.ephemeral_bytes)}"
+        sizes = f"persistent {size_text(profile.persistent_bytes)}, ephemeral {size_text(profile.ephemeral_bytes)}"
         sizes += f", from {profile.run_count} runs"
     decision = f"{now.shards or 'all'} shards by {now.basis}" if now.is_admitted else "refused"
     return [
@@ -237,7 +240,7 @@ def _admission_lines(admission: AdmissionWhy) -> list[str]:
 def _session_lines(answer: WhyAnswer, session: SessionWhy) -> list[str]:
     lines = [f"job {answer.job} of {answer.user}, session {session.session}: {session.state}"]
     if not session.reasons:
-        lines.append("  nothing is in its way")
+        lines.append("  nothing prevents it from running")
     for reason in session.reasons:
         lines.append(f"  - {_reason_text(reason)}")
         if reason.advice:
@@ -247,8 +250,8 @@ def _session_lines(answer: WhyAnswer, session: SessionWhy) -> list[str]:
         lines.append("  what would change it:")
     for change in served:
         count = change.boundary_count or 0
-        when = "at once" if not count else f"after {count} boundar{'y' if count == 1 else 'ies'}"
-        lines.append(f"    {change.change}: it runs {when}")
+        when = "immediately" if not count else f"after {count} boundar{'y' if count == 1 else 'ies'}"
+        lines.append(f"    {change.change}: it would run {when}")
     return lines
 
 
@@ -257,4 +260,4 @@ def _reason_text(reason: Reason) -> str:
         return reason.what
     if reason.unit == "bytes":
         return f"{reason.what}: {size_text(reason.needed)} needed, {size_text(reason.free)} free"
-    return f"{reason.what}: {reason.needed} {reason.unit} needed, {reason.free} there"
+    return f"{reason.what}: {reason.needed} {reason.unit} needed, {reason.free} free"

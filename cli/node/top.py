@@ -1,7 +1,7 @@
-"""`salus top`: a live view of the node in the terminal. Each device is a bar of its memory, each lane a bar of its own.
+"""`salus top`: a live view of the node in the terminal, with a bar for the memory of each device and each lane.
 
-Works at 80 columns, without colour and without a terminal (`--once`); letters tell what colours tell. Keys: q leaves,
-s changes the order of sessions, h shows the keys. It changes nothing on the node.
+It works at 80 columns, without colours, and without a terminal (`--once`): letters repeat what colours show. Keys: q
+quits, s changes the order of sessions, h shows the keys. The command changes nothing on the node.
 """
 
 import os
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH_MIN = 60
-#: From here on a reason stands beside its session, below it has a line of its own.
+#: From this width on, a session's reason is in its line; otherwise it has its own line.
 WIDTH_WIDE = 120
 ORDERS = ("share", "waiting", "memory", "job")
-KEYS = "q leave   s order   h keys"
+KEYS = "q quit   s order   h keys"
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command; `cli.main` calls it."""
+    """Add the command to `app`."""
     app.command("top")(top)
 
 
 def top(
     context: typer.Context,
-    once: Annotated[bool, typer.Option("--once", "-1", help="Print one view and leave.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two views.")] = 1.0,
-    ascii_only: Annotated[bool, typer.Option("--ascii", help="No characters beyond ASCII.")] = False,
+    once: Annotated[bool, typer.Option("--once", "-1", help="Print one view and exit.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
+    ascii_only: Annotated[bool, typer.Option("--ascii", help="Use only ASCII characters.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one view as JSON.")] = False,
 ) -> None:
-    """Watch devices, lanes and sessions live: memory, shares had and promised, who waits for what.
+    """Watch devices, lanes and sessions live: memory, actual and entitled shares, and what sessions wait for.
 
-    In a pipe one view is printed, as with --once.
+    In a pipe, this prints one view, like --once.
     """
     client = connect(context)
     if json:
@@ -63,7 +63,7 @@ def top(
 
 
 def watch(client: DaemonClient, interval_s: float, *, is_ascii: bool) -> None:
-    """Draw until `q`."""
+    """Update the view until the user quits."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -88,7 +88,7 @@ def watch(client: DaemonClient, interval_s: float, *, is_ascii: bool) -> None:
 
 @contextmanager
 def raw_keys(stream: TextIO) -> Iterator[None]:
-    """Keys come at once and are not shown; the terminal is as before afterwards."""
+    """Read keys without Enter and echo; restore the terminal afterwards."""
     import termios
     import tty
 
@@ -121,8 +121,8 @@ def view_lines(node: NodeStatus, width: int, order: str, *, is_ascii: bool) -> "
     for device in node.devices:
         lines.append(Text(""))
         lines += _device_lines(device, width, is_ascii=is_ascii)
-        sessions = [one for one in node.sessions if one.device == device.device]
-        for lane in (one for one in node.lanes if one.device == device.device):
+        sessions = [session for session in node.sessions if session.device == device.device]
+        for lane in (lane for lane in node.lanes if lane.device == device.device):
             lines.append(_lane_line(lane, sessions, device, width, is_ascii=is_ascii))
         if sessions:
             lines.append(Text(_session_heading(width), style="bold"))
@@ -140,15 +140,15 @@ def _device_lines(device: DeviceStatus, width: int, *, is_ascii: bool) -> "list[
     if device.busy_permille is not None:
         head += f"  busy {percent_text(device.busy_permille)}"
     parts = (("P", device.persistent_bytes, "blue"), ("L", device.lane_bytes, "green"))
-    told = (
+    sizes = (
         f" P {size_text(device.persistent_bytes)} L {size_text(device.lane_bytes)} free {size_text(device.free_bytes)}"
     )
-    bar = _bar(parts, device.capacity_bytes, max(10, width - len(told) - 4), is_ascii=is_ascii)
-    return [Text(head, style="bold" if device.lost_reason is None else "bold red"), Text("  ") + bar + Text(told)]
+    bar = _bar(parts, device.capacity_bytes, max(10, width - len(sizes) - 4), is_ascii=is_ascii)
+    return [Text(head, style="bold" if device.lost_reason is None else "bold red"), Text("  ") + bar + Text(sizes)]
 
 
 def _bar(parts: tuple[tuple[str, int, str], ...], total: int, width: int, *, is_ascii: bool) -> "Text":
-    """A bar whose letters say what its colours say."""
+    """A bar whose letters repeat what its colours show."""
     from rich.text import Text
 
     bar = Text("[" if is_ascii else "▕")
@@ -167,13 +167,13 @@ def _lane_line(
 ) -> "Text":
     from rich.text import Text
 
-    holder = next((one for one in sessions if one.session == lane.holder), None)
-    who = "-" if holder is None else (holder.job or "another user's")
-    waiting = sum(1 for one in sessions if one.lane == lane.lane and one.state == "waiting")
-    told = f" {size_text(lane.size_bytes):>6} {lane.state:<9} runs {who}, {waiting} wait"
-    letters = max(6, min(30, width - len(told) - 12))
+    holder = next((session for session in sessions if session.session == lane.holder), None)
+    running = "-" if holder is None else (holder.job or "another user's")
+    waiting = sum(1 for session in sessions if session.lane == lane.lane and session.state == "waiting")
+    text = f" {size_text(lane.size_bytes):>6} {lane.state:<9} runs {running}, {waiting} wait"
+    letters = max(6, min(30, width - len(text) - 12))
     bar = _bar((("E", lane.size_bytes, "green"),), device.capacity_bytes, letters, is_ascii=is_ascii)
-    return Text(f"  lane {lane.lane:<3} ") + bar + Text(told)
+    return Text(f"  lane {lane.lane:<3} ") + bar + Text(text)
 
 
 def _session_heading(width: int) -> str:
@@ -202,13 +202,13 @@ def _session_lines(session: SessionStatus, width: int) -> "list[Text]":
 def _order_key(order: str) -> Callable[[SessionStatus], tuple[int | str, int]]:
     match order:
         case "waiting":
-            return lambda one: (-one.waiting_ns, one.session)
+            return lambda session: (-session.waiting_ns, session.session)
         case "memory":
-            return lambda one: (-one.persistent_bytes - one.ephemeral_bytes, one.session)
+            return lambda session: (-session.persistent_bytes - session.ephemeral_bytes, session.session)
         case "job":
-            return lambda one: (one.job, one.session)
+            return lambda session: (session.job, session.session)
         case _:
-            return lambda one: (-one.share_permille, one.session)
+            return lambda session: (-session.share_permille, session.session)
 
 
 def _cut(line: "Text", width: int) -> "Text":

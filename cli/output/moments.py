@@ -1,7 +1,6 @@
-"""Times as sacct reads and writes them: `-S`, `-E`, SLURM_TIME_FORMAT, and durations in Slurm's and sreport's units.
+"""Parses and prints times as sacct does: `-S`, `-E`, SLURM_TIME_FORMAT, and durations.
 
-The grammar is that of sacct(1). Words and bare times are of the local zone; inside the project a moment is UTC in
-nanoseconds.
+sacct(1) documents the format. Times without a zone are local; inside the project a moment is UTC in nanoseconds.
 """
 
 import re
@@ -32,12 +31,12 @@ _EPOCH = re.compile(r"(?:uts=|@)(\d{1,12})")
 
 
 def parse_moment(text: str, now: datetime) -> int:
-    """The UTC nanoseconds that `text` means at the local time `now`; RequestError with the grammar otherwise."""
-    told = text.strip().lower()
-    moment = _epoch(told) or _relative(told, now) or _absolute(told, now)
+    """The UTC nanoseconds that `text` means at the local time `now`; RequestError for an invalid format."""
+    lowered = text.strip().lower()
+    moment = _epoch(lowered) or _relative(lowered, now) or _absolute(lowered, now)
     if moment is None:
         raise RequestError(
-            f"time not understood: {text!r}: it is none of HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM[:SS]], "
+            f"invalid time {text!r}: use one of HH:MM[:SS], MMDD[YY], MM/DD[/YY], YYYY-MM-DD[THH:MM[:SS]], "
             "today, midnight, noon, elevenses, fika, teatime, now[+-N[seconds|minutes|hours|days|weeks]]; see sacct(1)"
         )
     return int(moment.timestamp()) * SECOND_NS
@@ -56,26 +55,26 @@ def format_moment(utc_ns: int | None, style: str = "standard", now: datetime | N
 
 
 def format_duration(span_ns: int) -> str:
-    """[D-]HH:MM:SS, as sacct writes Elapsed."""
+    """[D-]HH:MM:SS, as sacct prints Elapsed."""
     sign, whole = ("-", -span_ns) if span_ns < 0 else ("", span_ns)
     days, rest = divmod(whole // SECOND_NS, 86_400)
     clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
     return f"{sign}{days}-{clock}" if days else f"{sign}{clock}"
 
 
-def _epoch(told: str) -> datetime | None:
-    match = _EPOCH.fullmatch(told)
+def _epoch(text: str) -> datetime | None:
+    match = _EPOCH.fullmatch(text)
     return datetime.fromtimestamp(int(match[1])).astimezone() if match else None
 
 
-def _relative(told: str, now: datetime) -> datetime | None:
-    match = _NOW.fullmatch(told)
+def _relative(text: str, now: datetime) -> datetime | None:
+    match = _NOW.fullmatch(text)
     if match is None:
         return None
     sign, count, unit = match.groups()
     if sign is None:
         return now
-    # Slurm takes any beginning of a unit: 2h, 2hour, 2hours.
+    # Slurm accepts any prefix of a unit: 2h, 2hour, 2hours.
     seconds = next((size for word, size in _UNITS.items() if word.startswith(unit)), None) if unit else 1
     if seconds is None:
         return None
@@ -85,18 +84,18 @@ def _relative(told: str, now: datetime) -> datetime | None:
         return None
 
 
-def _absolute(told: str, now: datetime) -> datetime | None:
-    if told in _WORDS:
-        hour, minute = _WORDS[told]
+def _absolute(text: str, now: datetime) -> datetime | None:
+    if text in _WORDS:
+        hour, minute = _WORDS[text]
         return now.replace(hour=hour, minute=minute, second=0, microsecond=0)
-    clock = _clock(told)
+    clock = _clock(text)
     if clock is not None:
         return _at(now.year, now.month, now.day, clock)
     for pattern in _DATES:
-        match = pattern.match(told)
+        match = pattern.match(text)
         if match is None:
             continue
-        rest = told[match.end() :]
+        rest = text[match.end() :]
         clock = (0, 0, 0) if rest == "" else _clock(rest[1:].strip()) if rest[0] in "t- " else None
         if clock is not None:
             year = int(match["year"]) if match["year"] else now.year
@@ -105,8 +104,8 @@ def _absolute(told: str, now: datetime) -> datetime | None:
     return None
 
 
-def _clock(told: str) -> tuple[int, int, int] | None:
-    match = _CLOCK.fullmatch(told)
+def _clock(text: str) -> tuple[int, int, int] | None:
+    match = _CLOCK.fullmatch(text)
     if match is None:
         return None
     hour, minute, second = int(match[1]), int(match[2]), int(match[3] or 0)
@@ -119,7 +118,7 @@ def _clock(told: str) -> tuple[int, int, int] | None:
 
 def _at(year: int, month: int, day: int, clock: tuple[int, int, int]) -> datetime | None:
     try:
-        # A naive local time and back: the offset of that day counts, not today's.
+        # Convert from naive local time, so that the UTC offset of that day applies, not today's.
         return datetime(year, month, day, *clock).astimezone()
     except (ValueError, OverflowError, OSError):
         return None

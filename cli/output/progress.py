@@ -1,4 +1,4 @@
-"""Shows that long work goes on, on standard error and only to a person: a spinner, or a bar where the end is known."""
+"""Progress of long operations, on standard error and only on a terminal: a spinner, or a bar if the total is known."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str) -> Iterator[Callable[[str], None]]:
-    """Hands out a function that takes the name of each step as it begins."""
+    """Yields a function to call with the name of each step when it begins."""
     if not sys.stderr.isatty():
         yield lambda _step: None
         return
@@ -16,13 +16,13 @@ def progress(what: str) -> Iterator[Callable[[str], None]]:
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        number = shown.add_task(what, total=None)
-        yield lambda step: shown.update(number, description=f"{what}: {step}")
+        task = shown.add_task(what, total=None)
+        yield lambda step: shown.update(task, description=f"{what}: {step}")
 
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Hands out a function that takes how much more is done of `total`."""
+    """Yields a function to call with the amount of `total` that has just been done."""
     if not sys.stderr.isatty():
         yield lambda _count: None
         return
@@ -30,5 +30,5 @@ def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as shown:
-        number = shown.add_task(what, total=total)
-        yield lambda count: shown.advance(number, count)
+        task = shown.add_task(what, total=total)
+        yield lambda count: shown.advance(task, count)

@@ -1,6 +1,6 @@
-"""One set of rows, four faces: a table for people, -P for scripts in Slurm's manner, CSV, JSON for programs.
+"""Writes rows in one of four formats: a table, -P as in Slurm's commands, CSV, and JSON.
 
-Only the table passes through rich, which is imported on use; the other three are plain text and never wrap or colour.
+Only the table uses rich, which is imported on use. The other formats never wrap or colour.
 """
 
 import csv
@@ -16,7 +16,7 @@ Cell = str | int | float | bool | None
 
 
 class Form(StrEnum):
-    """How rows are written."""
+    """The formats of `write_rows`."""
 
     TABLE = "table"
     PARSABLE = "parsable"
@@ -26,7 +26,7 @@ class Form(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """One column: the key in a row (and in JSON), the heading, and the side to which a table aligns it."""
+    """One column: its key in a row and in JSON, its heading, and its alignment in a table."""
 
     key: str
     heading: str
@@ -34,7 +34,7 @@ class Column:
 
 
 def form_of(*, parsable: bool = False, json: bool = False, csv: bool = False) -> Form:
-    """The form that the usual flags ask for; the most machine-like of several wins."""
+    """The format that the flags select; --json overrides --csv, which overrides -P."""
     if json:
         return Form.JSON
     if csv:
@@ -43,7 +43,7 @@ def form_of(*, parsable: bool = False, json: bool = False, csv: bool = False) ->
 
 
 def text_of(cell: Cell) -> str:
-    """A cell as people and `-P` see it: nothing for None, yes/no as in the configuration."""
+    """A cell as text: empty for None, yes or no for a bool."""
     if cell is None:
         return ""
     if isinstance(cell, bool):
@@ -60,7 +60,7 @@ def write_rows(
     with_heading: bool = True,
     stream: IO[str] | None = None,
 ) -> None:
-    """Write `rows` to `stream` (stdout). JSON is a list of objects with the columns' keys and unformatted values."""
+    """Write `rows` to `stream` (default stdout). JSON is a list of objects with the columns' keys."""
     out = stream or sys.stdout
     match form:
         case Form.JSON:
@@ -80,13 +80,13 @@ def write_rows(
 
 
 def write_json(value: object, *, stream: IO[str] | None = None) -> None:
-    """Write one JSON document, indented, with a newline at its end."""
+    """Write one indented JSON document with a final newline."""
     json.dump(value, stream or sys.stdout, indent=2, ensure_ascii=False)
     print(file=stream or sys.stdout)
 
 
 def _flat(text: str) -> str:
-    # A row of -P is one line with a fixed number of bars, whatever users name their jobs.
+    # A row of -P is one line with a fixed number of bars, even if a job's name contains one.
     return text.replace("\n", " ").replace("|", "/")
 
 
@@ -102,12 +102,12 @@ def _write_table(
     from rich.table import Table
     from rich.text import Text
 
-    # A pipe has no width: a table cut at 80 columns would hide what the user greps for.
+    # A pipe has no width: a table folded at 80 columns would break grep.
     console = Console(file=stream, width=None if stream.isatty() else 4096, no_color=bool(os.environ.get("NO_COLOR")))
     table = Table(box=None, title=title, title_justify="left", show_header=with_heading, pad_edge=False)
     for column in columns:
         table.add_column(column.heading, justify=column.align, overflow="fold")
     for row in rows:
-        # Text, not markup: a job may be called "[red]".
+        # Text does not interpret markup: a job may have the name "[red]".
         table.add_row(*(Text(text_of(row.get(column.key))) for column in columns))
     console.print(table)

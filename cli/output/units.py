@@ -1,10 +1,10 @@
-"""Sizes and times as people read them; scripts get base units from -P and --json."""
+"""Formats sizes and times for people; scripts get base units from -P and --json."""
 
 _SIZES = (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
 
 
 def size_text(size_bytes: int | None) -> str:
-    """Slurm's short form: 1.5G, 512M, 0; empty for what is not known."""
+    """A size in Slurm's short form, such as 1.5G, 512M or 0; empty if unknown."""
     if size_bytes is None:
         return ""
     for letter, unit in _SIZES:
@@ -15,7 +15,7 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def span_text(span_ns: int) -> str:
-    """180us, 12ms, 4.5s, 03:20, 1-02:03:04."""
+    """A duration such as 180us, 12ms, 4.5s, 03:20 or 1-02:03:04."""
     if span_ns < 1_000_000:
         return f"{span_ns // 1000}us"
     if span_ns < 1_000_000_000:

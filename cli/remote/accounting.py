@@ -4,7 +4,6 @@ Both ways go through accounting.service.answer, so that they cannot differ.
 """
 
 import os
-import pwd
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from cli.entry import NotFoundError, NotPermittedError, UnreachableError
 from cli.remote.admitd import ask_admission
 from nodedaemon.config import Config
+from nodedaemon.wire.users import user_name
 
 if TYPE_CHECKING:
     from accounting.service import Question
@@ -27,18 +27,18 @@ def ask(config: Config, question: "Question", kind: type[T], on_step: Callable[[
     """The answer to `question` as `kind`, from wherever the caller may have it."""
     from accounting import service
 
-    told = (
+    reply = (
         _ask_database(config, question, on_step)
         if may_open(config)
         else ask_admission(config.settings.admission, {"op": "accounting", "ask": service.ask_of(question)})["answer"]
     )
-    return service.read(told, kind)
+    return service.read(reply, kind)
 
 
 def may_open(config: Config) -> bool:
     """Root, SlurmUser, and the owner of a SQLite file open the database; rights on it are nobody else's."""
     uid = os.geteuid()
-    if uid == 0 or _user() == config.settings.slurm.user:
+    if uid == 0 or user_name(os.geteuid()) == config.settings.slurm.user:
         return True
     url = config.settings.storage.url
     if not url.startswith(SQLITE):
@@ -56,7 +56,7 @@ def opened(config: Config, *, is_created: bool = False, is_checked: bool = True)
     from accounting.storage.database import DatabaseUnreachableError, open_database
 
     if not may_open(config):
-        raise NotPermittedError(f"database not opened: {_user()} may not; root and SlurmUser may")
+        raise NotPermittedError(f"database not opened: {user_name(os.geteuid())} may not; root and SlurmUser may")
     storage = config.settings.storage
     password = Path(storage.pass_file) if storage.pass_file else None
     try:
@@ -75,7 +75,7 @@ def _ask_database(config: Config, question: "Question", on_step: Callable[[str],
     from accounting import service
     from accounting.viewer import AbsentError, DeniedError, Viewer
 
-    viewer = Viewer(uid=os.geteuid(), user=_user(), is_operator=True)
+    viewer = Viewer(uid=os.geteuid(), user=user_name(os.geteuid()), is_operator=True)
     with opened(config) as database:
         try:
             answer: object = service.answer(
@@ -86,10 +86,3 @@ def _ask_database(config: Config, question: "Question", on_step: Callable[[str],
         except DeniedError as error:
             raise NotPermittedError(str(error)) from error
         return answer
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())

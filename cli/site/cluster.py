@@ -1,4 +1,4 @@
-"""`salus cluster`: a private, real Slurm cluster on this machine, to try Salus and to develop it."""
+"""`salus cluster`: a private, real Slurm cluster on this machine, for trying and developing Salus."""
 
 import os
 import re
@@ -15,30 +15,30 @@ from nodedaemon.core.types import GIB, KIB, MIB
 
 app = typer.Typer(
     name="cluster",
-    help="Run a private, real Slurm cluster on this machine: for a demo, tests and development. Needs root.",
+    help="Run a private, real Slurm cluster on this machine, for demos, tests and development. Needs root.",
     no_args_is_help=True,
 )
 
 Directory = Annotated[
     Path | None,
     typer.Option(
-        "--dir", metavar="DIR", help="Directory of the cluster; default salus-cluster-UID in the temporary one."
+        "--dir", metavar="DIR", help="Directory of the cluster. Default: salus-cluster-UID in the temporary directory."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB}
 
 
-def _directory(given: Path | None) -> Path:
+def _directory(chosen: Path | None) -> Path:
     default = Path(tempfile.gettempdir()) / f"salus-cluster-{os.geteuid()}"
-    return (given or default).absolute()
+    return (chosen or default).absolute()
 
 
 def _size_bytes(text: str, option: str) -> int:
     matched = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
     if matched is None:
-        raise RequestError(f"cluster: {option} {text}: not a size; write a number with K, M or G, as in 512M")
+        raise RequestError(f"cluster: {option} {text}: not a size; use for example 512M")
     return int(matched[1]) * SIZE_UNITS[matched[2]]
 
 
@@ -46,12 +46,14 @@ def _size_bytes(text: str, option: str) -> int:
 def up(
     directory: Directory = None,
     nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes.")] = 2,
-    devices: Annotated[int, typer.Option("--devices", help="Devices of each node.")] = 2,
-    device_memory: Annotated[str, typer.Option("--device-memory", metavar="SIZE", help="Memory of a device.")] = "1G",
+    devices: Annotated[int, typer.Option("--devices", help="Number of devices per node.")] = 2,
+    device_memory: Annotated[
+        str, typer.Option("--device-memory", metavar="SIZE", help="Memory of each device.")
+    ] = "1G",
     lane_reserve: Annotated[
-        str, typer.Option("--lane-reserve", metavar="SIZE", help="LaneReserve of a device.")
+        str, typer.Option("--lane-reserve", metavar="SIZE", help="LaneReserve of each device.")
     ] = "256M",
-    plain: Annotated[bool, typer.Option("--plain", help="Slurm alone, without Salus.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Slurm only, without Salus.")] = False,
     json: Json = False,
 ) -> None:
     """Start a cluster and wait until its nodes are idle."""
@@ -76,10 +78,10 @@ def up(
 @app.command()
 def down(
     directory: Directory = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the directory with its logs.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the directory with its logs.")] = False,
     json: Json = False,
 ) -> None:
-    """End every process of a cluster and remove its directory."""
+    """Stop a cluster and remove its directory."""
     from slurm_plugin.cluster.control import Cluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
@@ -93,26 +95,26 @@ def down(
 
 @app.command()
 def status(directory: Directory = None, json: Json = False) -> None:
-    """Show the parts of a cluster with their process ids, and its nodes."""
+    """Show the daemons of a cluster with their process ids, and its nodes."""
     from slurm_plugin.cluster.control import Cluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
-    told = Cluster(ClusterPlan.load(_directory(directory))).status()
+    state = Cluster(ClusterPlan.load(_directory(directory))).status()
     if json:
-        write_json(told)
+        write_json(state)
         return
-    rows = [{"part": name, "pid": pid, "node": None} for name, pid in told["parts"].items()]
+    rows = [{"part": name, "pid": pid, "node": None} for name, pid in state["parts"].items()]
     for row in rows:
-        row["node"] = told["nodes"].get(row["part"].partition(".")[2])
-    print(f"cluster: {told['directory']}: {'up' if told['up'] else 'not whole' if told['parts'] else 'down'}")
+        row["node"] = state["nodes"].get(row["part"].partition(".")[2])
+    print(f"cluster: {state['directory']}: {'up' if state['up'] else 'incomplete' if state['parts'] else 'down'}")
     write_rows(rows, [Column("part", "PART"), Column("pid", "PID", "right"), Column("node", "NODE STATE")], Form.TABLE)
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def execute(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command and its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command with its arguments.")],
     directory: Directory = None,
-    user: Annotated[str | None, typer.Option("--user", help="Existing account under whose id it runs.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Run as this existing user.")] = None,
 ) -> None:
     """Run a command in the cluster's environment, such as sbatch, squeue or salus."""
     import pwd
@@ -124,14 +126,16 @@ def execute(
     cluster = Cluster(ClusterPlan.load(_directory(directory)))
     plan = cluster.plan
     if not cluster.is_up():
-        raise RequestError(f"cluster: {plan.directory}: it is not up; start it with salus cluster up")
+        raise RequestError(f"cluster: {plan.directory}: not running; start it with salus cluster up")
     try:
         entry = pwd.getpwnam(user) if user else None
     except KeyError:
-        raise RequestError(f"cluster: exec: no account {user}; name one of this machine, such as games") from None
-    # PYTHON: what a job script may run; the one of this program may be closed to other users.
+        raise RequestError(
+            f"cluster: exec: no user {user} on this machine; use an existing one, such as games"
+        ) from None
+    # PYTHON is an interpreter that jobs can run; the one of this program may be closed to other users.
     home = {"HOME": str(plan.path("work")), "USER": entry.pw_name, "PYTHON": cluster.python} if entry else {}
-    # salus asks the daemon of a node; without a name of one it means this machine, which none of them is called.
+    # salus asks the daemon of its node; no node of the cluster has this machine's name.
     node = {"SLURMD_NODENAME": os.environ.get("SLURMD_NODENAME", plan.nodes[0])}
     ended = subprocess.run(
         cluster.seen_as_jobs_do(command, entry),

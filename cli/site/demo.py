@@ -1,6 +1,7 @@
-"""`salus demo`: real PyTorch jobs of two users share host devices of a private Slurm cluster, from sbatch to report.
+"""`salus demo`: PyTorch jobs of two users share the devices of a private Slurm cluster, from sbatch to the report.
 
-Creates no system user and leaves nothing behind but the HTML report; on Ctrl-C too. Where it fails, the logs stay.
+The demo creates no system user and leaves only the HTML report behind, even after Ctrl-C. If it fails, it keeps the
+logs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from slurm_plugin.cluster.control import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The view is printed when other jobs run than before, and otherwise this often.
+#: The view is printed when the set of running jobs changes, and at least this often.
 VIEW_SECONDS = 10.0
 POLL_SECONDS = 0.5
 COMMAND_SECONDS = 60.0
@@ -37,11 +38,11 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
-    """One sbatch of the demo, as a user would type it."""
+class DemoJob:
+    """One sbatch command of the demo."""
 
     user: str
-    told: str
+    description: str
     options: tuple[str, ...]
     program: str
     arguments: tuple[str, ...]
@@ -51,24 +52,24 @@ class Submission:
         return " ".join(["python", f"examples/{self.program}", *self.arguments])
 
 
-SUBMISSIONS = (
-    Submission(
+JOBS = (
+    DemoJob(
         "games",
         "a sweep of 6 CNN trainings; the first task is measured, then the others share",
         ("--job-name=sweep", "--array=0-5"),
         "cnn.py",
         ("--iterations", "50"),
     ),
-    Submission(
+    DemoJob(
         "news",
-        "a long transformer training; it declares its memory, so it may share from the start",
+        "a long transformer training; it declares its memory, so it can share from the start",
         ("--job-name=train", "--salus-mem=400M,64M"),
         "transformer.py",
         ("--iterations", "100"),
     ),
-    Submission(
+    DemoJob(
         "news",
-        "an inference loop of the high class: five requests a second, served before the rest",
+        "an inference loop in the high class: five requests per second, served before other jobs",
         ("--job-name=serve", "--salus-class=high", "--salus-mem=320M,32M"),
         "inference.py",
         ("--iterations", "80", "--interval", "0.2"),
@@ -76,15 +77,15 @@ SUBMISSIONS = (
 )
 
 
-class Told:
-    """What the demo says, with the seconds since it began."""
+class DemoOutput:
+    """Prints what happens, with the seconds since the start."""
 
     def __init__(self) -> None:
-        self.begun = time.monotonic()
+        self.started = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.begun
+        return time.monotonic() - self.started
 
     def say(self, line: str) -> None:
         print(f"demo: {self.seconds:4.0f} s  {line}", flush=True)
@@ -95,23 +96,23 @@ class Told:
 
 
 def demo(
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster up and say how to use it.")] = False,
-    report: Annotated[Path, typer.Option("--report", metavar="FILE", help="Where the HTML report goes.")] = Path(
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the cluster running and print how to use it.")] = False,
+    report: Annotated[Path, typer.Option("--report", metavar="FILE", help="File for the HTML report.")] = Path(
         "build/demo/report.html"
     ),
-    seconds: Annotated[int, typer.Option("--seconds", min=30, help="Give up after that long.")] = 420,
+    seconds: Annotated[int, typer.Option("--seconds", min=30, help="Time limit.")] = 420,
 ) -> None:
-    """Show Salus at work: a private Slurm cluster, real PyTorch jobs by sbatch, and the report. Needs root."""
-    told = Told()
+    """Show Salus at work: a private Slurm cluster, PyTorch jobs submitted with sbatch, and the report. Needs root."""
+    output = DemoOutput()
     try:
-        _play(told, report, seconds, is_kept=keep)
+        _play(output, report, seconds, is_kept=keep)
     except KeyboardInterrupt:
-        told.say("interrupted; nothing is left behind")
+        output.say("interrupted; everything was removed")
         raise typer.Exit(INTERRUPTED) from None
     print(report.resolve())
 
 
-def _play(told: Told, report: Path, seconds: int, *, is_kept: bool) -> None:
+def _play(output: DemoOutput, report: Path, seconds: int, *, is_kept: bool) -> None:
     from slurm_plugin.cluster import control
     from slurm_plugin.cluster.plan import ClusterPlan
 
@@ -124,42 +125,42 @@ def _play(told: Told, report: Path, seconds: int, *, is_kept: bool) -> None:
         device_bytes=2 * GIB,
         lane_reserve_bytes=256 * MIB,
         name="demo",
-        # Between two requests the server gives its lane back, else nobody of a lower class would run beside it.
+        # Between two requests the server must release its lane, or jobs of a lower class would never run.
         salus_lines=("Policy=priority", "IdleRelease=20ms", "HighPartitions=main", "PartitionName=main ProbeTasks=1"),
     )
-    is_whole = False
+    is_complete = False
     with _interrupts():
         try:
-            told.say("1/4 a private Slurm cluster: munge, MariaDB, slurmdbd, slurmctld, slurmd, salus-admitd, salusd")
+            output.say("1/4 a private Slurm cluster: munge, MariaDB, slurmdbd, slurmctld, slurmd, salus-admitd, salusd")
             cluster = control.up(plan, say=_say_step, owner_pid=None if is_kept else os.getpid())
-            told.say("2/4 two users submit real PyTorch jobs; nobody reserves a whole device")
-            numbers = _submit(cluster, told)
-            told.say("3/4 the jobs run; this takes half a minute on an idle machine")
-            _watch(cluster, told, numbers, seconds)
-            told.say("4/4 who used the devices, and what sharing gained")
-            # Slurm's own times and names, as a timer does it at a site.
+            output.say("2/4 two users submit PyTorch jobs; no job reserves a whole device")
+            job_ids = _submit(cluster, output)
+            output.say("3/4 the jobs run; this takes half a minute on an idle machine")
+            _watch(cluster, output, job_ids, seconds)
+            output.say("4/4 the report: who used the devices, and what sharing gained")
+            # Adopt Slurm's times and names; at a site, a timer does this.
             _salus(cluster, "salus-acct", "reconcile")
-            told.show("salus-acct report -t Seconds", _salus(cluster, "salus-acct", "report", "-t", "Seconds"))
+            output.show("salus-acct report -t Seconds", _salus(cluster, "salus-acct", "report", "-t", "Seconds"))
             report.parent.mkdir(parents=True, exist_ok=True)
             _salus(cluster, "salus-acct", "report", "--html", str(report.resolve()))
-            is_whole = True
+            is_complete = True
         except SalusError as error:
-            _end(control.Cluster(plan), told)
+            _end(control.Cluster(plan), output)
             kept = report.resolve().parent / "failed"
-            _keep_logs(base, kept, str(error), told)
+            _keep_logs(base, kept, str(error), output)
             raise type(error)(str(error).replace(str(base), str(kept))) from error
         finally:
-            if not (is_whole and is_kept):
-                _end(control.Cluster(plan), told)
+            if not (is_complete and is_kept):
+                _end(control.Cluster(plan), output)
                 shutil.rmtree(base, ignore_errors=True)
     if is_kept:
-        _say_how_to_use(plan.directory, told)
-    told.say("done; the page with the lanes over time:")
+        _say_how_to_use(plan.directory, output)
+    output.say("done; the HTML report:")
 
 
 @contextmanager
 def _interrupts() -> Iterator[None]:
-    """A closed terminal and `kill` end the demo as Ctrl-C does."""
+    """A closed terminal and `kill` end the demo in the same way as Ctrl-C."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -176,86 +177,84 @@ def _say_step(line: str) -> None:
     print(f"      {line}", flush=True)
 
 
-def _end(cluster: Cluster, told: Told) -> None:
-    # A second Ctrl-C must not leave half a cluster behind.
+def _end(cluster: Cluster, output: DemoOutput) -> None:
+    # A second Ctrl-C must not interrupt the clean-up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if cluster.plan.path("plan.json").exists():
-        told.say("ending the cluster")
+        output.say("stopping the cluster")
         cluster.down(keep=True)
 
 
-def _keep_logs(base: Path, kept: Path, why: str, told: Told) -> None:
-    """Move the cluster's logs to where they stay, and show the ends of those that tell why."""
+def _keep_logs(base: Path, kept: Path, why: str, output: DemoOutput) -> None:
+    """Copy the cluster's logs to `kept`, and print the end of the relevant ones."""
     shutil.rmtree(kept, ignore_errors=True)
     kept.mkdir(parents=True)
     logs = [path for pattern in LOGS for path in sorted(base.glob(pattern)) if path.is_file() and path.stat().st_size]
     for path in logs:
         shutil.copyfile(path, kept / path.name)
-    # The part that the error names; where it names none, those that say why nodes and jobs do not start.
+    # The logs of the daemon that the error names or, without one, of those that start nodes and jobs.
     named = [path for path in logs if path.stem in why]
     for path in named or [path for path in logs if path.name.startswith(("slurmctld.log", "slurmd.", "salusd."))]:
         lines = path.read_text(errors="replace").splitlines()[-TAIL_LINES:]
-        told.show(f"tail {kept / path.name}", "\n".join(lines))
+        output.show(f"tail {kept / path.name}", "\n".join(lines))
     if (kept / "supervisor.log").exists():
-        told.show(f"tail {kept / 'supervisor.log'}", (kept / "supervisor.log").read_text(errors="replace")[-2000:])
-    told.say(f"failed; the logs are kept in {kept}")
+        output.show(f"tail {kept / 'supervisor.log'}", (kept / "supervisor.log").read_text(errors="replace")[-2000:])
+    output.say(f"failed; the logs are kept in {kept}")
 
 
-def _say_how_to_use(directory: Path, told: Told) -> None:
+def _say_how_to_use(directory: Path, output: DemoOutput) -> None:
     program = Path(sys.executable).with_name("salus")
     salus = f"{program if program.exists() else 'salus'} cluster"
-    told.say(f"the cluster stays up, in {directory}")
-    print(f"  a shell of its user games:  {salus} exec --dir {directory} --user games -- bash")
-    print("  and there, for instance:    sbatch --gres=salus:1 --wrap 'python examples/cnn.py'; squeue; salus top")
-    print(f"  to end it:                  {salus} down --dir {directory}", flush=True)
+    output.say(f"the cluster keeps running, in {directory}")
+    print(f"  a shell as user games:      {salus} exec --dir {directory} --user games -- bash")
+    print("  in that shell, for example: sbatch --gres=salus:1 --wrap 'python examples/cnn.py'; squeue; salus top")
+    print(f"  to stop the cluster:        {salus} down --dir {directory}", flush=True)
 
 
-def _submit(cluster: Cluster, told: Told) -> list[str]:
+def _submit(cluster: Cluster, output: DemoOutput) -> list[str]:
     work = cluster.plan.path("work")
     shutil.copytree(ROOT / "examples", work / "examples")
     for path in [work / "examples", *(work / "examples").rglob("*")]:
         path.chmod(0o755 if path.is_dir() else 0o644)
-    numbers = []
-    for submission in SUBMISSIONS:
-        told.say(f"{submission.user} submits {submission.told}")
-        options = ["--gres=salus:1", *submission.options]
-        done = cluster.run(
-            ["sbatch", *options, "--output=out-%x-%A_%a.txt", "--wrap", submission.command], submission.user
-        )
+    job_ids = []
+    for job in JOBS:
+        output.say(f"{job.user} submits {job.description}")
+        options = ["--gres=salus:1", *job.options]
+        done = cluster.run(["sbatch", *options, "--output=out-%x-%A_%a.txt", "--wrap", job.command], job.user)
         if done.returncode != 0:
             raise FailedError(f"demo: sbatch failed: {done.stderr.strip()}")
-        told.show(f"sbatch {' '.join(options)} --wrap '{submission.command}'", done.stderr + done.stdout)
-        numbers.append(done.stdout.split()[-1])
-    return numbers
+        output.show(f"sbatch {' '.join(options)} --wrap '{job.command}'", done.stderr + done.stdout)
+        job_ids.append(done.stdout.split()[-1])
+    return job_ids
 
 
-def _watch(cluster: Cluster, told: Told, numbers: list[str], seconds: float) -> None:
-    """Show `salus top` as the jobs come and go, until the queue is empty; then how each job ended."""
+def _watch(cluster: Cluster, output: DemoOutput, job_ids: list[str], seconds: float) -> None:
+    """Print `salus top` while jobs run, and how each job ended when the queue is empty."""
     running: set[str] = set()
     next_view = 0.0
     while lines := cluster.run(["squeue", "-h", "-r", "-o", "%A %t"]).stdout.split("\n")[:-1]:
-        if told.seconds > seconds:
-            raise FailedError("demo: jobs did not end in time; a slow machine may need --seconds with more")
+        if output.seconds > seconds:
+            raise FailedError("demo: the jobs did not end in time; on a slow machine, use a larger --seconds")
         now_running = {line.split()[0] for line in lines if line.endswith(" R")}
-        if now_running != running or told.seconds >= next_view:
-            told.say(f"{len(now_running)} jobs run, {len(lines) - len(now_running)} wait")
+        if now_running != running or output.seconds >= next_view:
+            output.say(f"{len(now_running)} jobs running, {len(lines) - len(now_running)} waiting")
             if now_running:
-                told.show("salus top", _salus(cluster, "salus", "top", "--once"))
-            running, next_view = now_running, told.seconds + VIEW_SECONDS
+                output.show("salus top", _salus(cluster, "salus", "top", "--once"))
+            running, next_view = now_running, output.seconds + VIEW_SECONDS
         time.sleep(POLL_SECONDS)
     fields = "JobID%-8,JobName%-8,User%-8,State%-12,Elapsed,AllocTRES%-60"
-    ended = cluster.run(["sacct", "-X", "-a", "-o", fields, "-j", ",".join(numbers)]).stdout
-    told.show("sacct -X -a", ended)
+    ended = cluster.run(["sacct", "-X", "-a", "-o", fields, "-j", ",".join(job_ids)]).stdout
+    output.show("sacct -X -a", ended)
     failed = [line for line in ended.splitlines()[2:] if line.strip() and "COMPLETED" not in line]
     if failed:
         name = failed[0].split()[0]
-        output = "".join(path.read_text()[-400:] for path in cluster.plan.path("work").glob(f"out-*-{name}*.txt"))
-        raise FailedError(f"demo: a job did not complete: {failed[0].strip()}: {output.strip() or 'no output'}")
+        text = "".join(path.read_text()[-400:] for path in cluster.plan.path("work").glob(f"out-*-{name}*.txt"))
+        raise FailedError(f"demo: a job did not complete: {failed[0].strip()}: {text.strip() or 'no output'}")
 
 
 def _salus(cluster: Cluster, *argv: str) -> str:
-    """Run one of our own commands as root on the node, and return what it prints."""
+    """Run a Salus command as root on the node and return its output."""
     node = {"SLURMD_NODENAME": cluster.plan.nodes[0], "COLUMNS": "110"}
     done = cluster.run(list(argv), None, COMMAND_SECONDS, **node)
     if done.returncode != 0:

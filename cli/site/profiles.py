@@ -1,9 +1,10 @@
-"""`salus profiles`: what admission will use for a signature and why. Users manage their own, operators all."""
+"""`salus profiles`: what admission uses for a signature, and why. Users manage their own profiles, operators all."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from cli.entry import NotFoundError
@@ -17,15 +18,15 @@ if TYPE_CHECKING:
     from accounting.profiles import ProfileView
     from nodedaemon.config import Config
 
-app = typer.Typer(no_args_is_help=True, help="See and manage what admission knows of your jobs.")
+app = typer.Typer(no_args_is_help=True, help="Show and manage what admission knows about your jobs.")
 
-Signature = Annotated[str, typer.Argument(metavar="SIGNATURE", help="As `salus profiles list` prints it.")]
-User = Annotated[str, typer.Option("--user", "-u", metavar="NAME", help="Whose profile; your own without.")]
+Signature = Annotated[str, typer.Argument(metavar="SIGNATURE", help="Signature from `salus profiles list`.")]
+User = Annotated[str, typer.Option("--user", "-u", metavar="NAME", help="Owner of the profile. Default: you.")]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Only on this device model.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns separated by |.")]
 
-# The format of `export`; raised when a name in it changes its meaning.
+# Version of the format of `export`; incremented when a name in it changes its meaning.
 EXPORT_VERSION = 1
 
 
@@ -37,7 +38,7 @@ def list_(
     parsable: Parsable = False,
     json: Json = False,
 ) -> None:
-    """List profiles: bytes that admission uses, runs behind them, last seen."""
+    """List profiles: the memory that admission uses, the number of runs, and the last run."""
     found = _find(config_of(context), users=user, model=model)
     columns = [
         Column("user", "User"),
@@ -52,7 +53,7 @@ def list_(
         Column("seen", "Last seen"),
     ]
     if json:
-        write_json([_told(profile) for profile in found])
+        write_json(msgspec.to_builtins(found))
         return
     rows = [
         {
@@ -65,7 +66,7 @@ def list_(
             "runs": profile.run_count,
             "version": profile.version,
             "state": "stale" if profile.stale_reason else "ok",
-            "seen": format_moment(profile.seen_utc_ns) if profile.seen_utc_ns else "never run",
+            "seen": format_moment(profile.seen_utc_ns) if profile.seen_utc_ns else "never",
         }
         for profile in found
     ]
@@ -74,17 +75,17 @@ def list_(
 
 @app.command()
 def show(context: typer.Context, signature: Signature, user: User = "", model: Model = "", json: Json = False) -> None:
-    """Show one profile: what admission will use, and why."""
-    found = _some(config_of(context), signature, user, model)
+    """Show one profile: what admission uses, and why."""
+    found = _require(config_of(context), signature, user, model)
     if json:
-        write_json([_told(profile) for profile in found])
+        write_json(msgspec.to_builtins(found))
         return
     for profile in found:
         solo_ns = profile.solo_iteration_ns
         print(f"{profile.key.signature} of {profile.key.user} on {profile.key.device_model} ({profile.key.cluster})")
         used = (profile.persistent_bytes, profile.ephemeral_bytes)
         print(f"  admission uses   persistent {_size(used[0])}, ephemeral {_size(used[1])}")
-        print("                   (headroom and rounding come on top)")
+        print("                   (plus headroom and rounding)")
         print(f"  because          {profile.why()}")
         measured = (profile.measured_persistent_bytes, profile.measured_ephemeral_bytes)
         live = (profile.live_persistent_bytes, profile.live_ephemeral_bytes)
@@ -99,13 +100,13 @@ def show(context: typer.Context, signature: Signature, user: User = "", model: M
 def set_(
     context: typer.Context,
     signature: Signature,
-    persistent: Annotated[str, typer.Option("--persistent", "-p", metavar="SIZE", help="Bytes that are kept.")],
-    ephemeral: Annotated[str, typer.Option("--ephemeral", "-e", metavar="SIZE", help="Bytes of an iteration.")],
-    model: Annotated[str, typer.Option("--model", metavar="NAME", help="On which device model.")],
+    persistent: Annotated[str, typer.Option("--persistent", "-p", metavar="SIZE", help="Persistent memory.")],
+    ephemeral: Annotated[str, typer.Option("--ephemeral", "-e", metavar="SIZE", help="Memory of one iteration.")],
+    model: Annotated[str, typer.Option("--model", metavar="NAME", help="Device model.")],
     solo: Annotated[str, typer.Option("--solo", metavar="TIME", help="Iteration time alone, such as 80ms.")] = "",
     user: User = "",
 ) -> None:
-    """Fix what admission uses from now on. Never below what was measured; a run that needs more still raises it."""
+    """Set what admission uses, but never below what was measured. A run that needs more still raises it."""
     from accounting.profiles import ProfileView
     from accounting.service import AskProfileSet
     from cli.remote.accounting import ask
@@ -126,12 +127,12 @@ def set_(
 
 @app.command()
 def forget(context: typer.Context, signature: Signature, user: User = "", model: Model = "") -> None:
-    """Make a signature an unknown job again; the next run is measured afresh. The history stays."""
+    """Make a signature an unknown job again and measure its next run. The history stays."""
     from accounting.service import AskProfileForget
     from cli.remote.accounting import ask
 
     config = config_of(context)
-    for profile in _some(config, signature, user, model):
+    for profile in _require(config, signature, user, model):
         key = profile.key
         question = AskProfileForget(
             cluster=key.cluster, user=key.user, signature=key.signature, device_model=key.device_model
@@ -143,14 +144,14 @@ def forget(context: typer.Context, signature: Signature, user: User = "", model:
 @app.command()
 def history(
     context: typer.Context,
-    signature: Annotated[str, typer.Argument(metavar="[SIGNATURE]", show_default=False, help="Only this one.")] = "",
+    signature: Annotated[
+        str, typer.Argument(metavar="[SIGNATURE]", show_default=False, help="Only this signature.")
+    ] = "",
     user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
     parsable: Parsable = False,
     json: Json = False,
 ) -> None:
-    """List the changes of profiles, newest first: what, when, by whom, why."""
-    import msgspec
-
+    """List changes of profiles, newest first: what changed, when, who changed it, and why."""
     from accounting.profiles import ProfileChange
     from accounting.service import AskProfileHistory
     from cli.remote.accounting import ask
@@ -182,12 +183,14 @@ def history(
 @app.command()
 def export(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Stdout without.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Default: standard output.")
+    ] = None,
     user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
 ) -> None:
-    """Write profiles as JSON, for another cluster or for safe keeping."""
+    """Write profiles as JSON, for another cluster or as a backup."""
     found = _find(config_of(context), users=user)
-    document = {"salus_profiles": EXPORT_VERSION, "profiles": [_told(profile) for profile in found]}
+    document = {"salus_profiles": EXPORT_VERSION, "profiles": msgspec.to_builtins(found)}
     if file is None:
         write_json(document)
         return
@@ -202,9 +205,9 @@ def export(
 @app.command("import")
 def import_(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `export` wrote; - for stdin.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of `export`; - for standard input.")],
 ) -> None:
-    """Take over exported profiles into this cluster. All entries are read before the first is stored."""
+    """Import exported profiles into this cluster. The whole file is read before the first profile is stored."""
     from accounting.profiles import ProfileView
     from accounting.service import AskProfileSet
     from cli.remote.accounting import ask
@@ -235,19 +238,17 @@ def _find(config: "Config", *, users: str = "", model: str = "", signature: str 
     return ask(config, question, list[ProfileView])
 
 
-def _some(config: "Config", signature: str, user: str, model: str) -> "list[ProfileView]":
+def _require(config: "Config", signature: str, user: str, model: str) -> "list[ProfileView]":
     found = _find(config, users=user, model=model, signature=signature)
     if not found:
-        raise NotFoundError(f"profile not found: {signature}: none that you may see; see salus profiles list")
+        raise NotFoundError(f"profile not found: {signature}: there is none that you may see; see salus profiles list")
     owners = sorted({profile.key.user for profile in found})
     if len(owners) > 1:
-        raise RequestError(f"profile not clear: {signature}: {', '.join(owners)} have one; say which with -u")
+        raise RequestError(f"ambiguous profile: {signature}: {', '.join(owners)} have one; choose with -u")
     return found
 
 
 def _read(file: Path) -> "list[ProfileView]":
-    import msgspec
-
     from accounting.profiles import ProfileView
 
     class Document(msgspec.Struct):
@@ -263,16 +264,9 @@ def _read(file: Path) -> "list[ProfileView]":
         raise RequestError(f"profiles not imported: {file}: {error}; is it from salus profiles export?") from error
     if document.salus_profiles != EXPORT_VERSION:
         raise RequestError(
-            f"profiles not imported: {file}: format {document.salus_profiles}, {EXPORT_VERSION} expected"
+            f"profiles not imported: {file}: format {document.salus_profiles}, expected {EXPORT_VERSION}"
         )
     return document.profiles
-
-
-def _told(profile: "ProfileView") -> dict[str, Any]:
-    import msgspec
-
-    told: dict[str, Any] = msgspec.to_builtins(profile)
-    return told
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""`salus config lua`, `gres` and the check against Slurm's own files: what an admin needs to join Salus and Slurm."""
+"""`salus config lua`, `salus config gres`, and the comparison of salus.conf with Slurm's files."""
 
 import pwd
 import sys
@@ -12,12 +12,12 @@ from nodedaemon.config import Config, lane_reserve_bytes
 from nodedaemon.core.errors import RequestError, SalusError
 
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write there instead of to standard output.")
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of standard output.")
 ]
 
 
 def write_lua(context: typer.Context, output: Output = None) -> None:
-    """Print the table that job_submit.lua needs; put it beside that file, and again after a change of salus.conf."""
+    """Print the table that job_submit.lua reads. Install it next to that file after each change of salus.conf."""
     from slurm_plugin.admitd.catalog import catalog_of
     from slurm_plugin.lua.table import lua_table
     from slurm_plugin.slurm.choice import open_slurm
@@ -28,51 +28,49 @@ def write_lua(context: typer.Context, output: Output = None) -> None:
     try:
         nodes = slurm.nodes()
     except SalusError as error:
-        print(f"salus: config lua: {error}; shards are taken from salus.conf", file=sys.stderr)
+        print(f"salus: config lua: {error}; using the shards in salus.conf", file=sys.stderr)
     try:
         uid = pwd.getpwnam(config.settings.slurm.user).pw_uid
     except KeyError:
-        raise RequestError(f"config lua: SlurmUser={config.settings.slurm.user}: no such user here") from None
+        raise RequestError(f"config lua: SlurmUser={config.settings.slurm.user}: no such user on this host") from None
     text = lua_table(config, catalog_of(config, nodes).shards_max(), uid, release)
     if output is None:
         print(text, end="")
         return
-    # Written beside and renamed: slurmctld may read it at any moment.
+    # Rename a complete file: slurmctld may read it at any time.
     partial = output.with_name(f".{output.name}.new")
     partial.write_text(text)
     partial.chmod(0o644)
     partial.rename(output)
-    print(f"{output}: written; slurmctld reads it at its next start, or when job_submit.lua is touched")
+    print(f"{output}: written; slurmctld reads it when it starts and when job_submit.lua changes")
 
 
 def print_gres(
     context: typer.Context,
-    node: Annotated[str, typer.Argument(metavar="NODE", help="The node's name in Slurm.")],
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node in Slurm.")],
     file: Annotated[
         list[str] | None, typer.Option("--file", metavar="PATH", help="Device file of each device, in order.")
     ] = None,
 ) -> None:
-    """Print the lines of gres.conf for a node from the devices that salus.conf names for it."""
+    """Print a node's lines for gres.conf, from its devices in salus.conf."""
     from slurm_plugin.slurm.crosscheck import gres_lines
 
     config = config_of(context)
-    known = [device for device in config.devices_of(node) if device.memory_bytes]
-    if not known:
-        raise RequestError(
-            f"config gres: {node}: salus.conf names no device with Memory= for it; add DeviceName records"
-        )
-    files = file or [f"/dev/nvidia{index}" for index in range(len(known))]
-    if len(files) != len(known):
-        raise RequestError(f"config gres: {node}: {len(known)} devices, but {len(files)} files; give one --file each")
-    devices = [
+    devices = [device for device in config.devices_of(node) if device.memory_bytes]
+    if not devices:
+        raise RequestError(f"config gres: {node}: salus.conf has no device with Memory= for it; add DeviceName records")
+    files = file or [f"/dev/nvidia{index}" for index in range(len(devices))]
+    if len(files) != len(devices):
+        raise RequestError(f"config gres: {node}: {len(devices)} devices but {len(files)} files; use one --file each")
+    lines = [
         (path, device.memory_bytes, lane_reserve_bytes(device.settings, device.memory_bytes))
-        for device, path in zip(known, files, strict=True)
+        for device, path in zip(devices, files, strict=True)
     ]
-    print("\n".join(gres_lines(config, node, devices)))
+    print("\n".join(gres_lines(config, node, lines)))
 
 
 def check_slurm(config: Config, path: Path | None = None) -> list[str]:
-    """What `salus config check --slurm` adds: disagreements with slurm.conf and gres.conf, as texts."""
+    """Differences between salus.conf and Slurm's files, for `salus config check --slurm`."""
     from slurm_plugin.slurm.cli import SlurmCommands
     from slurm_plugin.slurm.crosscheck import cross_check
     from slurm_plugin.slurm.slurmconf import read_slurm_files

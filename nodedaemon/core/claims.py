@@ -240,7 +240,7 @@ class Round:
         session.step(SessionState.RUNNING, self.now_ns)
         session.epoch = device.next_epoch() if handed_epoch is None else handed_epoch
         session.granted_bytes = session.ephemeral_bytes
-        session.iteration_limit, session.is_reported = None, False
+        session.iteration_limit, session.is_limited_later, session.is_reported = None, False, False
         lane.holder, lane.last_class = session, session.job_class
         limit = None
         if session.is_ungated:
@@ -253,6 +253,7 @@ class Round:
         if handed_epoch is None:
             self.commands.append(Grant(session.id, lane.id, session.epoch, limit))
         elif limit is not None:
+            session.is_limited_later = True
             self.commands.append(LimitGrant(session.id, handed_epoch, limit - 1))
 
     def pin(self, lane: Lane, session: Session) -> None:
@@ -443,7 +444,7 @@ class Round:
             if left <= 0:
                 self.revoke(holder, None)
                 return
-            holder.iteration_limit = left
+            holder.iteration_limit, holder.is_limited_later = left, True
             assert holder.epoch is not None
             self.commands.append(LimitGrant(holder.id, holder.epoch, left))
 

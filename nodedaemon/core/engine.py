@@ -33,6 +33,7 @@ from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.snapshots import EngineSnapshot, describe
 from nodedaemon.core.timers import report_hung, set_wake
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneId, OnOverrun, SessionId, Shortfall
+from nodedaemon.core.views import LaneView, SessionView
 
 #: After memory for a lane could not be had, that long until the next try.
 LANE_RETRY_NS = 1_000_000_000
@@ -80,6 +81,16 @@ class Engine:
     def snapshot(self) -> EngineSnapshot:
         """The whole state as a value: what `salus status` shows and what a replay must reproduce."""
         return describe(self._devices.values())
+
+    def session(self, session: SessionId) -> SessionView | None:
+        """The session as it is now, to read; None if it never arrived or has gone."""
+        device = self._device_of.get(session)
+        return None if device is None else device.sessions[session]
+
+    def lane(self, lane: LaneId) -> LaneView | None:
+        """The lane as it is now, to read; None if there is no such lane any more."""
+        device = self._lane_device.get(lane)
+        return None if device is None else device.lanes[lane]
 
     def devices(self) -> tuple[Device, ...]:
         """The live state, to read and never to change: for invariants and explanations."""
@@ -242,7 +253,7 @@ class Engine:
             case ev.SessionUngated():
                 self._ungate(session, device, round_)
             case ev.SessionLeft():
-                self._leave(session, device, round_)
+                self._leave(event, session, device, round_)
             case ev.SessionReleased():
                 self._forget(session, device)
             case _:
@@ -406,7 +417,7 @@ class Engine:
             device.waits_of(session).remove(session.id, is_granted=False)
             self._line_up(session, device, round_.now_ns)
 
-    def _leave(self, session: Session, device: Device, round_: Round) -> None:
+    def _leave(self, event: ev.SessionLeft, session: Session, device: Device, round_: Round) -> None:
         if session.state is SessionState.LEAVING:
             return
         if session.state is SessionState.ARRIVING:
@@ -420,6 +431,7 @@ class Engine:
         elif session.is_holding:
             assert lane is not None
             self._end_grant(session, lane, device, round_.now_ns)
+        session.iteration_count += max(0, event.iteration_count)
         device.book.leave(session.id)
         session.step(SessionState.LEAVING, round_.now_ns)
         if lane is not None:

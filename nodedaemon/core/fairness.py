@@ -8,7 +8,7 @@ the order and costs nothing a session. Fixed point, no floats: equal inputs give
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nodedaemon.core.types import SessionId
 
@@ -129,7 +129,7 @@ class ServiceBook:
         heapq.heapify(self._heap)
 
 
-def jain(shares: list[float]) -> float:
+def jain(shares: Sequence[float]) -> float:
     """Jain's index of `shares`: 1.0 where all are equal, 1/n where one has everything; 1.0 for none."""
     squares = sum(share * share for share in shares)
     return 1.0 if squares == 0 else sum(shares) ** 2 / (len(shares) * squares)

@@ -21,7 +21,7 @@ from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 from nodedaemon.core.waiting import WaitList
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ class FrozenSession:
     is_served: bool
     granted_bytes: int
     iteration_limit: int | None
+    is_limited_later: bool
     granted_plain: int
     granted_grown: int
     revoked_ns: int
@@ -210,7 +211,7 @@ def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy])
 
 
 def _thaw_lane(frozen: FrozenLane, device: Device) -> Lane:
-    lane = Lane(**_pick(frozen, _LANE))
+    lane = Lane(device=device.id, **_pick(frozen, _LANE))
     for one in frozen.sessions:
         lane.join(device.sessions[one])
     lane.holder = None if frozen.holder is None else device.sessions[frozen.holder]

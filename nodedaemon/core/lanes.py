@@ -39,6 +39,7 @@ class Lane:
     """A slice of device memory in which iterations run one at a time; it belongs to one domain for its whole life."""
 
     id: LaneId
+    device: DeviceId
     domain: Domain
     state: LaneState = LaneState.PARKED
     held_bytes: int = 0

@@ -19,7 +19,7 @@ class Placement:
         self._new_lane = new_lane
 
     def add_lane(self, domain: Domain) -> Lane:
-        lane = Lane(self._new_lane(), domain)
+        lane = Lane(self._new_lane(), self.device.id, domain)
         self.device.add_lane(lane)
         return lane
 

@@ -79,6 +79,8 @@ class Session:
     is_served: bool = False
     granted_bytes: int = 0
     iteration_limit: int | None = None
+    #: The limit came with a `LimitGrant` while the grant was held, not with the `Grant` itself.
+    is_limited_later: bool = False
     granted_plain: int = 0
     granted_grown: int = 0
     revoked_ns: int = 0
@@ -108,6 +110,42 @@ class Session:
     @property
     def is_holding(self) -> bool:
         return self.state in HOLDING
+
+    @property
+    def is_admitted(self) -> bool:
+        return self.state is not SessionState.ARRIVING
+
+    @property
+    def is_leaving(self) -> bool:
+        return self.state is SessionState.LEAVING
+
+    @property
+    def is_waiting(self) -> bool:
+        return self.state is SessionState.WAITING
+
+    @property
+    def is_revoked(self) -> bool:
+        return self.state is SessionState.REVOKED
+
+    @property
+    def is_gated(self) -> bool:
+        """Iterations of the session run in a lane and wait for grants."""
+        return self.ephemeral_bytes > 0 and not self.is_ungated
+
+    @property
+    def lease_limit(self) -> int | None:
+        """Iterations that may start under the present grant, from its beginning on; None for no limit.
+
+        `iteration_limit` leaves out the first iteration of a grant that began with a limit. A pinned lane has none.
+        """
+        if self.iteration_limit is None or self.lane is None or self.lane.is_pinned:
+            return None
+        return self.iteration_limit + (0 if self.is_limited_later else 1)
+
+    @property
+    def successor_epoch(self) -> Epoch | None:
+        """The epoch under which the named successor would run: that of the last offer."""
+        return next(reversed(self.offers)) if self.successor is not None else None
 
     def view(self, plain: int = 0, grown: int = 0) -> Waiting:
         """What a policy is told. A holder's running service is added from the clock's readings."""

@@ -30,6 +30,9 @@ class SessionSnapshot:
     iteration_count: int
     handover_count: int
     epoch: Epoch | None
+    iteration_limit: int | None
+    is_limited_later: bool
+    offers: tuple[tuple[Epoch, SessionId], ...]
     is_stopped: bool
     is_ungated: bool
 
@@ -126,6 +129,9 @@ def _describe_session(session: Session, device: Device) -> SessionSnapshot:
         iteration_count=session.iteration_count,
         handover_count=session.handover_count,
         epoch=session.epoch,
+        iteration_limit=session.iteration_limit,
+        is_limited_later=session.is_limited_later,
+        offers=tuple(session.offers.items()),
         is_stopped=session.is_stopped,
         is_ungated=session.is_ungated,
     )

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.deadline import SECOND_NS, DeadlineThread
-from nodedaemon.drivers.device import LaneMemory, Reading
+from nodedaemon.drivers.device import Capabilities, LaneMemory, Reading
 from nodedaemon.drivers.nvml import LOST, Nvml
 
 T = TypeVar("T")
@@ -97,6 +97,9 @@ class CudaDevice:
     """Implements `nodedaemon.drivers.device.Device` on one GPU."""
 
     kind = "cuda"
+    capabilities = Capabilities(
+        gates_launches=True, limits_memory=True, runs_mps=True, lists_processes=True, bounds_lanes=True
+    )
     is_slow = True
     cores: tuple[int, ...] = ()
 
@@ -113,7 +116,7 @@ class CudaDevice:
         self._is_told = False
         self.xids_ignored: frozenset[int] = frozenset()
         self._call("open device", self._open)
-        self.driver_path = loaded_library("libcuda.so")
+        self._driver_path = loaded_library("libcuda.so")
         own_bytes = nvml.process_bytes(uuid, os.getpid())
         self.context_bytes = own_bytes if own_bytes is not None else self._context_bytes
         granules = (self.total_bytes - self.context_bytes) // self.granularity_bytes
@@ -232,6 +235,15 @@ class CudaDevice:
             raise OperatingError(f"read GPU: {self.name}: {self._suspicion}; see dmesg and NVIDIA's catalogue of Xids")
         self._call("look at device", self._free_bytes)
         self._suspicion, self._is_told = "", False
+
+    def job_environment(self, adaptor_dir: Path) -> dict[str, str]:
+        library = adaptor_dir / "libsalus" / "cuda" / "libcuda.so.1"
+        if not library.exists():
+            return {}
+        return {"LD_PRELOAD": str(library), "SALUS_CUDA_DRIVER": self._driver_path}
+
+    def visible_as(self, name: str) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": name}
 
     def close(self) -> None:
         def work() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import GRANULARITY_BYTES, MIB, DeviceId
-from nodedaemon.drivers.device import LaneMemory, ProcessReading, Reading
+from nodedaemon.drivers.device import Capabilities, LaneMemory, ProcessReading, Reading
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FALLOC_KEEP_SIZE = 1
@@ -38,8 +38,8 @@ class HostDevice:
 
     kind = "host"
     model = "host"
+    capabilities = Capabilities(frees_mapped_lanes=True)
     is_slow = False
-    driver_path = ""
     xids_ignored: frozenset[int] = frozenset()
     granularity_bytes = GRANULARITY_BYTES
 
@@ -122,6 +122,12 @@ class HostDevice:
             total_bytes=self.total_bytes,
             processes=processes,
         )
+
+    def job_environment(self, adaptor_dir: Path) -> dict[str, str]:  # noqa: ARG002 - needs no library
+        return {"OMP_NUM_THREADS": str(len(self.cores))} if self.cores else {}
+
+    def visible_as(self, name: str) -> dict[str, str]:  # noqa: ARG002 - every process sees the host
+        return {}
 
     def close(self) -> None:
         for memory in list(self._lanes.values()):

@@ -1,7 +1,7 @@
-"""What Slurm says of the jobs on this node, by its own commands: the pids of its steps, and who still runs.
+"""Runs Slurm's commands on this node: the processes of its steps, the state of a job, a longer time limit.
 
-Each command is given up after a time and answered by `OperatingError`; what is not understood is no answer either. So
-nothing is ever concluded from a Slurm that is absent, down or slow.
+A command that takes too long, or whose output is not understood, raises `OperatingError`. So no caller draws a
+conclusion from a Slurm that is absent, down or slow.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from pathlib import Path
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import parse_listpids
+from nodedaemon.wire.segment import find_segment
 
-#: States in which a job has its devices, or Slurm still runs its Epilog.
+#: States in which a job holds its devices or its Epilog runs.
 HOLDING_STATES = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
 )
-# Fixed widths, and nothing that a user has named: no column can pass for another.
+# Fixed widths and no text that a user chose: no column can be taken for another.
 _COLUMNS = (("JobID", 32), ("State", 32), ("RestartCnt", 16))
-# Account, QOS and partition are an admin's words, admin_comment is SlurmUser's; their widths are fixed all the same.
+# Admins choose account, QOS and partition, and SlurmUser writes admin_comment; their widths are fixed too.
 _START_COLUMNS = (*_COLUMNS, ("Account", 64), ("QOS", 64), ("Partition", 64), ("admin_comment", 2048))
 
 
 @dataclass(frozen=True, slots=True)
-class JobWord:
-    """What slurmctld says of a job; `state` is empty where it knows none of this id."""
+class JobState:
+    """The state of a job at slurmctld; `state` is empty if it does not know the id."""
 
     state: str
     restart_count: int = 0
@@ -39,8 +40,8 @@ class JobWord:
 
 
 @dataclass(frozen=True, slots=True)
-class StartWord:
-    """What a Prolog would tell of a job, by slurmctld's word."""
+class JobAtStart:
+    """What a Prolog would report about a job, from slurmctld."""
 
     restart_count: int
     account: str
@@ -50,7 +51,7 @@ class StartWord:
 
 
 class NodeCommands:
-    """Slurm's commands as the daemon of `node` calls them."""
+    """Slurm's commands, for the daemon of `node`."""
 
     def __init__(self, node: str, directory: str = "", timeout_s: float = 10.0) -> None:
         self._node = node
@@ -58,54 +59,54 @@ class NodeCommands:
         self._timeout_s = timeout_s
 
     @property
-    def is_there(self) -> bool:
+    def is_installed(self) -> bool:
         return self._find("scontrol") is not None
 
     async def step_pids(self) -> dict[JobId, set[int]]:
-        """Processes of every step that answers, by job. A job without a step, or with a dead slurmstepd, has none."""
-        # Named, because several slurmd may share a host. Its exit status is 1 also where no step exists.
-        _, told, complaint = await self._run("scontrol", "listpids", "*", self._node)
-        if not told.startswith("PID"):
-            raise OperatingError(f"Slurm: scontrol listpids: {_last(complaint)}; is slurmd of {self._node} up?")
+        """Processes of every step, by job. A job without a step, or with a dead slurmstepd, is not in it."""
+        # The node is named because several slurmd may share a host. The exit status is 1 also if there is no step.
+        _, output, errors = await self._run("scontrol", "listpids", "*", self._node)
+        if not output.startswith("PID"):
+            raise OperatingError(f"Slurm: scontrol listpids: {_last(errors)}; is slurmd of {self._node} up?")
         found: dict[JobId, set[int]] = {}
-        for pid, place in parse_listpids(told).items():
+        for pid, place in parse_listpids(output).items():
             found.setdefault(JobId(place.job or ""), set()).add(pid)
         return found
 
-    async def start(self, job: JobId) -> StartWord | None:
-        """A job that holds its devices, as its Prolog would tell; None for one that does not, or is not ours."""
+    async def start(self, job: JobId) -> JobAtStart | None:
+        """A job that holds its devices; None if it does not, or if it is not ours."""
         wanted = ",".join(f"{name}:{width}" for name, width in _START_COLUMNS)
-        status, told, complaint = await self._run("squeue", "--noheader", f"--jobs={job}", f"--Format={wanted}")
+        status, output, errors = await self._run("squeue", "--noheader", f"--jobs={job}", f"--Format={wanted}")
         if status != 0:
-            raise OperatingError(f"Slurm: squeue: job {job}: {_last(complaint)}; is slurmctld up?")
-        for line in told.splitlines():
+            raise OperatingError(f"Slurm: squeue: job {job}: {_last(errors)}; is slurmctld up?")
+        for line in output.splitlines():
             number, state, restarts, account, qos, partition, comment = _cells(line, _START_COLUMNS)
-            segment = next((piece for piece in comment.split() if piece.startswith("salus:1")), "")
+            segment = find_segment(comment)
             if number == job and state in HOLDING_STATES and segment:
-                return StartWord(int(restarts) if restarts.isdigit() else 0, account, qos, partition, segment)
+                return JobAtStart(int(restarts) if restarts.isdigit() else 0, account, qos, partition, segment)
         return None
 
-    async def job(self, job: JobId) -> JobWord:
+    async def job(self, job: JobId) -> JobState:
         wanted = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
-        status, told, complaint = await self._run(
+        status, output, errors = await self._run(
             "squeue", "--noheader", "--states=all", f"--jobs={job}", f"--Format={wanted}"
         )
         if status != 0:
-            if "Invalid job id" in complaint:
-                return JobWord("")
-            raise OperatingError(f"Slurm: squeue: job {job}: {_last(complaint)}; is slurmctld up?")
-        for line in told.splitlines():
+            if "Invalid job id" in errors:
+                return JobState("")
+            raise OperatingError(f"Slurm: squeue: job {job}: {_last(errors)}; is slurmctld up?")
+        for line in output.splitlines():
             # An array's own id also brings its tasks.
             cells = _cells(line, _COLUMNS)
             if cells[0] == job and cells[1]:
-                return JobWord(cells[1], int(cells[2]) if cells[2].isdigit() else 0)
+                return JobState(cells[1], int(cells[2]) if cells[2].isdigit() else 0)
         raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
 
     async def extend_limit(self, job: JobId, minutes: int) -> None:
-        """Add to a running job's time limit."""
-        status, _, complaint = await self._run("scontrol", "update", f"jobid={job}", f"timelimit=+{minutes}")
+        """Add `minutes` to a running job's time limit."""
+        status, _, errors = await self._run("scontrol", "update", f"jobid={job}", f"timelimit=+{minutes}")
         if status != 0:
-            raise OperatingError(f"Slurm: scontrol update: job {job}: {_last(complaint)}; is salusd root?")
+            raise OperatingError(f"Slurm: scontrol update: job {job}: {_last(errors)}; is salusd root?")
 
     def _find(self, program: str) -> str | None:
         return shutil.which(str(Path(self._directory, program)) if self._directory else program)
@@ -120,16 +121,16 @@ class NodeCommands:
         )  # fmt: skip
         try:
             async with asyncio.timeout(self._timeout_s):
-                told, complaint = await process.communicate()
+                output, errors = await process.communicate()
         except TimeoutError as error:
             raise OperatingError(f"Slurm: {program}: no answer in {self._timeout_s:g} s; see slurmd's log") from error
         finally:
-            # Also where we are cancelled: the daemon's end waits for no command.
+            # Also if we are cancelled: the daemon does not wait for a command when it stops.
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
                 await process.wait()
-        return process.returncode or 0, told.decode(errors="replace"), complaint.decode(errors="replace")
+        return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
 def _cells(line: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
@@ -140,6 +141,6 @@ def _cells(line: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
     return cells
 
 
-def _last(complaint: str) -> str:
-    lines = complaint.strip().splitlines()
+def _last(errors: str) -> str:
+    lines = errors.strip().splitlines()
     return lines[-1] if lines else "an empty answer"

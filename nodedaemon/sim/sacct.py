@@ -17,13 +17,13 @@ from nodedaemon.core.types import SECOND_NS, JobId
 from nodedaemon.sim.models import Model, timed_models
 from nodedaemon.sim.tables import BadRowError, read_lines, refuse_bad_rows
 from nodedaemon.sim.workload import Job, Workload, by_submission
+from nodedaemon.wire.segment import parse_segment
 
 #: The command whose output is read; more columns and another order do no harm.
 SACCT_COMMAND = "sacct -a -X -P -o JobID,User,Account,Submit,Start,End,ElapsedRaw,State,AllocTRES,AdminComment"
 #: Slurm's words for a time that has not come.
 _NO_TIME = {"", "unknown", "none", "n/a"}
 _ELAPSED = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)(?:\.\d+)?$")
-_SEGMENT = re.compile(r"(?:^|[\s,|])salus:[^\s,;|]*;([^\s,|]*)")
 #: Many boundaries a job would only cost time: a cluster's history is about hours.
 TURNS_PER_JOB = 20
 
@@ -234,12 +234,7 @@ def _devices(tres: str) -> int:
 
 def _admitted_bytes(comment: str) -> tuple[int, int] | None:
     """P and E in bytes from Salus's segment of an AdminComment, where there is one."""
-    found = _SEGMENT.search(comment)
-    if found is None:
+    segment = parse_segment(comment, is_lower_case=True)
+    if segment is None or segment.persistent_bytes is None or segment.ephemeral_bytes is None:
         return None
-    # sacctmgr writes comments in small letters, and a job's summary may have come that way.
-    fields = dict(part.partition("=")[::2] for part in found.group(1).lower().split(";"))
-    persistent, ephemeral = fields.get("p", ""), fields.get("e", "")
-    if not (persistent.isdecimal() and ephemeral.isdecimal()):
-        return None
-    return int(persistent), int(ephemeral)
+    return segment.persistent_bytes, segment.ephemeral_bytes

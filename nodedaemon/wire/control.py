@@ -1,7 +1,7 @@
-"""The answers of salusd's control socket as values; salus-admitd gives the same answer to `why`.
+"""Requests of Slurm's hooks and of commands to salusd, and its answers; salus-admitd gives the same answer to `why`.
 
-Each answer is one line of JSON; see docs/protocol.md, "Commands and salusd". Sizes are in bytes and times in
-nanoseconds, as integers. For a job that the caller may not see, `job`, `user` and `name` are empty.
+Each is one line of JSON; see docs/protocol.md, "Commands and salusd". Sizes are in bytes and times in nanoseconds, as
+integers. For a job that the caller may not see, `job`, `user` and `name` are empty.
 """
 
 from __future__ import annotations
@@ -10,6 +10,55 @@ import msgspec
 
 REQUEST_BYTES_MAX = 64 * 1024
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
+
+
+class JobStart(msgspec.Struct):
+    """From the Prolog. `segment` is the job's `salus:` segment; it may be empty if Slurm did not answer in time."""
+
+    job: str
+    uid: int
+    user: str = ""
+    gpus: str = ""
+    restart: int = 0
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    segment: str = ""
+    sluid: str = ""
+    wait_ms: int = 1000
+
+
+class TaskRequest(msgspec.Struct):
+    """From the SPANK plugin: `task_env`, `task_start` and `task_exit`."""
+
+    job: str
+    uid: int
+    pid: int = 0
+    step: str | int = ""
+    task: str | int = ""
+    cuda: str = ""
+    status: int = 0
+
+
+class JobEnd(msgspec.Struct):
+    """From the Epilog."""
+
+    job: str
+    uid: int = -1
+
+
+class RunStart(msgspec.Struct):
+    """From `salus run`. Sizes are those that the user declared; 0 means that the profile decides."""
+
+    name: str = ""
+    signature: str = ""
+    job_class: str = msgspec.field(name="class", default="")
+    persistent_bytes: int = 0
+    ephemeral_bytes: int = 0
+    device: str = ""
+    account: str = ""
+    remaining_s: int = 0
+    wait_ms: int = 0
 
 
 class SessionStatus(msgspec.Struct, kw_only=True):

@@ -1,14 +1,17 @@
-"""Messages to bytes and back, and both over a SEQPACKET socket with descriptors attached.
+"""Encode and decode messages, and exchange them with descriptors over a SEQPACKET socket.
 
-One frame is one packet of the exact size of its kind; anything else is the peer's fault. Descriptors that come with a
-frame belong to the caller of `receive`, also when the message is refused later; with a malformed frame they are closed.
+One packet holds one frame of the exact size of its kind; anything else raises PeerError. The caller of `receive` owns
+the descriptors of a well-formed frame; those of a malformed frame are closed here.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import get_type_hints
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.wire.messages import (
@@ -17,48 +20,51 @@ from nodedaemon.wire.messages import (
     HEADER,
     MAGIC,
     MESSAGE_TYPES,
-    VERSION,
-    Kind,
+    WIRE_VERSION,
     Message,
-    field_codes,
-    layout,
+    MessageKind,
 )
 
-_CODES = {kind: [(name, code) for name, code in field_codes(message)] for kind, message in MESSAGE_TYPES.items()}
-_LAYOUTS = {kind: layout(message) for kind, message in MESSAGE_TYPES.items()}
+
+def field_codes(message: type[Message]) -> list[tuple[str, str]]:
+    """Name and struct code of each field after the header, in order."""
+    hints = get_type_hints(message, include_extras=True)
+    return [(field.name, hints[field.name].__metadata__[0]) for field in fields(message)]
 
 
-def frame_bytes(kind: Kind) -> int:
-    return _LAYOUTS[kind].size
+_CODES = {kind: field_codes(message) for kind, message in MESSAGE_TYPES.items()}
+_LAYOUTS = {kind: struct.Struct(HEADER.format + "".join(code for _, code in _CODES[kind])) for kind in _CODES}
 
 
 def encode(message: Message) -> bytes:
-    """Texts longer than their field are cut: a reason that loses its tail is better than no answer."""
+    """The frame of a message. A text that is too long for its field is truncated."""
     packer = _LAYOUTS[message.kind]
     values: list[int | bytes] = []
     for name, code in _CODES[message.kind]:
         if code.endswith("x"):
             continue
         value = getattr(message, name)
-        values.append(_cut(value, int(code[:-1]) - 1) if code.endswith("s") else value)
-    return packer.pack(MAGIC, VERSION, message.kind, packer.size, 0, *values)
+        values.append(_truncate(value, int(code[:-1]) - 1) if code.endswith("s") else value)
+    return packer.pack(MAGIC, WIRE_VERSION, message.kind, packer.size, 0, *values)
 
 
 def decode(frame: bytes) -> Message:
-    """The message in `frame`; raises PeerError for everything that is not exactly one frame of our version."""
+    """The message in `frame`. Raises PeerError unless it is exactly one frame of our version."""
     if len(frame) < HEADER.size:
         raise PeerError(f"read frame: {len(frame)} bytes: shorter than a header; the peer does not speak Salus")
     magic, version, kind_number, size, _ = HEADER.unpack_from(frame)
     if magic != MAGIC:
         raise PeerError(f"read frame: magic {magic:#x}: the peer does not speak Salus")
-    if version != VERSION:
-        raise PeerError(f"read frame: version {version}: this side speaks {VERSION}; restart the older one")
+    if version != WIRE_VERSION:
+        raise PeerError(f"read frame: version {version}: this side uses version {WIRE_VERSION}; restart the older one")
     try:
-        kind = Kind(kind_number)
+        kind = MessageKind(kind_number)
     except ValueError:
         raise PeerError(f"read frame: kind {kind_number}: unknown") from None
     if size != len(frame) or size != _LAYOUTS[kind].size:
-        raise PeerError(f"read frame: {kind.name}: {len(frame)} bytes, said {size}, must be {_LAYOUTS[kind].size}")
+        raise PeerError(
+            f"read frame: {kind.name}: {len(frame)} bytes, header says {size}, must be {_LAYOUTS[kind].size}"
+        )
     values = iter(_LAYOUTS[kind].unpack(frame)[5:])
     texts_and_numbers = [
         0 if code.endswith("x") else _text(next(values)) if code.endswith("s") else next(values)
@@ -87,7 +93,7 @@ def receive(connection: socket.socket) -> tuple[Message, list[int]] | None:
             _close(descriptors)
             return None
         if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-            raise PeerError(f"read frame: cut at {len(frame)} bytes or {len(descriptors)} descriptors")
+            raise PeerError(f"read frame: truncated at {len(frame)} bytes or {len(descriptors)} descriptors")
         return decode(frame), descriptors
     except PeerError:
         _close(descriptors)
@@ -99,7 +105,7 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptor)
 
 
-def _cut(text: str, byte_count: int) -> bytes:
+def _truncate(text: str, byte_count: int) -> bytes:
     return text.encode()[:byte_count].decode(errors="ignore").encode()
 
 

@@ -1,18 +1,18 @@
-"""The frames of the session socket as values. docs/protocol.md is the specification, salus_wire.h the same in C.
+"""The frames of the session socket as values.
 
-A message's fields follow the header in the order of declaration, without padding; tests/unit/wire compares each offset
-with the compiler's. What a session says is untrusted: a decoded message is well-formed, not true.
+Written by tools/layouts.py from salus_wire.h: change the C side, then run `make layouts`.
+Fields that are not named are 0 or empty, as in C. Nothing in a message is trusted.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, fields
-from typing import Annotated, ClassVar, get_type_hints
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, get_args
 
 MAGIC = 0x534C4153
-VERSION = 1
+WIRE_VERSION = 1
 TEXT_BYTES = 192
 RULE_BYTES = 128
 DEVICE_BYTES = 64
@@ -23,22 +23,24 @@ HEADER = struct.Struct("<IHHII")
 U8 = Annotated[int, "B"]
 U32 = Annotated[int, "I"]
 U64 = Annotated[int, "Q"]
-Text = Annotated[str, f"{TEXT_BYTES}s"]
-Rule = Annotated[str, f"{RULE_BYTES}s"]
-Device = Annotated[str, f"{DEVICE_BYTES}s"]
 Pad6 = Annotated[int, "6x"]
+Text = Annotated[str, "192s"]
+Rule = Annotated[str, "128s"]
+Device = Annotated[str, "64s"]
 
 
-class Kind(enum.IntEnum):
+class MessageKind(enum.IntEnum):
+    """What a frame is; the number is in its header."""
+
     HELLO = 1
     WELCOME = 2
-    REFUSE = 3
-    LANE = 4
+    REJECT = 3
+    MAP = 4
     UNMAP = 5
     UNMAPPED = 6
     WANT = 7
     RETURN = 8
-    PROFILE = 9
+    PROFILE_REPORT = 9
     OVERRUN = 10
     ALLOW = 11
     DENY = 12
@@ -49,23 +51,31 @@ class Kind(enum.IntEnum):
 
 
 class Framework(enum.IntEnum):
+    """The framework whose allocator libsalus redirects."""
+
     NONE = 0
     TORCH = 1
 
 
 class HelloFlag(enum.IntFlag):
+    """Flags of HELLO."""
+
     RESUME = 1
     FORKED = 2
     UNGATED = 4
 
 
 class WelcomeFlag(enum.IntFlag):
+    """Flags of WELCOME."""
+
     TRAP = 1
     UNGATED = 2
     RELAY = 8
 
 
 class OverrunKind(enum.IntEnum):
+    """Which limit a session exceeds."""
+
     PERSISTENT = 1
     EPHEMERAL = 2
     STASH = 3
@@ -73,9 +83,11 @@ class OverrunKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame of a session. With RESUME gate page, turn page and lane (if mapped) are attached, in that order."""
+    """First frame of a session. With RESUME the gate page, the turn page and the lane (if mapped) are attached, in
+    that order.
+    """
 
-    kind: ClassVar[Kind] = Kind.HELLO
+    kind: ClassVar[MessageKind] = MessageKind.HELLO
     session: U64 = 0
     lane: U64 = 0
     lane_epoch: U64 = 0
@@ -93,13 +105,13 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """Accepts a HELLO; gate page and turn page are attached, in that order."""
+    """Accepts a HELLO. The gate page and the turn page are attached, in that order."""
 
-    kind: ClassVar[Kind] = Kind.WELCOME
-    session: U64
-    device_bytes: U64
-    persistent_bytes: U64
-    ephemeral_bytes: U64
+    kind: ClassVar[MessageKind] = MessageKind.WELCOME
+    session: U64 = 0
+    device_bytes: U64 = 0
+    persistent_bytes: U64 = 0
+    ephemeral_bytes: U64 = 0
     profile_persistent_bytes: U64 = 0
     profile_ephemeral_bytes: U64 = 0
     profile_model_hash: U64 = 0
@@ -111,36 +123,42 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    kind: ClassVar[Kind] = Kind.REFUSE
-    text: Text
+class Reject:
+    """Rejects a HELLO. The job runs without Salus."""
+
+    kind: ClassVar[MessageKind] = MessageKind.REJECT
+    text: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
-    """Map this lane; its memfd is attached. A lane that is mapped already is replaced."""
+class Map:
+    """Map the attached lane. It replaces a lane that is mapped already."""
 
-    kind: ClassVar[Kind] = Kind.LANE
-    lane: U64
-    epoch: U64
-    lane_bytes: U64
-    ephemeral_bytes: U64
+    kind: ClassVar[MessageKind] = MessageKind.MAP
+    lane: U64 = 0
+    epoch: U64 = 0
+    lane_bytes: U64 = 0
+    ephemeral_bytes: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Unmap:
-    """Stash survivors, unmap, drop the descriptor, answer UNMAPPED. Only to a session without a grant."""
+    """Stash survivors, unmap the lane, close its descriptor and answer UNMAPPED. Sent only to a session without a
+    grant.
+    """
 
-    kind: ClassVar[Kind] = Kind.UNMAP
-    lane: U64
-    epoch: U64
+    kind: ClassVar[MessageKind] = MessageKind.UNMAP
+    lane: U64 = 0
+    epoch: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Unmapped:
-    kind: ClassVar[Kind] = Kind.UNMAPPED
-    lane: U64
-    epoch: U64
+    """Answers UNMAP."""
+
+    kind: ClassVar[MessageKind] = MessageKind.UNMAPPED
+    lane: U64 = 0
+    epoch: U64 = 0
     persistent_bytes: U64 = 0
 
 
@@ -148,16 +166,16 @@ class Unmapped:
 class Want:
     """The session waits in the gate and holds no grant."""
 
-    kind: ClassVar[Kind] = Kind.WANT
+    kind: ClassVar[MessageKind] = MessageKind.WANT
     last_epoch: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """The grant `epoch` is over. `successor_epoch` says which offer was started directly where `handed_over` is 1."""
+    """The grant `epoch` is over. If `handed_over` is 1, the session has started `successor_epoch` directly."""
 
-    kind: ClassVar[Kind] = Kind.RETURN
-    epoch: U64
+    kind: ClassVar[MessageKind] = MessageKind.RETURN
+    epoch: U64 = 0
     successor_epoch: U64 = 0
     held_ns: U64 = 0
     iteration_count: U32 = 0
@@ -169,19 +187,21 @@ class Return:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The offer `epoch` was started, and who made it sends no RETURN: its page says what that would have said."""
+    """The offer `epoch` was started and its sender will send no RETURN. The sender's gate page holds the counts
+    instead.
+    """
 
-    kind: ClassVar[Kind] = Kind.STARTED
-    epoch: U64
+    kind: ClassVar[MessageKind] = MessageKind.STARTED
+    epoch: U64 = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class ProfileReport:
     """Running maxima over the whole session so far."""
 
-    kind: ClassVar[Kind] = Kind.PROFILE
-    persistent_bytes: U64
-    ephemeral_bytes: U64
+    kind: ClassVar[MessageKind] = MessageKind.PROFILE_REPORT
+    persistent_bytes: U64 = 0
+    ephemeral_bytes: U64 = 0
     live_persistent_bytes: U64 = 0
     live_ephemeral_bytes: U64 = 0
     iteration_ns: U64 = 0
@@ -196,67 +216,73 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Overrun:
-    """The session wants more than its caps: both figures are totals. Answered by ALLOW or DENY of that serial."""
+    """The session needs more than its caps. Both sizes are totals. ALLOW or DENY with the same serial answers it."""
 
-    kind: ClassVar[Kind] = Kind.OVERRUN
-    persistent_bytes: U64
-    ephemeral_bytes: U64
-    what: U32
+    kind: ClassVar[MessageKind] = MessageKind.OVERRUN
+    persistent_bytes: U64 = 0
+    ephemeral_bytes: U64 = 0
+    what: U32 = 0
     serial: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Allow:
-    kind: ClassVar[Kind] = Kind.ALLOW
-    persistent_bytes: U64
-    ephemeral_bytes: U64
+    """Raises the caps to these totals."""
+
+    kind: ClassVar[MessageKind] = MessageKind.ALLOW
+    persistent_bytes: U64 = 0
+    ephemeral_bytes: U64 = 0
     serial: U32 = 0
     reserved: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Deny:
-    kind: ClassVar[Kind] = Kind.DENY
-    serial: U32
+    """Keeps the caps as they are."""
+
+    kind: ClassVar[MessageKind] = MessageKind.DENY
+    serial: U32 = 0
     reserved: U32 = 0
     text: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something of ours failed in the job; with `is_off` it runs from now on as if Salus were absent."""
+    """Salus failed in the job. With `is_off` the job continues as if Salus were absent."""
 
-    kind: ClassVar[Kind] = Kind.FAULT
-    is_off: U32
+    kind: ClassVar[MessageKind] = MessageKind.FAULT
+    is_off: U32 = 0
     reserved: U32 = 0
     text: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A line for the user; the adaptor decides where to show it, never on stdout."""
+    """A line for the user. The adaptor decides where to show it, never on stdout."""
 
-    kind: ClassVar[Kind] = Kind.NOTICE
-    text: Text
+    kind: ClassVar[MessageKind] = MessageKind.NOTICE
+    text: Text = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Bye:
-    kind: ClassVar[Kind] = Kind.BYE
+    """The session ends in order."""
+
+    kind: ClassVar[MessageKind] = MessageKind.BYE
     iteration_count: U64 = 0
 
 
 Message = (
     Hello
     | Welcome
-    | Refuse
-    | Lane
+    | Reject
+    | Map
     | Unmap
     | Unmapped
     | Want
     | Return
     | Started
-    | Profile
+    | ProfileReport
     | Overrun
     | Allow
     | Deny
@@ -265,35 +291,4 @@ Message = (
     | Bye
 )
 
-MESSAGE_TYPES: dict[Kind, type[Message]] = {
-    message.kind: message
-    for message in (
-        Hello,
-        Welcome,
-        Refuse,
-        Lane,
-        Unmap,
-        Unmapped,
-        Want,
-        Return,
-        Started,
-        Profile,
-        Overrun,
-        Allow,
-        Deny,
-        Fault,
-        Notice,
-        Bye,
-    )
-}
-
-
-def field_codes(message: type[Message]) -> list[tuple[str, str]]:
-    """Name and struct code of each field after the header, in order."""
-    hints = get_type_hints(message, include_extras=True)
-    return [(field.name, hints[field.name].__metadata__[0]) for field in fields(message)]
-
-
-def layout(message: type[Message]) -> struct.Struct:
-    """The whole frame, header included."""
-    return struct.Struct(HEADER.format + "".join(code for _, code in field_codes(message)))
+MESSAGE_TYPES: dict[MessageKind, type[Message]] = {message.kind: message for message in get_args(Message)}

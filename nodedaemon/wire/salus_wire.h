@@ -1,32 +1,34 @@
 /*
- * What salusd and a session say to each other: frames on the session socket, and the two shared pages.
+ * The frames that salusd and a session exchange on the session socket.
  *
- * docs/protocol.md is the specification, nodedaemon/wire/messages.py the same layout in Python;
- * tests/unit/wire holds the two together. Little-endian, natural alignment, no implicit padding.
+ * docs/protocol.md is the specification. tools/layouts.py writes messages.py from this file, so keep
+ * it regular: fixed-width types, every padding byte declared as `reserved`, one comment above each
+ * struct. Integers are little-endian. Kind SALUS_X has the body struct salus_x.
  */
 #ifndef SALUS_WIRE_H
 #define SALUS_WIRE_H
 
 #include <stdint.h>
 
-#define SALUS_WIRE_MAGIC   0x534c4153u /* "SALS" */
-#define SALUS_WIRE_VERSION 1u
-#define SALUS_TEXT_BYTES   192
-#define SALUS_RULE_BYTES   128
-#define SALUS_DEVICE_BYTES 64
-#define SALUS_FRAME_MAX    512 /* no frame is larger */
-#define SALUS_FDS_MAX      3
+#define SALUS_MAGIC           0x534c4153u /* "SALS" */
+#define SALUS_WIRE_VERSION    1u
+#define SALUS_TEXT_BYTES      192
+#define SALUS_RULE_BYTES      128
+#define SALUS_DEVICE_BYTES    64
+#define SALUS_FRAME_BYTES_MAX 512
+#define SALUS_FDS_MAX         3
 
-enum salus_kind {
+/* What a frame is; the number is in its header. */
+enum salus_message_kind {
     SALUS_HELLO = 1,
     SALUS_WELCOME = 2,
-    SALUS_REFUSE = 3,
-    SALUS_LANE = 4,
+    SALUS_REJECT = 3,
+    SALUS_MAP = 4,
     SALUS_UNMAP = 5,
     SALUS_UNMAPPED = 6,
     SALUS_WANT = 7,
     SALUS_RETURN = 8,
-    SALUS_PROFILE = 9,
+    SALUS_PROFILE_REPORT = 9,
     SALUS_OVERRUN = 10,
     SALUS_ALLOW = 11,
     SALUS_DENY = 12,
@@ -36,28 +38,34 @@ enum salus_kind {
     SALUS_STARTED = 16,
 };
 
+/* The framework whose allocator libsalus redirects. */
 enum salus_framework {
     SALUS_FRAMEWORK_NONE = 0,
     SALUS_FRAMEWORK_TORCH = 1,
 };
 
 /* Flags of HELLO. */
-#define SALUS_HELLO_RESUME  1u /* after a lost daemon: session, lane and grant below, descriptors attached */
-#define SALUS_HELLO_FORKED  2u /* the process was forked from another session's process */
-#define SALUS_HELLO_UNGATED 4u /* no boundaries can be seen: shares by its peak, asks for no grant */
-
-/* Flags of WELCOME. */
-#define SALUS_WELCOME_TRAP    1u /* StrayAccess=trap: keep a lent lane unreadable */
-#define SALUS_WELCOME_UNGATED 2u /* no profile or several sessions: measure, never WANT */
-#define SALUS_WELCOME_RELAY   8u /* STARTED of a successor may stand in for the RETURN of who started it */
-
-/* What OVERRUN asks for. */
-enum salus_overrun {
-    SALUS_OVERRUN_PERSISTENT = 1, /* an allocation waits for the answer; DENY makes it fail */
-    SALUS_OVERRUN_EPHEMERAL = 2,  /* the lane was too small and blocks spilled; nobody waits */
-    SALUS_OVERRUN_STASH = 3,      /* at a boundary; DENY means: keep the grant for one more iteration */
+enum salus_hello_flag {
+    SALUS_HELLO_RESUME = 1,  /* reconnect: session, lane and grant are filled in, descriptors attached */
+    SALUS_HELLO_FORKED = 2,  /* the process was forked from another session's process */
+    SALUS_HELLO_UNGATED = 4, /* iteration boundaries are not visible: never asks for a grant */
 };
 
+/* Flags of WELCOME. */
+enum salus_welcome_flag {
+    SALUS_WELCOME_TRAP = 1,    /* StrayAccess=trap: make the lane unreadable while others hold it */
+    SALUS_WELCOME_UNGATED = 2, /* no profile, or several sessions: measure, never send WANT */
+    SALUS_WELCOME_RELAY = 8,   /* a successor's STARTED may replace its predecessor's RETURN */
+};
+
+/* Which limit a session exceeds. */
+enum salus_overrun_kind {
+    SALUS_OVERRUN_PERSISTENT = 1, /* an allocation waits for the answer; DENY makes it fail */
+    SALUS_OVERRUN_EPHEMERAL = 2,  /* the lane was too small and blocks spilled; nothing waits */
+    SALUS_OVERRUN_STASH = 3,      /* at a boundary; after DENY the grant is kept for one iteration */
+};
+
+/* The start of every frame. */
 struct salus_header {
     uint32_t magic;
     uint16_t version;
@@ -66,6 +74,8 @@ struct salus_header {
     uint32_t reserved;
 };
 
+/* First frame of a session. With RESUME the gate page, the turn page and the lane (if mapped) are
+ * attached, in that order. */
 struct salus_hello {
     struct salus_header header;
     uint64_t session; /* RESUME only, else 0 */
@@ -74,7 +84,7 @@ struct salus_hello {
     uint64_t grant_epoch; /* 0: holds no grant */
     uint64_t model_hash;
     uint64_t input_hash;
-    uint64_t declared_persistent_bytes; /* salus_job.declare(); only ever raises what was measured */
+    uint64_t declared_persistent_bytes; /* salus_job.declare(); can only raise the measured sizes */
     uint64_t declared_ephemeral_bytes;
     uint32_t pid; /* a hint, in the session's own pid namespace */
     uint32_t flags;
@@ -83,6 +93,7 @@ struct salus_hello {
     char device[SALUS_DEVICE_BYTES]; /* uuid or index that the job wants, or "" */
 };
 
+/* Accepts a HELLO. The gate page and the turn page are attached, in that order. */
 struct salus_welcome {
     struct salus_header header;
     uint64_t session;
@@ -95,29 +106,34 @@ struct salus_welcome {
     uint64_t profile_input_hash;
     uint64_t idle_release_ns; /* 0: never */
     uint32_t flags;
-    uint32_t slot;               /* the session's slot of the turn page */
-    char rule[SALUS_RULE_BYTES]; /* learned boundary rule, the adaptor's own text, or "" */
+    uint32_t slot;               /* the session's slot in the turn page */
+    char rule[SALUS_RULE_BYTES]; /* boundary rule learned earlier, in the adaptor's format, or "" */
 };
 
-struct salus_refuse {
+/* Rejects a HELLO. The job runs without Salus. */
+struct salus_reject {
     struct salus_header header;
     char text[SALUS_TEXT_BYTES];
 };
 
-struct salus_lane {
+/* Map the attached lane. It replaces a lane that is mapped already. */
+struct salus_map {
     struct salus_header header;
     uint64_t lane;
     uint64_t epoch;
     uint64_t lane_bytes;      /* size of the attached memfd */
-    uint64_t ephemeral_bytes; /* of these, what the session may use */
+    uint64_t ephemeral_bytes; /* the part of it that the session may use */
 };
 
+/* Stash survivors, unmap the lane, close its descriptor and answer UNMAPPED. Sent only to a session
+ * without a grant. */
 struct salus_unmap {
     struct salus_header header;
     uint64_t lane;
     uint64_t epoch;
 };
 
+/* Answers UNMAP. */
 struct salus_unmapped {
     struct salus_header header;
     uint64_t lane;
@@ -125,15 +141,18 @@ struct salus_unmapped {
     uint64_t persistent_bytes; /* held now, stash included */
 };
 
+/* The session waits in the gate and holds no grant. */
 struct salus_want {
     struct salus_header header;
-    uint64_t last_epoch; /* of the last grant that the session had, or 0 */
+    uint64_t last_epoch; /* of the session's last grant, or 0 */
 };
 
+/* The grant `epoch` is over. If `handed_over` is 1, the session has started `successor_epoch`
+ * directly. */
 struct salus_return {
     struct salus_header header;
     uint64_t epoch;
-    uint64_t successor_epoch; /* that was started directly, or 0 */
+    uint64_t successor_epoch;
     uint64_t held_ns;
     uint32_t iteration_count;
     uint32_t contended_count;
@@ -142,19 +161,21 @@ struct salus_return {
     uint8_t reserved[6];
 };
 
-/* A predecessor left its RETURN to us: its page says what it would have said. */
+/* The offer `epoch` was started and its sender will send no RETURN. The sender's gate page holds
+ * the counts instead. */
 struct salus_started {
     struct salus_header header;
-    uint64_t epoch; /* that its offer started */
+    uint64_t epoch;
 };
 
-struct salus_profile {
+/* Running maxima over the whole session so far. */
+struct salus_profile_report {
     struct salus_header header;
-    uint64_t persistent_bytes;      /* as design says: own memory, peak before the first grant, stash */
-    uint64_t ephemeral_bytes;       /* highest lane offset ever used */
+    uint64_t persistent_bytes;      /* P: own memory, peak before the first grant, stash */
+    uint64_t ephemeral_bytes;       /* E: highest lane offset ever used */
     uint64_t live_persistent_bytes; /* live at a boundary */
-    uint64_t live_ephemeral_bytes;  /* peak in an iteration, less that */
-    uint64_t iteration_ns;          /* median-like running mean of the iteration, waits excluded */
+    uint64_t live_ephemeral_bytes;  /* peak in an iteration, less the live bytes at its boundary */
+    uint64_t iteration_ns;          /* median of recent iterations, waits excluded */
     uint64_t iteration_count;
     uint64_t promotion_count;
     uint64_t spill_count;
@@ -164,22 +185,26 @@ struct salus_profile {
     char rule[SALUS_RULE_BYTES];
 };
 
-struct salus_overrun_ask {
+/* The session needs more than its caps. Both sizes are totals. ALLOW or DENY with the same serial
+ * answers it. */
+struct salus_overrun {
     struct salus_header header;
-    uint64_t persistent_bytes; /* wanted in all */
+    uint64_t persistent_bytes;
     uint64_t ephemeral_bytes;
-    uint32_t what; /* enum salus_overrun */
+    uint32_t what; /* enum salus_overrun_kind */
     uint32_t serial;
 };
 
+/* Raises the caps to these totals. */
 struct salus_allow {
     struct salus_header header;
-    uint64_t persistent_bytes; /* the new caps */
+    uint64_t persistent_bytes;
     uint64_t ephemeral_bytes;
     uint32_t serial;
     uint32_t reserved;
 };
 
+/* Keeps the caps as they are. */
 struct salus_deny {
     struct salus_header header;
     uint32_t serial;
@@ -187,88 +212,24 @@ struct salus_deny {
     char text[SALUS_TEXT_BYTES];
 };
 
+/* Salus failed in the job. With `is_off` the job continues as if Salus were absent. */
 struct salus_fault {
     struct salus_header header;
-    uint32_t is_off; /* ours switched itself off: the job runs as if Salus were absent */
+    uint32_t is_off;
     uint32_t reserved;
     char text[SALUS_TEXT_BYTES];
 };
 
+/* A line for the user. The adaptor decides where to show it, never on stdout. */
 struct salus_notice {
     struct salus_header header;
     char text[SALUS_TEXT_BYTES];
 };
 
+/* The session ends in order. */
 struct salus_bye {
     struct salus_header header;
     uint64_t iteration_count;
-};
-
-/*
- * The gate page: one a session, mapped by the session and salusd only. Every word is read and written whole.
- *
- * lease      epoch's low 32 bits << 32 | iterations that may start under it; ...ffffffff: until revoked, 0: revoked
- * grant      epoch that salusd starts by itself; a successor is started by the offer in its slot instead
- * successor  epoch << 16 | slot + 1; the holder takes it by exchange with 0
- * state      epoch << 16 | sequence << 8 | enum salus_state; changed by compare-and-swap only
- */
-#define SALUS_PAGE_BYTES   4096
-#define SALUS_PAGE_VERSION 1u
-#define SALUS_UNLIMITED    0xffffffffu
-
-enum salus_state {
-    SALUS_STATE_OUT = 0,     /* holds nothing, asks for nothing */
-    SALUS_STATE_WAITING = 1, /* in the gate */
-    SALUS_STATE_RUNNING = 2, /* holds `epoch` */
-    SALUS_STATE_IDLE = 3,    /* holds `epoch`, survivors stashed: salusd may take it back */
-    SALUS_STATE_REVOKED = 4, /* salusd took `epoch` back from IDLE; the next entry asks again */
-};
-
-struct salus_gate_page {
-    uint32_t magic;
-    uint32_t version;
-    uint64_t session;
-    uint64_t reserved0[6];
-    /* Written by salusd: a line of its own, so that the boundary's load stays in the holder's cache. */
-    uint64_t lease;
-    uint64_t grant;
-    uint64_t lane; /* where `lease` holds: the session SHALL have mapped this lane at this epoch */
-    uint64_t lane_epoch;
-    uint64_t successor;
-    uint64_t launch; /* kernels: low half not 0: held back; high half: at most so many under way, 0: any */
-    uint64_t reserved1[2];
-    /* Both. */
-    uint64_t state;
-    uint64_t reserved2[7];
-    /* Written by the session. */
-    uint64_t iteration_count; /* started since hello */
-    uint64_t started_count;   /* of these, under the present grant */
-    uint64_t boundary_ns;     /* CLOCK_MONOTONIC of the last boundary */
-    uint64_t returned_epoch;  /* the last grant that was given back, */
-    uint64_t returned_counts; /* contended iterations << 32 | iterations under it */
-    uint64_t reserved3[3];
-};
-
-/*
- * The turn page: shared by the sessions of one uid, domain and device, so that a holder can start its successor.
- * A session sleeps on `bell` of its own slot, whoever wakes it.
- */
-#define SALUS_SLOTS 63
-
-struct salus_turn_slot {
-    uint32_t bell;     /* futex: raised by one, then woken */
-    uint32_t sleepers; /* 1: the session may be asleep on `bell`, a wake-up call is needed */
-    uint64_t offer;    /* epoch that the predecessor hands over */
-    uint32_t cpu;      /* where the session ran last */
-    uint32_t owed;     /* 1: who wrote `offer` left it to this session to tell salusd (STARTED) */
-    uint32_t reserved[10];
-};
-
-struct salus_turn_page {
-    uint32_t magic;
-    uint32_t version;
-    uint64_t reserved[7];
-    struct salus_turn_slot slots[SALUS_SLOTS];
 };
 
 #endif

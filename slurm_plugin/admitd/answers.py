@@ -13,23 +13,23 @@ from typing import Any
 
 import structlog
 
-from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionRecord, Decision, Reason
+from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionReason, AdmissionRecord, Decision
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
+from nodedaemon.wire.segment import parse_segment
+from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.catalog import Catalog, catalog_of
-from slurm_plugin.admitd.decision import Known, Rules, Verdict, class_problem, decide
+from slurm_plugin.admitd.decision import AdmissionRules, ProfileLookup, Verdict, class_problem, decide
 from slurm_plugin.admitd.jobdesc import (
     TRES_FIELDS,
     Submission,
     parse_size,
-    parse_tres,
-    read_segment,
     read_submission,
     text_of,
 )
 from slurm_plugin.admitd.profile_cache import Storage
 from slurm_plugin.slurm import GPU_APART_RELEASE
-from slurm_plugin.slurm.cli import user_name
+from slurm_plugin.slurm.tres import parse_tres
 
 log = structlog.get_logger()
 
@@ -56,9 +56,9 @@ class SubmitAnswers:
             return submission
         return replace(submission, partitions=(self.catalog.default_partition,))
 
-    def rules(self, submission: Submission) -> Rules:
+    def rules(self, submission: Submission) -> AdmissionRules:
         settings = self.config.for_partition(submission.partitions[0] if submission.partitions else "")
-        return Rules(
+        return AdmissionRules(
             unknown_job=settings.admission.unknown_job,
             headroom_percent=settings.lanes.headroom_percent,
             probe_task_count=settings.admission.probe_tasks,
@@ -69,11 +69,11 @@ class SubmitAnswers:
             is_whole_device_gpu=self.release >= GPU_APART_RELEASE,
         )
 
-    async def known(self, submission: Submission, *, is_fresh: bool = False) -> Known:
+    async def known(self, submission: Submission, *, is_fresh: bool = False) -> ProfileLookup:
         find = self.storage.find_fresh if is_fresh else self.storage.find
         return await find(user_name(submission.uid), submission.signature)
 
-    def decide(self, submission: Submission, known: Known, admission: str) -> Verdict:
+    def decide(self, submission: Submission, known: ProfileLookup, admission: str) -> Verdict:
         submission = self.in_partition(submission)
         devices = self.catalog.for_partitions(submission.partitions)
         return decide(submission, known, devices, self.rules(submission), admission)
@@ -141,7 +141,7 @@ class SubmitAnswers:
                 "ok": False,
                 "say": f"salus: modify: gres of job {request.get('id', '')}: {what}; cancel it and submit again",
             }
-        segment = read_segment(text_of(old, "admin_comment"))
+        segment = parse_segment(text_of(old, "admin_comment"))
         if not is_shared or segment is None:
             return {"ok": True}
         merged = {**old, **changed}
@@ -160,7 +160,7 @@ class SubmitAnswers:
 
 def submission_of(uid: int, fields: Mapping[str, Any]) -> Submission:
     """A job that was admitted before, as a submission: its options come from the segment."""
-    segment = read_segment(text_of(fields, "admin_comment"))
+    segment = parse_segment(text_of(fields, "admin_comment"))
     submission = replace(read_submission(uid, fields, {}), problems=())
     if segment is None:
         return submission
@@ -182,8 +182,8 @@ def mapping_of(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def reason_of(shortfall: Shortfall) -> Reason:
-    return Reason(
+def reason_of(shortfall: Shortfall) -> AdmissionReason:
+    return AdmissionReason(
         what=shortfall.what[:NAME_LENGTH_MAX] or "unknown",
         needed=shortfall.needed,
         free=shortfall.free,

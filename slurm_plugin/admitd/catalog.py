@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from nodedaemon.config import Config
 from nodedaemon.core.admission import DeviceView
 from nodedaemon.core.types import DeviceId
-from slurm_plugin.admitd.jobdesc import parse_tres
 from slurm_plugin.slurm import SlurmNode
+from slurm_plugin.slurm.tres import parse_tres
 
 
 @dataclass(frozen=True, slots=True)

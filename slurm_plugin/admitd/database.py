@@ -15,7 +15,7 @@ from accounting.storage import schema
 from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
-from slurm_plugin.admitd.decision import Known
+from slurm_plugin.admitd.decision import ProfileLookup
 from slurm_plugin.admitd.profile_cache import largest
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
@@ -40,7 +40,7 @@ class DatabaseRecords:
                 self._database = database
             return self._database
 
-    def find(self, user: str, signature: str) -> Known:
+    def find(self, user: str, signature: str) -> ProfileLookup:
         found = list_profiles(self.open(), OPERATOR, cluster=self._cluster, users=[user], signature=signature)
         return largest([(view.core(), view.version) for view in found])
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from nodedaemon.core.types import GIB, KIB, MIB, JobClass
+from slurm_plugin.slurm.tres import parse_tres
 
 TRES_FIELDS = ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task")
 TRES_OPTIONS = {
@@ -21,40 +22,12 @@ TRES_OPTIONS = {
     "tres_per_task": "--gpus-per-task or --tres-per-task",
 }
 CLASSES = tuple(map(str, JobClass))
-KINDS = ("shared", "exclusive", "requeue", "lost")
-SEGMENT_MARK = "salus:1"
 
 # Slurm's "not set" and "infinite" for 16, 32 and 64 bits; Lua sees the last as a float of about 1.8e19.
 UNSET_MIN = {16: 0xFFFE, 32: 0xFFFFFFFE}
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:+-]{1,100}")
 SIZE_PATTERN = re.compile(r"(\d{1,12})([KMGT]?)(?:I?B)?", re.IGNORECASE)
-COUNT_SUFFIXES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
-
-
-@dataclass(frozen=True, slots=True)
-class Tres:
-    """One generic resource asked for: `gres/gpu:a100:2` is name gpu, type a100, count 2."""
-
-    name: str
-    type: str = ""
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """What admin_comment tells of a job's admission. Sizes include headroom."""
-
-    admission: str = ""
-    persistent_bytes: int | None = None
-    ephemeral_bytes: int | None = None
-    shard_count: int | None = None
-    kind: str = ""
-    job_class: str = ""
-    time_s: int | None = None
-    signature: str = ""
-    declared: str = ""
-    throttle: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +51,6 @@ class Submission:
     job_class: str = ""
     time_s: int | None = None
     problems: tuple[str, ...] = ()
-
-
-def parse_tres(text: str) -> list[Tres]:
-    """Read a TRES request in either spelling; what cannot be read becomes a Tres with count 0 and the text as name."""
-    found = []
-    for item in filter(None, (piece.strip() for piece in text.split(","))):
-        parts = re.split(r"[:=]", re.sub(r"^gres[:/]", "", item))
-        # A count carries a suffix where it is large: shard:10K is 10,240.
-        counted = re.fullmatch(r"(\d+)([KMG]?)", parts[-1]) if len(parts) > 1 else None
-        if counted:
-            parts.pop()
-        if len(parts) > 2 or not parts[0]:
-            found.append(Tres(item, count=0))
-            continue
-        count = int(counted[1]) * COUNT_SUFFIXES[counted[2]] if counted else 1
-        found.append(Tres(parts[0], parts[1] if len(parts) == 2 else "", count))
-    return found
-
-
-def tres_separator(text: str) -> str:
-    """`:` or `/`, as this release of Slurm writes it."""
-    return "/" if text.startswith("gres/") else ":"
 
 
 def parse_size(text: str) -> int | None:
@@ -209,69 +160,3 @@ def _with_options(submission: Submission, options: Mapping[str, object]) -> Subm
         time_s=seconds,
         problems=tuple(problems),
     )
-
-
-#: Key of the segment -> attribute, in the order in which they are written.
-SEGMENT_KEYS = {
-    "adm": "admission",
-    "P": "persistent_bytes",
-    "E": "ephemeral_bytes",
-    "N": "shard_count",
-    "K": "kind",
-    "C": "job_class",
-    "T": "time_s",
-    "S": "signature",
-    "M": "declared",
-    "A": "throttle",
-}
-SEGMENT_NUMBERS = {"P", "E", "N", "T", "A"}
-
-
-def segment_text(segment: Segment) -> str:
-    parts = [SEGMENT_MARK]
-    for key, attribute in SEGMENT_KEYS.items():
-        value = getattr(segment, attribute)
-        if value is not None and value != "":
-            parts.append(f"{key}={value}")
-    return ";".join(parts)
-
-
-def find_segment(comment: str) -> str:
-    """The `salus:` segment of an admin_comment as text, or nothing."""
-    return next((piece for piece in comment.split() if piece.startswith(SEGMENT_MARK)), "")
-
-
-def read_segment(comment: str) -> Segment | None:
-    """The segment of an admin_comment; None where there is none. Keys that are not ours are left out."""
-    text = find_segment(comment)
-    if not text:
-        return None
-    values: dict[str, object] = {}
-    for pair in text.split(";")[1:]:
-        key, _, value = pair.partition("=")
-        if key in SEGMENT_NUMBERS:
-            if value.isdigit():
-                values[SEGMENT_KEYS[key]] = int(value)
-        elif key in SEGMENT_KEYS:
-            values[SEGMENT_KEYS[key]] = value
-    return Segment(**values)  # type: ignore[arg-type]
-
-
-def merge_segment(comment: str, segment: Segment) -> str:
-    """admin_comment with our segment in place of an earlier one; what others wrote stays."""
-    others = [piece for piece in comment.split() if not piece.startswith(SEGMENT_MARK)]
-    return " ".join([*others, segment_text(segment)])
-
-
-def charged_tres(asked: str, shard_count: int | None) -> str:
-    """The request with its charge, in the spelling of the question; None stands for a whole device by gres/gpu."""
-    mark = tres_separator(asked)
-    charge = f"shard:{shard_count}" if shard_count is not None else "gpu:1"
-    others = [piece for piece in asked.split(",") if parse_tres(piece)[0].name not in ("salus", "shard", "gpu")]
-    return ",".join([f"gres{mark}salus:1", f"gres{mark}{charge}", *others])
-
-
-def array_throttle(array: str) -> tuple[str, int | None]:
-    """Task list and limit of `1-12%4`; no limit is None."""
-    tasks, _, limit = array.partition("%")
-    return tasks, int(limit) if limit.isdigit() else None

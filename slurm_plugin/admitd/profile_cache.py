@@ -19,7 +19,7 @@ import structlog
 from accounting.records import AdmissionRecord
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import Profile
-from slurm_plugin.admitd.decision import Known
+from slurm_plugin.admitd.decision import ProfileLookup
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ BATCH_WAIT_S = 1.0
 class Records(Protocol):
     """The database, as far as admission needs it. Calls block."""
 
-    def find(self, user: str, signature: str) -> Known: ...
+    def find(self, user: str, signature: str) -> ProfileLookup: ...
 
     def has_changed(self, since_utc_ns: int) -> bool: ...
 
@@ -56,7 +56,7 @@ class Storage:
         self._records = records
         self.fresh_s = fresh_s
         self._clock = clock
-        self._profiles: OrderedDict[tuple[str, str], tuple[float, Known]] = OrderedDict()
+        self._profiles: OrderedDict[tuple[str, str], tuple[float, ProfileLookup]] = OrderedDict()
         self._decisions: deque[AdmissionRecord] = deque()
         self._waiting = asyncio.Event()
         # One thread reads and one writes: a batch under way must not delay a submit.
@@ -64,10 +64,10 @@ class Storage:
         self._writer = ThreadPoolExecutor(1, "decisions")
         self.counters = Counters()
 
-    async def find(self, user: str, signature: str) -> Known:
+    async def find(self, user: str, signature: str) -> ProfileLookup:
         """What is known of a job; nothing for one without a signature."""
         if not signature:
-            return Known()
+            return ProfileLookup()
         key = (user, signature)
         cached = self._profiles.get(key)
         if cached and self._clock() - cached[0] < self.fresh_s:
@@ -78,7 +78,7 @@ class Storage:
         except (OperatingError, TimeoutError) as error:
             self.counters.lookup_failures += 1
             log.warning("profile not read", user=user, signature=signature, reason=str(error) or "timeout")
-            return cached[1] if cached else Known()
+            return cached[1] if cached else ProfileLookup()
         if known.profile is None:
             self._profiles.pop(key, None)
         else:
@@ -88,7 +88,7 @@ class Storage:
                 self._profiles.popitem(last=False)
         return known
 
-    async def find_fresh(self, user: str, signature: str) -> Known:
+    async def find_fresh(self, user: str, signature: str) -> ProfileLookup:
         """As `find`, but from the database: for those who wait for a profile to become known or to grow."""
         cached = self._profiles.pop((user, signature), None)
         known = await self.find(user, signature)
@@ -144,12 +144,12 @@ class Storage:
         self._writer.shutdown(wait=False, cancel_futures=True)
 
 
-def largest(profiles: list[tuple[Profile, int]]) -> Known:
+def largest(profiles: list[tuple[Profile, int]]) -> ProfileLookup:
     """One profile for a job that may run on several device models: the largest of each figure."""
     if not profiles:
-        return Known()
+        return ProfileLookup()
     times = [profile.iteration_ns for profile, _ in profiles if profile.iteration_ns is not None]
-    return Known(
+    return ProfileLookup(
         Profile(
             max(profile.persistent_bytes for profile, _ in profiles),
             max(profile.ephemeral_bytes for profile, _ in profiles),

@@ -6,7 +6,6 @@ The asker is a Viewer made from a checked credential; every answer is filtered b
 from __future__ import annotations
 
 import asyncio
-import pwd
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
@@ -18,9 +17,10 @@ from accounting.service import answer
 from accounting.viewer import AbsentError, DeniedError, Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
+from nodedaemon.wire.segment import parse_segment
+from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.database import DatabaseRecords
-from slurm_plugin.admitd.jobdesc import read_segment
 from slurm_plugin.admitd.readmission import fields_of
 from slurm_plugin.slurm import QueuedJob, Slurm
 
@@ -28,10 +28,7 @@ Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> Viewer:
-    try:
-        user = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        user = str(uid)
+    user = user_name(uid)
     return Viewer(uid=uid, user=user, is_operator=uid == 0 or user in operators or user in admins)
 
 
@@ -62,7 +59,7 @@ class Queries:
     async def _jobs(self, viewer: Viewer) -> list[QueuedJob]:
         jobs = await asyncio.to_thread(self.slurm.jobs)
         return [
-            job for job in jobs if read_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
+            job for job in jobs if parse_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
         ]
 
     async def _status(self, viewer: Viewer, _request: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,7 +77,7 @@ class Queries:
         known = await self._admission.known(submission)
         verdict = self._admission.decide(submission, known, "")
         profile = known.profile
-        segment = read_segment(found.admin_comment)
+        segment = parse_segment(found.admin_comment)
         assert segment is not None
         told = WhyAnswer(
             job=found.target,
@@ -133,7 +130,7 @@ class Queries:
 
 
 def describe(job: QueuedJob) -> dict[str, Any]:
-    segment = read_segment(job.admin_comment)
+    segment = parse_segment(job.admin_comment)
     assert segment is not None
     return {
         "id": job.id,

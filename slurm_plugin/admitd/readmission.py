@@ -10,16 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import SECOND_NS
+from nodedaemon.wire.segment import AdmissionSegment, merge_segment, parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
-from slurm_plugin.admitd.decision import Known, Verdict
-from slurm_plugin.admitd.jobdesc import Segment, array_throttle, charged_tres, merge_segment, parse_tres, read_segment
+from slurm_plugin.admitd.decision import ProfileLookup, Verdict
 from slurm_plugin.slurm import JobChange, QueuedJob, Slurm, SlurmError
+from slurm_plugin.slurm.tres import array_throttle, charged_tres, parse_tres
 
 log = structlog.get_logger()
 
@@ -47,13 +49,13 @@ def fields_of(job: QueuedJob) -> dict[str, str]:
     }
 
 
-def correction_of(job: QueuedJob, segment: Segment, verdict: Verdict) -> JobChange | None:
+def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
     """The difference between what Slurm has and what is right; None where there is none."""
     if not verdict.is_admitted:
         # Waiting with too small a charge would be wrong and without any is impossible: it keeps the one it has.
         return None
     # What the user asked for stays on record: lifting the throttle is a second command, and may fail alone.
-    wanted = replace(verdict.segment, throttle=segment.throttle)
+    wanted = msgspec.structs.replace(verdict.segment, throttle=segment.throttle)
     if segment.kind == "lost" and not wanted.signature:
         return None
     is_known = wanted.persistent_bytes is not None
@@ -85,9 +87,9 @@ class Readmission:
     async def corrections(self, jobs: list[QueuedJob]) -> list[Correction]:
         found = []
         # Once a signature: thousands of tasks of a sweep wait for the same profile.
-        profiles: dict[tuple[int, str], Known] = {}
+        profiles: dict[tuple[int, str], ProfileLookup] = {}
         for job in jobs:
-            segment = read_segment(job.admin_comment)
+            segment = parse_segment(job.admin_comment)
             if segment is None or not segment.admission or job.state not in ("PENDING", "RUNNING"):
                 continue
             if job.state == "RUNNING" and segment.kind != "requeue":

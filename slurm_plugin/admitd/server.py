@@ -31,13 +31,13 @@ from nodedaemon.config import Config, Rejected, Settings, load, load_or_raise, l
 from nodedaemon.config.spec import keys_of
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
+from nodedaemon.wire.rate import UserRate
 from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import verify
 from slurm_plugin.admitd.database import DatabaseRecords
 from slurm_plugin.admitd.profile_cache import Storage
 from slurm_plugin.admitd.queries import Queries, kind_of, viewer_of
-from slurm_plugin.admitd.rate import UserRate
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import Slurm, SlurmNode
@@ -108,8 +108,8 @@ class AdmissionServer:
         self.readmission = Readmission(self.admission, slurm)
         self.queries = Queries(self.admission, slurm, records)
         self.upkeep = Upkeep(config, records.open)
-        self.rate = UserRate(config.settings.admission.user_requests_per_s)
-        self.submit_rate = UserRate(config.settings.admission.user_submits_per_s)
+        self.rate = UserRate()
+        self.submit_rate = UserRate()
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._slurm = slurm
         self._nodes: list[SlurmNode] = []
@@ -128,9 +128,9 @@ class AdmissionServer:
     async def _timed_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         started = time.perf_counter()
         uid = request.get("uid")
-        if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid):
+        per_s = self.config.settings.admission.user_submits_per_s
+        if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid, per_s):
             self.metrics.over_limit.labels("submit").inc()
-            per_s = self.config.settings.admission.user_submits_per_s
             return {"ok": False, "say": f"salus: submit: more than {per_s} a second; wait a second, or use an array"}
         answer = await self.admission.answer(request)
         self.metrics.seconds.observe(time.perf_counter() - started)
@@ -143,7 +143,7 @@ class AdmissionServer:
         settings = self.config.settings
         async with self._checks:
             uid = await verify(request, settings.admission.credential_ttl_ns / SECOND_NS)
-        if not self.rate.allows(uid):
+        if not self.rate.allows(uid, settings.admission.user_requests_per_s):
             self.metrics.over_limit.labels("question").inc()
             raise RequestError("salus-admitd: too many requests; wait a second")
         viewer = viewer_of(uid, settings.cluster.operators, settings.cluster.admins)
@@ -213,8 +213,6 @@ class AdmissionServer:
         self.config = self.admission.config = loaded
         self.admission.catalog, self._uids = catalog, uids
         self._slurm = self.readmission.slurm = self.queries.slurm = slurm
-        self.rate.requests_per_s = settings.admission.user_requests_per_s
-        self.submit_rate.requests_per_s = settings.admission.user_submits_per_s
         self.storage.fresh_s = settings.admission.profile_cache_ns / SECOND_NS
         # A changed reserve or headroom changes what waiting jobs should be charged.
         self.admission.is_recheck_wanted = True

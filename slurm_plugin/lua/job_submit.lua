@@ -15,6 +15,7 @@ local socket = require "socket"
 local unix = require "socket.unix"
 local new_socket = type(unix) == "table" and (unix.stream or unix.tcp) or unix
 
+local SEGMENT_MARK = "salus:1"
 local TRES_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task" }
 local FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account", "qos",
   "admin_comment", "name", "features", "req_nodes", "array_inx", "time_limit", "min_nodes", "max_nodes", "num_tasks",
@@ -98,6 +99,18 @@ local function apply(record, answer)
   return slurm.SUCCESS
 end
 
+-- A copy of nodedaemon/wire/segment.py: merge_word; a test compares them.
+local function merge_segment(comment, segment)
+  local is_found = false
+  local merged = comment:gsub("%S+", function(word)
+    if is_found or word:sub(1, #SEGMENT_MARK + 1) ~= SEGMENT_MARK .. ";" then return nil end
+    is_found = true
+    return segment
+  end)
+  if is_found then return merged end
+  return comment .. ((comment == "" or comment:find("%s$")) and "" or " ") .. segment
+end
+
 -- Nobody answers: a plain salus:1 may have a device of its own, so that no charge must be known; the rest is refused.
 local function without_answer(record, why)
   slurm.log_error("salus: submit: salus-admitd: %s", why)
@@ -109,7 +122,7 @@ local function without_answer(record, why)
     return slurm.ERROR
   end
   record.tres_per_node = wanted .. ",gres" .. mark .. known.whole_device
-  record.admin_comment = ((record.admin_comment or "") .. " salus:1;K=lost"):match("^ ?(.*)$")
+  record.admin_comment = merge_segment(record.admin_comment or "", SEGMENT_MARK .. ";K=lost")
   slurm.log_user("salus: submit: admission service unavailable (%s); the job gets a device of its own", why)
   return slurm.SUCCESS
 end

@@ -7,13 +7,12 @@ number; the newer ones share data parser v0.0.42, where a state is a list and a 
 from __future__ import annotations
 
 import json
-import pwd
 import subprocess
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from nodedaemon.wire.users import user_name
 from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode
 
 # The newest data parser that both 24.11 and 26.05 have.
@@ -127,14 +126,6 @@ def read_state(value: object) -> str:
 
 def read_text(value: object) -> str:
     return value if isinstance(value, str) else ""
-
-
-@lru_cache(maxsize=4096)
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def read_job(entry: Mapping[str, Any]) -> QueuedJob:

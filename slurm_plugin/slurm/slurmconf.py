@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodedaemon.config.hostlist import expand
 from nodedaemon.core.errors import RequestError
-from slurm_plugin.admitd.jobdesc import COUNT_SUFFIXES
+from slurm_plugin.slurm.tres import COUNT_SUFFIXES
 
 INCLUDES_MAX = 64
 PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")

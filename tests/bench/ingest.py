@@ -18,13 +18,11 @@ from typing import Any
 
 from sqlalchemy import Table, select
 
-from accounting.ingest.jobs import JOBS
 from accounting.ingest.ledger import LedgerWriter
-from accounting.ingest.usage import SESSIONS, USAGE
 from accounting.records import JobKey, JobRecord, Record, SessionRecord, UsageRecord, decode, encode
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
-from accounting.storage.models import Base
+from accounting.storage.tables import JOBS, METADATA, SESSIONS, USAGE
 from tests.support.databases import Server, mariadb_server, postgresql_server
 
 S = 1_000_000_000
@@ -92,7 +90,7 @@ def rows_of(database: Database) -> list[tuple[Table, list[tuple[Any, ...]]]]:
     with database.reading() as connection:
         return [
             (table, [tuple(row) for row in connection.execute(select(table))])
-            for table in Base.metadata.sorted_tables
+            for table in METADATA.sorted_tables
             if table.name != "watermarks"
         ]
 

@@ -19,15 +19,12 @@ from contextlib import contextmanager
 
 from sqlalchemy import Connection, Table
 
-from accounting.ingest.jobs import JOBS
-from accounting.ingest.usage import USAGE
-from accounting.profiles import PROFILES
 from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
 from accounting.storage import schema
-from accounting.storage.catalog import CLUSTERS, INCARNATIONS, NODES
-from accounting.storage.catalog import DEVICES as DEVICE_TABLE
 from accounting.storage.database import Database, insert_rows, open_database
+from accounting.storage.tables import CLUSTERS, INCARNATIONS, JOBS, NODES, PROFILES, USAGE
+from accounting.storage.tables import DEVICES as DEVICE_TABLE
 from accounting.viewer import Viewer
 from tests.support.databases import mariadb_server, postgresql_server
 

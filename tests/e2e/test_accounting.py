@@ -139,7 +139,7 @@ def test_users_see_their_own_jobs_and_operators_all(sacct_table):
     others = Selection(start_utc_ns=0, end_utc_ns=time.time_ns() + S, users=("games",))
     refused = ask(lab, AskReport(kind="job", selection=others), "news")
     assert (refused["ok"], refused["kind"]) == (False, "not_permitted")
-    assert "news is no operator" in refused["why"]
+    assert "news is not an operator" in refused["why"]
 
 
 def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_table):

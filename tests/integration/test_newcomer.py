@@ -64,8 +64,8 @@ def test_the_demo_without_root_says_so_before_it_sets_anything_up(machine):
     put("dpkg-query", NOT_INSTALLED)
     put("id", "echo 1000")
     put("sudo")
-    assert "not root; " in (told := one_line(setup(part="demo")))
-    assert told.endswith("sudo make demo, or su")
+    assert "not root; " in (line := one_line(setup(part="demo")))
+    assert line.endswith("sudo make demo, or su")
 
 
 def test_the_demo_on_another_system_than_debian(machine):
@@ -88,9 +88,9 @@ def test_no_apt(machine):
     put, setup = machine
     put("dpkg-query", NOT_INSTALLED)
     put("id", "echo 0")
-    told = one_line(setup())
-    assert "no apt-get here; install these packages by hand, then run make setup again: " in told
-    assert "slurmctld" in told
+    line = one_line(setup())
+    assert "no apt-get here; install these packages by hand, then run make setup again: " in line
+    assert "slurmctld" in line
 
 
 def test_apt_that_cannot_reach_its_sources(machine):
@@ -100,9 +100,9 @@ def test_apt_that_cannot_reach_its_sources(machine):
     put("id", "echo 1000")
     put("sudo", 'case "$*" in *apt-get*) echo "E: Unable to locate package slurmd" >&2; exit 100;; esac')
     put("apt-get")
-    told = one_line(setup())
-    assert "apt-get: E: Unable to locate package slurmd; check network and sources" in told
-    assert "install by hand: python3 " in told
+    line = one_line(setup())
+    assert "apt-get: E: Unable to locate package slurmd; check network and sources" in line
+    assert "install by hand: python3 " in line
 
 
 def test_no_compiler(machine):
@@ -117,9 +117,9 @@ def test_old_python(machine):
     put("dpkg-query", "echo install ok installed")
     put("gcc")
     put("python3", 'case "$1" in -V) echo "Python 3.9.2";; *) exit 1;; esac')
-    told = one_line(setup())
-    assert "Python 3.11 or newer is needed, found Python 3.9.2" in told
-    assert "make setup PYTHON=/path/to/it" in told
+    line = one_line(setup())
+    assert "Python 3.11 or newer is needed, found Python 3.9.2" in line
+    assert "make setup PYTHON=/path/to/it" in line
 
 
 def test_python_without_venv(machine):

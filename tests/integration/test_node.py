@@ -89,7 +89,7 @@ def test_a_drained_device_takes_nobody_and_why_says_what_would_help(salusd, crew
     assert told.returncode == 0, told.stderr
     assert "drained" in told.stdout
     assert "dust" in told.stdout
-    assert "the device is resumed: it runs at once" in told.stdout
+    assert "the device is resumed: it would run immediately" in told.stdout
     assert salus(daemon, "resume", "host0").returncode == 0
     daemon.wait_for(lambda status: [s["state"] for s in status["sessions"]] == ["idle"], "it is admitted")
     daemon.hook("job_end", job="7", uid=os.getuid())

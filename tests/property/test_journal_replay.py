@@ -9,7 +9,7 @@ from nodedaemon.core.invariants import check
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher, engine_digest, replay
 from nodedaemon.service.journal.segments import Journal, read_journal
-from nodedaemon.service.journal.state import ProcessFacts, SessionNote, ShellState
+from nodedaemon.service.journal.state import EndNote, MappedNote, MemoryNote, SessionNote, ShellState
 
 DEVICE = DeviceId("HOST-1")
 STEPS = st.lists(
@@ -27,12 +27,12 @@ class Shell:
 
     def __init__(self, directory, segment_bytes_max):
         self.now_ns = 0
-        self.dispatcher = Dispatcher(Engine(), ShellState(), self.clock, digest_interval_count=3)
+        self.dispatcher = Dispatcher(ShellState(Engine()), self.clock, digest_interval_count=3)
         self.dispatcher.journal = Journal(
-            directory, "0.1.0", "boot", self.dispatcher.snapshot, segment_bytes_max=segment_bytes_max, segments_max=100
+            directory, "0.1.0", "boot", segment_bytes_max=segment_bytes_max, segments_max=100
         )
-        self.dispatcher.journal.begin()
-        self.dispatcher.carry_out = self.carry_out
+        self.dispatcher.journal.begin(self.dispatcher.snapshot)
+        self.dispatcher.executor = self
         self.dispatcher.submit(events.DeviceAdded(DEVICE, DeviceLimits(64 * MIB, lanes_max=2)))
         self.session_next = 1
 
@@ -43,17 +43,23 @@ class Shell:
     def carry_out(self, command):
         match command:
             case commands.OpenLane():
+                self.dispatcher.note(MemoryNote(command.lane, command.epoch, f"memory-{command.epoch}"))
                 self.dispatcher.submit(events.LaneOpened(command.lane, command.epoch))
             case commands.ReleaseLane():
                 self.dispatcher.submit(events.LaneReleased(command.lane, command.epoch))
+            case commands.Grant():
+                self.dispatcher.note(MappedNote(command.session, command.lane, command.epoch))
             case commands.ReleaseSession():
                 self.dispatcher.submit(events.SessionReleased(command.session))
+
+    def on_refused(self, event, error):
+        """The steps are drawn at random, so the engine refuses some of them."""
 
     def arrive(self, size):
         session, job = SessionId(self.session_next), JobId(str(self.session_next))
         self.session_next += 1
         domain = Domain(f"user:{size % 2}")
-        self.dispatcher.note(SessionNote(session, job, DEVICE, domain, 0, ProcessFacts(), True, "", "", 0, 0, 0))
+        self.dispatcher.note(SessionNote(session, job, DEVICE, 0, 0, 0))
         self.dispatcher.submit(
             events.SessionArrived(session, DEVICE, job, domain, 2 * MIB, 4 * (size + 1) * MIB, JobClass(size % 3))
         )
@@ -72,7 +78,9 @@ class Shell:
                 self.to_session(what, facts, value)
 
     def to_session(self, what, facts, value):
-        session = facts.session
+        session, view = facts.session, facts.view
+        if what == "leave":
+            self.dispatcher.note(EndNote(session, "died"))
         plain = {
             "want": events.GrantWanted(session),
             "leave": events.SessionLeft(session),
@@ -82,10 +90,10 @@ class Shell:
         }
         if what in plain:
             self.dispatcher.submit(plain[what])
-        elif facts.grant_epoch is not None:
-            offered = facts.successor_epoch if what == "hand" else None
+        elif view.epoch is not None:
+            offered = view.successor_epoch if what == "hand" else None
             self.dispatcher.submit(
-                events.GrantReturned(session, facts.grant_epoch, value, 0, wants_next=value != 0, handed_over=offered)
+                events.GrantReturned(session, view.epoch, value, 0, wants_next=value != 0, handed_over=offered)
             )
 
 
@@ -102,4 +110,4 @@ def test_replay_gives_the_state_that_was(tmp_path_factory, steps, segment_bytes_
     last = results[-1]
     check(last.engine)
     assert engine_digest(last.engine) == engine_digest(shell.dispatcher.engine)
-    assert last.state == shell.dispatcher.state
+    assert last.state.encode() == shell.dispatcher.state.encode()

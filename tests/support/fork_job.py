@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "nodedaemon" / "job"), str(ROOT)]
-from salus_job import binding  # noqa: E402
+from salus_job import binding, layouts  # noqa: E402
 
 from tests.support.worker import MIB, start_run  # noqa: E402
 
@@ -48,8 +48,8 @@ def main() -> None:
     assert start_run(sys.argv[1], {"name": "fork", "wait_ms": 60_000, **sizes})["ok"]
     library = binding.load(str(ROOT / "nodedaemon" / "job" / "libsalus" / "libsalus.so"))
     hooked = library.salus_hook()
-    options = binding.Options(size_bytes=ctypes.sizeof(binding.Options), framework=binding.FRAMEWORK_TORCH)
-    attached = library.salus_hello(sys.argv[2].encode(), ctypes.byref(options), ctypes.byref(binding.View()))
+    options = layouts.HelloOptions(size_bytes=ctypes.sizeof(layouts.HelloOptions), framework=layouts.FRAMEWORK_TORCH)
+    attached = library.salus_hello(sys.argv[2].encode(), ctypes.byref(options), ctypes.byref(layouts.HelloView()))
     library.salus_boundary()
     rows = torch.ones(64, 4096)
     kept = torch.full((256, 1024), 3.0)

@@ -6,7 +6,6 @@ docs/protocol.md is the specification. Python cannot compare and swap, so every 
 from __future__ import annotations
 
 import ctypes
-import enum
 import fcntl
 import mmap
 import os
@@ -16,23 +15,10 @@ from functools import cache
 from pathlib import Path
 
 from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.wire.pages import PAGE_BYTES, SLOT_COUNT, UNLIMITED, GatePageOffset, GateState
 
 LIBRARY = Path(__file__).parents[2] / "nodedaemon" / "job" / "libsalus" / "build" / "libsalus-points.so"
-PAGE_BYTES = 4096
-SLOTS = 63
-UNLIMITED = 0xFFFFFFFF
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-_STATE_OFFSET = 128
-_COUNTS_OFFSET = 192
-
-
-class GateState(enum.IntEnum):
-    OUT = 0
-    WAITING = 1
-    RUNNING = 2
-    IDLE = 3
-    REVOKED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +160,16 @@ class GatePage(SharedPage):
         return bool(_library().salus_page_take_idle(self.address, epoch))
 
     def read(self) -> GateReading:
-        (state,) = self.words(_STATE_OFFSET, 1)
-        iteration_count, started_count, boundary_ns, _, returned_counts = self.words(_COUNTS_OFFSET, 5)
+        (state,) = self.words(GatePageOffset.STATE, 1)
+        iteration_count, started_count, boundary_ns, _, returned_counts = self.words(GatePageOffset.ITERATION_COUNT, 5)
         known = GateState(state & 0xFF) if state & 0xFF in tuple(GateState) else None
         returned_count = returned_counts & 0xFFFFFFFF
         return GateReading(known, state >> 16, iteration_count, started_count, boundary_ns, returned_count)
 
 
 def _slot(slot: int) -> int:
-    if not 0 <= slot < SLOTS:
-        raise ValueError(f"turn page: slot {slot}: must be in 0..{SLOTS - 1}")
+    if not 0 <= slot < SLOT_COUNT:
+        raise ValueError(f"turn page: slot {slot}: must be in 0..{SLOT_COUNT - 1}")
     return slot
 
 

@@ -15,9 +15,10 @@ from accounting.profiles import ProfileKey, set_profile
 from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from nodedaemon.drivers.process import read_stat
-from slurm_plugin.admitd.jobdesc import parse_tres, read_segment
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.cluster.control import Cluster
 from slurm_plugin.slurm import GPU_APART_RELEASE
+from slurm_plugin.slurm.tres import parse_tres
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
@@ -127,7 +128,7 @@ class Lab:
         return {tres.name: tres.count for tres in parse_tres(self.field(job, "TresPerNode"))}
 
     def segment(self, job):
-        return read_segment(self.field(job, "AdminComment"))
+        return parse_segment(self.field(job, "AdminComment"))
 
     def device(self, job) -> tuple[str, str]:
         """Node and device index on which a running job was placed."""

@@ -29,11 +29,11 @@ from nodedaemon.wire.messages import (
     Fault,
     Hello,
     HelloFlag,
-    Lane,
+    Map,
     Message,
     Overrun,
-    Profile,
-    Refuse,
+    ProfileReport,
+    Reject,
     Return,
     Started,
     Unmap,
@@ -42,7 +42,7 @@ from nodedaemon.wire.messages import (
     Welcome,
     WelcomeFlag,
 )
-from tests.support.gate_pages import SEALS, SLOTS, GatePage, GateState, TurnPage
+from tests.support.gate_pages import SEALS, SLOT_COUNT, GatePage, GateState, TurnPage
 
 MIB = 1 << 20
 DEADLINE_S = 20.0
@@ -66,7 +66,7 @@ class Attached:
     armed_epoch: int = 0
     mapped: tuple[int, int] | None = None
     returns: list[Return] = field(default_factory=list)
-    profiles: list[Profile] = field(default_factory=list)
+    profiles: list[ProfileReport] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     overruns: list[Overrun] = field(default_factory=list)
     unmapped: list[Unmapped] = field(default_factory=list)
@@ -265,7 +265,7 @@ class LaneDaemon:
             return
         assert isinstance(hello, Hello)
         if self.settings.refusal:
-            framing.send(connection, Refuse(self.settings.refusal))
+            framing.send(connection, Reject(self.settings.refusal))
             connection.close()
         elif hello.flags & HelloFlag.RESUME:
             self._resume(connection, hello)
@@ -278,7 +278,7 @@ class LaneDaemon:
         number = len(self.sessions) + 1
         page = GatePage.create(number)
         taken = {session.slot for session in self.sessions.values() if session.is_alive}
-        slot = next(slot for slot in range(SLOTS) if slot not in taken)
+        slot = next(slot for slot in range(SLOT_COUNT) if slot not in taken)
         session = Attached(number, hello.pid, slot, connection, page, os.pidfd_open(hello.pid))
         self.sessions[number] = session
         self._selector.register(session.pidfd, selectors.EVENT_READ, lambda: self._died(session))
@@ -332,7 +332,7 @@ class LaneDaemon:
             case Unmapped():
                 session.unmapped.append(message)
                 session.mapped = None
-            case Profile():
+            case ProfileReport():
                 session.profiles.append(message)
             case Fault():
                 session.faults.append(message)
@@ -504,7 +504,7 @@ class LaneDaemon:
             self.lane_key = (self.lane_key[0] + 1, self.epoch)
         self.lane_owner = session
         if session.mapped != self.lane_key:
-            lane = Lane(*self.lane_key, self.settings.lane_bytes, self.settings.ephemeral_bytes)
+            lane = Map(*self.lane_key, self.settings.lane_bytes, self.settings.ephemeral_bytes)
             try:
                 framing.send(session.connection, lane, [self.lane_fd])
             except OSError:

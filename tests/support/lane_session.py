@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import queue
-import re
 import signal
 import socket
 import subprocess
@@ -91,29 +90,11 @@ def read_own_bytes() -> int:
     raise OSError("RssAnon: not in /proc/self/status")
 
 
-class Options(ctypes.Structure):
-    _fields_ = [
-        *[(name, ctypes.c_uint32) for name in ("size_bytes", "framework", "flags", "timeout_ms")],
-        *[(name, ctypes.c_uint64) for name in ("model_hash", "input_hash")],
-        ("device", ctypes.c_char * 64),
-    ]
-
-
-class View(ctypes.Structure):
-    """Of salus_view only what tests look at has a name."""
-
-    _fields_ = [
-        ("session", ctypes.c_uint64),
-        ("sizes", ctypes.c_uint64 * 8),
-        ("flags", ctypes.c_uint32),
-        ("is_gated", ctypes.c_uint32),
-        ("rule", ctypes.c_char * 128),
-    ]
-
-
-def _figure_names() -> list[str]:
-    body = (LIBSALUS / "salus.h").read_text().split("struct salus_figures {")[1].split("};")[0]
-    return [name.strip() for line in re.findall(r"uint64_t ([^;]+);", body) for name in line.split(",")]
+def layouts() -> Any:
+    """The structures of libsalus; this program runs without the test runner's import path."""
+    if str(LIBSALUS.parent) not in sys.path:
+        sys.path.insert(0, str(LIBSALUS.parent))
+    return importlib.import_module("salus_job.layouts")
 
 
 class _Session:
@@ -126,7 +107,6 @@ class _Session:
         self.library.salus_block_give.argtypes = [ctypes.c_void_p]
         self.library.salus_block_give.restype = None
         self.library.salus_is_lane.argtypes = [ctypes.c_void_p]
-        self.figure_names = _figure_names()
         self.blocks: dict[str, tuple[int, int]] = {}
         self.thread: threading.Thread | None = None
 
@@ -150,11 +130,12 @@ class _Session:
 
     def hello(self, path: str, flags: int = 0) -> list[Any]:
         """Answer, reason, session, whether it is gated."""
-        options = Options(size_bytes=ctypes.sizeof(Options), flags=flags, timeout_ms=10_000)
-        view = View()
+        size_bytes = ctypes.sizeof(layouts().HelloOptions)
+        options = layouts().HelloOptions(size_bytes=size_bytes, flags=flags, timeout_ms=10_000)
+        view = layouts().HelloView()
         answer = self.library.salus_hello(path.encode(), ctypes.byref(options), ctypes.byref(view))
-        text = ctypes.create_string_buffer(192)
-        self.library.salus_reason(text, 192)
+        text = ctypes.create_string_buffer(layouts().TEXT_BYTES)
+        self.library.salus_reason(text, layouts().TEXT_BYTES)
         return [answer, text.value.decode(), view.session, view.is_gated]
 
     def enter(self) -> int:
@@ -242,9 +223,9 @@ class _Session:
         return read_own_bytes()
 
     def figures(self) -> Figures:
-        figures = (ctypes.c_uint64 * len(self.figure_names))()
-        self.library.salus_figures(figures)
-        return dict(zip(self.figure_names, figures, strict=True))
+        counters = layouts().Counters()
+        self.library.salus_counters(ctypes.byref(counters))
+        return {name: getattr(counters, name) for name, _ in counters._fields_}
 
     def take(self, name: str, size: int, fill: int) -> list[Any]:
         """Address (0: none) and whether it lies in the lane."""

@@ -14,7 +14,7 @@ import socket
 import sys
 
 from nodedaemon.wire import framing
-from nodedaemon.wire.messages import Hello, Lane, Return, Unmapped, Want
+from nodedaemon.wire.messages import Hello, Map, Return, Unmapped, Want
 from tests.support.worker import MIB, start_run
 
 
@@ -45,7 +45,7 @@ class Rogue:
         """Wait for LANE, map it, and keep both mapping and descriptor for good."""
         while True:
             message, descriptors = framing.receive(self.connection)
-            if isinstance(message, Lane):
+            if isinstance(message, Map):
                 self.lanes.append((message.lane, message.epoch, descriptors[0]))
                 self.maps.append(mmap.mmap(descriptors[0], message.lane_bytes))
                 return {"lane": message.lane, "epoch": message.epoch, "bytes": message.lane_bytes}

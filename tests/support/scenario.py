@@ -15,24 +15,24 @@ from typing import Any
 
 from sqlalchemy import select
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
     AccountRecord,
+    AdmissionReason,
     AdmissionRecord,
     DeviceRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     LaneSpanRecord,
     MeasurementRecord,
-    Reason,
+    NodeEventRecord,
     Record,
     SessionRecord,
     SuspensionRecord,
 )
 from accounting.storage.database import Database
-from accounting.storage.models import Base
+from accounting.storage.tables import METADATA
 
 S = 1_000_000_000
 MIB = 1 << 20
@@ -78,7 +78,7 @@ def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:
     with database.reading() as connection:
         return {
             name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns))]
-            for name, table in Base.metadata.tables.items()
+            for name, table in METADATA.tables.items()
             if name != "watermarks"
         }
 
@@ -119,8 +119,12 @@ def _places() -> list[Record]:
 
 
 def _admissions() -> list[Record]:
-    shortage = Reason(what="shards of device d0", needed=30, free=10, unit="shards", advice="wait for a job to end")
-    too_large = Reason(what="memory of device d0", needed=2048 * MIB, free=1024 * MIB, advice="use a smaller batch")
+    shortage = AdmissionReason(
+        what="shards of device d0", needed=30, free=10, unit="shards", advice="wait for a job to end"
+    )
+    too_large = AdmissionReason(
+        what="memory of device d0", needed=2048 * MIB, free=1024 * MIB, advice="use a smaller batch"
+    )
     common = {"cluster": "alpha", "partition": "gpu", "device_model": MODEL}
     return [
         AdmissionRecord(
@@ -186,10 +190,8 @@ def _sessions() -> list[Record]:
 
 
 def _meter(device: str, incarnation: str, second: int) -> DeviceMeter:
-    return DeviceMeter(
-        "alpha", "n1", device, incarnation,
-        capacity_bytes=1024 * MIB, now_utc_ns=utc(second), now_mono_ns=mono(second),
-    )  # fmt: skip
+    metered = MeteredDevice("alpha", "n1", device, incarnation, 1024 * MIB)
+    return DeviceMeter(metered, now_utc_ns=utc(second), now_mono_ns=mono(second))
 
 
 def _usage() -> list[Record]:
@@ -285,15 +287,15 @@ def _learned() -> list[Record]:
 def _events() -> list[Record]:
     common = {"cluster": "alpha", "node": "n1"}
     return [
-        EventRecord(
+        NodeEventRecord(
             **common, incarnation="i1", sequence=1, kind="overrun", happened_utc_ns=utc(700),
             happened_mono_ns=mono(700), device="d0", job=key(102), amount_bytes=10 * MIB, detail="grew at a boundary",
         ),
-        EventRecord(
+        NodeEventRecord(
             **common, incarnation="i1", sequence=2, kind="xid", happened_utc_ns=utc(900), happened_mono_ns=mono(900),
             device="d1", code=31,
         ),
-        EventRecord(
+        NodeEventRecord(
             **common, incarnation="i2", sequence=1, kind="clock_stepped", happened_utc_ns=utc(3301),
             happened_mono_ns=mono(3301), detail="+3600 s",
         ),

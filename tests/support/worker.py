@@ -18,20 +18,13 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-LIBRARY = ROOT / "nodedaemon" / "job" / "libsalus" / "libsalus.so"
+JOB = ROOT / "nodedaemon" / "job"
+LIBRARY = JOB / "libsalus" / "libsalus.so"
+sys.path.insert(0, str(JOB))
+
+from salus_job.layouts import HelloOptions  # noqa: E402
+
 MIB = 1 << 20
-
-
-class Options(ctypes.Structure):
-    _fields_ = (
-        ("size_bytes", ctypes.c_uint32),
-        ("framework", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("timeout_ms", ctypes.c_uint32),
-        ("model_hash", ctypes.c_uint64),
-        ("input_hash", ctypes.c_uint64),
-        ("device", ctypes.c_char * 64),
-    )
 
 
 def tell(what: str, **fields: object) -> None:
@@ -156,7 +149,7 @@ def main() -> None:
     if not arguments.no_run and not join_job(arguments):
         return
     library = library or open_gpu()
-    options = Options(size_bytes=ctypes.sizeof(Options), timeout_ms=arguments.hello_timeout_ms)
+    options = HelloOptions(size_bytes=ctypes.sizeof(HelloOptions), timeout_ms=arguments.hello_timeout_ms)
     tell("says hello")
     tell("hello", code=library.salus_hello(arguments.socket.encode(), ctypes.byref(options), None))
     if "SALUS_TEST_GPU" in os.environ:

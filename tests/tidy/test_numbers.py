@@ -30,6 +30,17 @@ def test_every_number_comes_from_a_recorded_benchmark(page):
     assert typed_numbers(text) == [], f"{page}: numbers typed by hand; cite a recorded one (tools/cited_numbers.py)"
 
 
+def leading_markers(text):
+    """Lines that begin with a marker: Markdown takes such a comment for a block of its own and ends the paragraph."""
+    return [line for line in text.splitlines() if line.lstrip().startswith("<!-- n:")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_no_line_begins_with_a_marker(page):
+    assert leading_markers((ROOT / page).read_text()) == []
+    assert leading_markers("about\n<!-- n: a.b -->1<!-- /n --> s") == ["<!-- n: a.b -->1<!-- /n --> s"]
+
+
 def test_every_recorded_benchmark_says_when_where_and_of_what():
     for path in sorted((ROOT / FOLDER).glob("*.json")):
         record = json.loads(path.read_text())

@@ -1,8 +1,9 @@
-"""The per-account figures: bars of held, occupied and busy, and the table of the plain report."""
+"""Usage by account: bars of held, occupied and busy time, and a table with users."""
 
 from accounting.reports.report import Report
-from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, Table, label
-from cli.acct.report_fields import Scale, TimeUnit, choose
+from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, ChartTable, label
+from cli.acct.report_fields import Scale, choose
+from cli.acct.report_options import TimeUnit
 
 HOUR_NS = 3_600 * 1_000_000_000
 ACCOUNTS_MAX = 40
@@ -10,7 +11,7 @@ COLUMNS = "account,user,jobs,held,occupied,busy,efficiency,gain,slowdown,saved,j
 
 
 def accounts(report: Report) -> Chart:
-    """Accounts by occupied time, the largest first; users in the table."""
+    """Accounts by occupied time, largest first."""
     outer = sorted(
         (row for row in report.rows if row.depth == 0), key=lambda row: row.measures.occupied_ns, reverse=True
     )[:ACCOUNTS_MAX]
@@ -35,8 +36,8 @@ def accounts(report: Report) -> Chart:
     return Chart(
         key="accounts",
         title="By account",
-        note="Device-hours.",
+        note="Device-hours per account. The table also lists the users.",
         traces=traces if outer else (),
         layout={"barmode": "group", "xaxis": {"type": "category"}, "yaxis": {"title": {"text": "device-hours"}}},
-        table=Table([item.field.heading for item in chosen], rows, frozenset(range(2, len(chosen)))),
+        table=ChartTable([item.field.heading for item in chosen], rows, frozenset(range(2, len(chosen)))),
     )

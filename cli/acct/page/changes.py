@@ -1,20 +1,20 @@
-"""Changes of profiles: what admission learned, or was told, in the window."""
+"""Changes of profiles in the window, measured or set."""
 
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from cli.acct.job_text import size
-from cli.acct.page.chart import GREEN, ORANGE, Chart, Table, label, milliseconds, time_axis
+from cli.acct.page.chart import GREEN, ORANGE, Chart, ChartTable, label, milliseconds, time_axis
 from cli.output.moments import format_moment
 
 GIB = 1 << 30
 
 
-def changes(figures: Figures) -> Chart:
-    """Newest first in the table."""
-    shown = figures.changes
+def changes(charts: ReportCharts) -> Chart:
+    """Profile versions over time."""
+    shown = charts.changes
     traces = [
         {
             "type": "scatter",
-            # A whole mark also where it stands on the axis.
+            # Draw the whole mark even if it is on the axis.
             "cliponaxis": False,
             "mode": "markers",
             "name": name,
@@ -49,6 +49,6 @@ def changes(figures: Figures) -> Chart:
         title="Profile changes",
         note="Each point is a new version of a profile.",
         traces=traces if shown else (),
-        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
-        table=Table(headings, rows, frozenset({4, 5, 6})),
+        layout={"xaxis": time_axis(charts), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
+        table=ChartTable(headings, rows, frozenset({4, 5, 6})),
     )

@@ -1,14 +1,14 @@
-"""The definitions at the end of the page; docs/accounting.md says the same at length, and a test compares the names."""
+"""The definitions at the end of the page. docs/accounting.md has them in full; a test compares the names."""
 
 DEFINITIONS = (
-    ("held", "elapsed x gres/salus count, as sacct -D counts it; suspended time stands apart"),
-    ("busy", "each instant with k running iterations on a device gives 1/k to each"),
-    ("occupied", "busy, and the device's idle time split by charge among the jobs that are there"),
+    ("held", "elapsed time x gres/salus count, as in sacct -D, without suspended time"),
+    ("busy", "time with a running iteration; if k iterations run on a device at the same time, each counts 1/k"),
+    ("occupied", "busy time plus the device's idle time, divided among the jobs present in proportion to their charge"),
     ("alone", "iterations x the profile's solo iteration time + time outside iterations; n/a if unknown"),
     ("efficiency", "busy / occupied"),
-    ("sharing gain", "alone / occupied; jobs that merely take turns gain nothing"),
-    ("memory saved", "the sum of the jobs' peaks over what was really held, over time"),
-    ("wait", "from eligible to start in Slurm's queue"),
+    ("sharing gain", "alone / occupied; jobs that only take turns gain nothing"),
+    ("memory saved", "the sum of the jobs' peaks minus the memory that was held, over time"),
+    ("wait", "time in Slurm's queue, from eligible to start"),
     ("slowdown", "elapsed / alone"),
-    ("Jain", "(Σx)² / (n Σx²) of x = achieved / entitled, one x a job; 1 is even"),
+    ("Jain", "(Σx)² / (n Σx²) with x = achieved / entitled of each job; 1 is perfectly fair"),
 )

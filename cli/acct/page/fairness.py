@@ -1,13 +1,13 @@
-"""Fairness over time: Jain's index of achieved over entitled, one value a step."""
+"""Fairness over time: Jain's index of achieved over entitled, per step."""
 
-from accounting.reports.figures import Figures
-from cli.acct.page.chart import PURPLE, Chart, Table, step_line, time_axis
+from accounting.reports.charts import ReportCharts
+from cli.acct.page.chart import PURPLE, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
 
 
-def fairness(figures: Figures) -> Chart:
-    """Steps in which nobody wanted a device have no value: the line is broken there."""
-    points = [(step, step.measures.jain) for step in figures.bins]
+def fairness(charts: ReportCharts) -> Chart:
+    """Jain's index over time. The line has a gap where no job wanted a device."""
+    points = [(step, step.measures.jain) for step in charts.bins]
     known = [(step, value) for step, value in points if value is not None]
     traces = [
         {
@@ -26,8 +26,8 @@ def fairness(figures: Figures) -> Chart:
     return Chart(
         key="fairness",
         title="Fairness",
-        note="1 means that every job had the same part of what it was entitled to.",
+        note="1 means that every job got the same fraction of what it was entitled to.",
         traces=traces if known else (),
-        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "Jain index"}, "range": [0, 1.05]}},
-        table=Table(("From", "Jain", "Shares"), rows, frozenset({1, 2})),
+        layout={"xaxis": time_axis(charts), "yaxis": {"title": {"text": "Jain index"}, "range": [0, 1.05]}},
+        table=ChartTable(("From", "Jain", "Shares"), rows, frozenset({1, 2})),
     )

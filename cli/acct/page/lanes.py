@@ -1,33 +1,33 @@
-"""Gantt of lanes: which job was in which lane of which device, with the events of the device."""
+"""Gantt chart of lanes: which job was in which lane of which device, with the device's events."""
 
 import msgspec
 
-from accounting.reports.figures import Figures, LaneSpan
+from accounting.reports.charts import LaneSpan, ReportCharts
 from cli.acct.job_text import size
-from cli.acct.page.chart import GREY, PALETTE, PATTERNS, VERMILION, Chart, Table, label, milliseconds, time_axis
+from cli.acct.page.chart import GREY, PALETTE, PATTERNS, VERMILION, Chart, ChartTable, label, milliseconds, time_axis
 from cli.output.moments import format_moment
 
 ROW_HEIGHT = 26
 HEIGHT_MAX = 1600
-#: Less than that between two pieces is the timer's own time, and no gap that a reader could see.
+#: A shorter gap between two records comes from the timer and is not shown.
 TOUCH_NS = 250_000_000
 HOVER = "job %{customdata[0]}<br>from %{base|%F %T}<br>lane of %{customdata[1]}<extra>%{fullData.name}</extra>"
 
 
-def lanes(figures: Figures) -> Chart:
-    """One row a lane, one colour and pattern a user, crosses for events."""
-    stays = _joined(figures.spans)
+def lanes(charts: ReportCharts) -> Chart:
+    """One row per lane, one colour and pattern per user, crosses for events."""
+    stays = _joined(charts.spans)
     rows_of = _tracks(stays)
-    places = sorted(set(rows_of), reverse=True)
-    owners = sorted({span.user for span in figures.spans if span.user})
+    row_names = sorted(set(rows_of), reverse=True)
+    owners = sorted({span.user for span in charts.spans if span.user})
     placed = list(zip(stays, rows_of, strict=True))
     traces = [_bars(placed, user, number) for number, user in enumerate(owners)]
-    if any(not span.user for span in figures.spans):
+    if any(not span.user for span in charts.spans):
         traces.append(_bars(placed, "", len(owners)))
-    if figures.marks and places:
-        traces.append(_marks(figures, places, _short_names(figures.spans)))
-    left_out = figures.span_count - len(figures.spans)
-    note = "One row a lane; rows of one device share its time. Crosses are events (overruns, faults)."
+    if charts.marks and row_names:
+        traces.append(_marks(charts, row_names, _short_names(charts.spans)))
+    left_out = charts.span_count - len(charts.spans)
+    note = "One row per lane. The lanes of a device share its time. Crosses are events such as overruns and faults."
     rows = [
         [
             span.node,
@@ -39,25 +39,25 @@ def lanes(figures: Figures) -> Chart:
             format_moment(span.end_utc_ns),
             size(span.lane_bytes),
         ]
-        for span in figures.spans
+        for span in charts.spans
     ]
     return Chart(
         key="lanes",
         title="Lanes",
-        note=note + (f" The {left_out} shortest stays are left out." if left_out else ""),
-        traces=traces if figures.spans else (),
+        note=note + (f" The {left_out} shortest stays are not shown." if left_out else ""),
+        traces=traces if charts.spans else (),
         layout={
             "barmode": "overlay",
-            "xaxis": time_axis(figures),
-            "yaxis": {"type": "category", "categoryarray": places, "automargin": True},
-            "height": min(HEIGHT_MAX, 160 + ROW_HEIGHT * len(places)),
+            "xaxis": time_axis(charts),
+            "yaxis": {"type": "category", "categoryarray": row_names, "automargin": True},
+            "height": min(HEIGHT_MAX, 160 + ROW_HEIGHT * len(row_names)),
         },
-        table=Table(("Node", "Device", "Lane", "Job", "User", "From", "To", "Lane size"), rows, frozenset({2, 7})),
+        table=ChartTable(("Node", "Device", "Lane", "Job", "User", "From", "To", "Lane size"), rows, frozenset({2, 7})),
     )
 
 
 def _joined(spans: list[LaneSpan]) -> list[LaneSpan]:
-    """Stays of a job in a lane that touch become one: a timer records them piece by piece."""
+    """Join consecutive stays of a job in a lane, which a timer records piece by piece."""
     joined: list[LaneSpan] = []
     last: dict[tuple[str, str, int, str], int] = {}
     for span in spans:
@@ -73,11 +73,11 @@ def _joined(spans: list[LaneSpan]) -> list[LaneSpan]:
 
 
 def _tracks(spans: list[LaneSpan]) -> list[str]:
-    """The row of each span: its lane, or a second row of it while several jobs take turns there."""
+    """The row of each span: its lane, or an additional row of it while several jobs take turns there."""
     ends: dict[tuple[str, str, int], list[int]] = {}
     rows: list[str] = []
     short = _short_names(spans)
-    # Spans come ordered by lane and start, so the first track that is free is the right one.
+    # Spans are ordered by lane and start, so the first free track is the right one.
     for span in spans:
         tracks = ends.setdefault((span.node, span.device, span.lane), [])
         number = next((n for n, end_ns in enumerate(tracks) if end_ns <= span.start_utc_ns), len(tracks))
@@ -88,7 +88,7 @@ def _tracks(spans: list[LaneSpan]) -> list[str]:
 
 
 def _short_names(spans: list[LaneSpan]) -> dict[str, str]:
-    """A device's UUID up to its second hyphen, where that tells devices apart; the table below has the whole."""
+    """Each device's UUID up to its second hyphen, if that is unique. The table has the full UUID."""
     devices = {span.device for span in spans}
     short = {device: "-".join(device.split("-")[:2]) for device in devices}
     return short if len(set(short.values())) == len(devices) else {device: device for device in devices}
@@ -100,7 +100,7 @@ def _bars(placed: list[tuple[LaneSpan, str]], user: str, number: int) -> dict[st
     return {
         "type": "bar",
         "orientation": "h",
-        "name": label(user) if user else "others",
+        "name": label(user) if user else "Other users",
         "y": [row for _, row in mine],
         "base": [milliseconds(span.start_utc_ns) for span, _ in mine],
         "x": [milliseconds(span.end_utc_ns) - milliseconds(span.start_utc_ns) for span, _ in mine],
@@ -117,17 +117,17 @@ def _bars(placed: list[tuple[LaneSpan, str]], user: str, number: int) -> dict[st
     }
 
 
-def _marks(figures: Figures, places: list[str], short: dict[str, str]) -> dict[str, object]:
+def _marks(charts: ReportCharts, row_names: list[str], short: dict[str, str]) -> dict[str, object]:
     shown = []
-    for mark in figures.marks:
+    for mark in charts.marks:
         device = short.get(mark.device, mark.device)
-        place = next((place for place in reversed(places) if place.startswith(f"{mark.node} {device} lane ")), None)
+        place = next((place for place in reversed(row_names) if place.startswith(f"{mark.node} {device} lane ")), None)
         if place is not None:
             shown.append((mark, place))
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "events",
+        "name": "Events",
         "x": [milliseconds(mark.happened_utc_ns) for mark, _ in shown],
         "y": [place for _, place in shown],
         "text": [label(f"{mark.kind} {mark.job} {mark.detail}") for mark, _ in shown],

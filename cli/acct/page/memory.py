@@ -1,15 +1,15 @@
-"""Memory over time: persistent, ephemeral (lanes), foreign and free, stacked to the capacity."""
+"""Memory over time: persistent, ephemeral (lanes), foreign and free, which add up to the capacity."""
 
 from collections import defaultdict
 
 from accounting.reports.bins import MemoryBin
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from cli.acct.job_text import size
-from cli.acct.page.chart import BLUE, GREY, ORANGE, SKY, Chart, Table, step_line, time_axis
+from cli.acct.page.chart import BLUE, GREY, ORANGE, SKY, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
 
 GIB = 1 << 30
-# More small charts than this help nobody; the sum over all devices stands first in any case.
+# With more devices than this, the page shows only the sum.
 DEVICES_MAX = 6
 
 KINDS = (
@@ -20,16 +20,16 @@ KINDS = (
 )
 
 
-def memory(figures: Figures) -> list[Chart]:
-    """The sum over all devices and, if there are only a few, each of them."""
+def memory(charts: ReportCharts) -> list[Chart]:
+    """The sum over all devices and, if there are few, each device."""
     by_device: dict[tuple[str, str], list[MemoryBin]] = defaultdict(list)
-    for step in figures.memory:
+    for step in charts.memory:
         by_device[step.node, step.device].append(step)
-    charts = [_chart(figures, "memory", "Memory of all devices", _sum(figures.memory))]
+    shown = [_chart(charts, "memory", "Memory of all devices", _sum(charts.memory))]
     if 1 < len(by_device) <= DEVICES_MAX:
         for number, ((node, device), steps) in enumerate(sorted(by_device.items())):
-            charts.append(_chart(figures, f"memory-{number}", f"Memory of {node} {device}", steps))
-    return charts
+            shown.append(_chart(charts, f"memory-{number}", f"Memory of {node} {device}", steps))
+    return shown
 
 
 def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
@@ -52,14 +52,14 @@ def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
     ]
 
 
-def _chart(figures: Figures, key: str, title: str, steps: list[MemoryBin]) -> Chart:
+def _chart(charts: ReportCharts, key: str, title: str, steps: list[MemoryBin]) -> Chart:
     traces = [
         {
             "type": "scatter",
             "mode": "lines",
             "stackgroup": "memory",
             "name": name,
-            # Nothing is known of a time without records, say while the daemon was down.
+            # There are no records for the time while the daemon was down.
             **step_line(steps, [round(getattr(step, attribute) / GIB, 4) for step in steps], between=0),
             "line": {"color": color, "width": 1, "shape": "hv"},
             "fillcolor": fill,
@@ -76,8 +76,8 @@ def _chart(figures: Figures, key: str, title: str, steps: list[MemoryBin]) -> Ch
     return Chart(
         key=key,
         title=title,
-        note="Means over each step. Ephemeral is what the lanes held, whoever ran in them.",
+        note="Mean per step. Ephemeral is the memory of the lanes, whichever job runs in them.",
         traces=traces if steps else (),
-        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
-        table=Table(("From", *(name for name, _, _, _, _ in KINDS)), rows, frozenset({1, 2, 3, 4})),
+        layout={"xaxis": time_axis(charts), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
+        table=ChartTable(("From", *(name for name, _, _, _, _ in KINDS)), rows, frozenset({1, 2, 3, 4})),
     )

@@ -1,7 +1,7 @@
-"""Puts the page together: one file that works offline, with Plotly embedded once and no address outside itself.
+"""Assembles the page: one file that works offline, with Plotly embedded and no reference to the outside.
 
-Names come from users: jinja2 escapes them in the page, JSON is embedded so that it cannot end its element, and the
-content policy of the page allows nothing to be fetched.
+Names come from users. Therefore jinja2 escapes them, the embedded JSON cannot end its element, and the page's content
+security policy forbids it to fetch anything.
 """
 
 import json
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from accounting.reports.figures import Figures
+from accounting.reports.charts import ReportCharts
 from accounting.reports.report import Report
 from cli.acct.page.accounts import accounts
 from cli.acct.page.changes import changes
@@ -30,58 +30,58 @@ from nodedaemon.core.errors import OperatingError, RequestError
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
-def charts_of(report: Report, figures: Figures) -> list[Chart]:
+def sections_of(report: Report, charts: ReportCharts) -> list[Chart]:
     """The sections of the page, in order."""
     return [
-        timeline(figures),
-        lanes(figures),
-        *memory(figures),
+        timeline(charts),
+        lanes(charts),
+        *memory(charts),
         accounts(report),
-        fairness(figures),
-        waits(figures),
-        changes(figures),
+        fairness(charts),
+        waits(charts),
+        changes(charts),
     ]
 
 
-def write_page(report: Report, figures: Figures, path: Path) -> None:
-    """Write the page to `path`, whole or not at all."""
-    content = page_text(report, figures)
+def write_page(report: Report, charts: ReportCharts, path: Path) -> None:
+    """Write the page to `path` atomically."""
+    content = page_text(report, charts)
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, delete=False) as draft:
             draft.write(content)
-        # A report is to be passed on: as readable as any new file.
+        # People share reports, so give the file the mode of any new file.
         umask = os.umask(0)
         os.umask(umask)
         Path(draft.name).chmod(0o666 & ~umask)
         Path(draft.name).replace(path)
     except OSError as error:
-        raise RequestError(f"report not written: {path}: {error.strerror}; give another --html FILE") from error
+        raise RequestError(f"report not written: {path}: {error.strerror}; choose another --html FILE") from error
 
 
-def page_text(report: Report, figures: Figures) -> str:
-    """The page as text."""
+def page_text(report: Report, charts: ReportCharts) -> str:
+    """The HTML of the page."""
     from jinja2 import Environment, StrictUndefined
 
-    # Autoescape is on for the whole template; only Plotly's own source and our JSON are marked safe in it.
+    # The whole template is autoescaped except for Plotly's source and our JSON.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    charts = charts_of(report, figures)
+    sections = sections_of(report, charts)
     return template.render(
         report=report,
         tiles=tiles(report),
-        charts=charts,
+        charts=sections,
         definitions=DEFINITIONS,
         window=f"{format_moment(report.start_utc_ns)} to {format_moment(report.until_utc_ns)}",
         clusters=", ".join(report.clusters) or "none",
         made=format_moment(time.time_ns()),
         version=version("salus"),
         plotly=_plotly_source(),
-        drawings=embedded_json(charts),
+        drawings=embedded_json(sections),
     )
 
 
 def embedded_json(charts: Sequence[Chart]) -> str:
-    """What the page's script draws, with every < written as an escape: no text in it can end the element."""
+    """The charts as JSON, with every < escaped so that no text can end the element."""
     drawings = [
         {"key": chart.key, "traces": list(chart.traces), "layout": chart.layout} for chart in charts if chart.traces
     ]
@@ -92,6 +92,6 @@ def _plotly_source() -> str:
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise OperatingError("report not written: no plotly here; install salus[report]") from error
+        raise OperatingError("report not written: plotly is not installed; install salus[report]") from error
     source: str = get_plotlyjs()
     return source

@@ -1,4 +1,4 @@
-"""The figures at the top of the page: one number, one word, one line on what it means."""
+"""The key figures at the top of the page."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ HOUR_NS = 3_600 * 1_000_000_000
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure."""
+    """One figure: its name, its value, and what it means."""
 
     name: str
     value: str
@@ -19,18 +19,18 @@ class Tile:
 
 
 def tiles(report: Report) -> list[Tile]:
-    """What a reader should know before any chart."""
+    """The key figures of a report."""
     total, summary = report.total, report.summary
     scale = Scale(unit=None, total=total)
     avoided = summary.refused_count + summary.made_to_wait_count
     return [
-        Tile("Held", f"{total.held_ns / HOUR_NS:.2f} h", "device-hours that whole devices would have cost"),
-        Tile("Occupied", f"{total.occupied_ns / HOUR_NS:.2f} h", "device-hours really taken"),
+        Tile("Held", f"{total.held_ns / HOUR_NS:.2f} h", "device-hours if each job had whole devices"),
+        Tile("Occupied", f"{total.occupied_ns / HOUR_NS:.2f} h", "device-hours that the jobs took"),
         Tile("Busy", f"{total.busy_ns / HOUR_NS:.2f} h", "device-hours with an iteration running"),
         Tile("Efficiency", _percent(total.efficiency), "busy / occupied"),
         Tile("Sharing gain", _times(total.sharing_gain), "alone / occupied"),
         Tile("Slowdown", _times(total.slowdown), "elapsed / alone"),
-        Tile("Memory saved", _memory(scale.memory(total.memory_saved_mib_ms)), "sum of peaks over what was held"),
+        Tile("Memory saved", _memory(scale.memory(total.memory_saved_mib_ms)), "sum of peaks minus memory held"),
         Tile("Fairness", "n/a" if total.jain is None else f"{total.jain:.2f}", "Jain index"),
         Tile("Median wait", _duration(summary.wait_median_ns), f"p95 {_duration(summary.wait_p95_ns)}"),
         Tile(
@@ -42,7 +42,7 @@ def tiles(report: Report) -> list[Tile]:
 
 
 def _memory(text: str) -> str:
-    """sacct's way of writing sizes is for tables; a page has room for the unit."""
+    """Replace sacct's short units, which are for tables."""
     return text.replace(".h", " h").replace("M ", " MiB·").replace("G ", " GiB·").replace("T ", " TiB·")
 
 

@@ -1,14 +1,14 @@
-"""Held against occupied against busy: how many devices jobs kept, took part in, and really used."""
+"""Held, occupied and busy devices over time."""
 
-from accounting.reports.figures import Figures
-from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, Table, step_line, time_axis
+from accounting.reports.charts import ReportCharts
+from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
 
 
-def timeline(figures: Figures) -> Chart:
-    """Mean devices in each step, so that a line at 2.0 means two devices all the time."""
-    bins = figures.bins
-    # Wide below narrow: where occupied is all busy, both can be seen.
+def timeline(charts: ReportCharts) -> Chart:
+    """The mean number of devices per step: 2.0 means two devices all the time."""
+    bins = charts.bins
+    # A wide line below a narrow one, so that both are visible where they coincide.
     lines = (
         ("Held", ORANGE, "dash", 2, [step.held_ns / step.span_ns for step in bins]),
         ("Occupied", BLUE, "solid", 4, [step.measures.occupied_ns / step.span_ns for step in bins]),
@@ -31,8 +31,8 @@ def timeline(figures: Figures) -> Chart:
     return Chart(
         key="timeline",
         title="Held, occupied and busy",
-        note="Mean devices in each step. Held above occupied: devices were shared; occupied above busy: they idled.",
+        note="Mean number of devices. Held above occupied: they were shared. Occupied above busy: they were idle.",
         traces=traces if bins else (),
-        layout={"xaxis": time_axis(figures), "yaxis": {"title": {"text": "devices"}, "rangemode": "tozero"}},
-        table=Table(("From", "Held", "Occupied", "Busy"), rows, frozenset({1, 2, 3})),
+        layout={"xaxis": time_axis(charts), "yaxis": {"title": {"text": "devices"}, "rangemode": "tozero"}},
+        table=ChartTable(("From", "Held", "Occupied", "Busy"), rows, frozenset({1, 2, 3})),
     )

@@ -1,16 +1,16 @@
-"""The longest waits in Slurm's queue, with the reasons that admission gave."""
+"""The longest waits in Slurm's queue, with the reasons that admission stated."""
 
-from accounting.reports.figures import Figures, LongWait
-from cli.acct.page.chart import SKY, Chart, Table, label
+from accounting.reports.charts import LongWait, ReportCharts
+from cli.acct.page.chart import SKY, Chart, ChartTable, label
 from cli.output.moments import format_duration, format_moment
 
 SECOND_NS = 1_000_000_000
 UNITS = (("hours", 3600 * SECOND_NS), ("minutes", 60 * SECOND_NS))
 
 
-def waits(figures: Figures) -> Chart:
-    """Longest first."""
-    shown = figures.waits
+def waits(charts: ReportCharts) -> Chart:
+    """The longest waits, longest first."""
+    shown = charts.waits
     unit, unit_ns = next(
         ((name, ns) for name, ns in UNITS if any(wait.wait_ns >= 2 * ns for wait in shown)), ("seconds", SECOND_NS)
     )
@@ -38,14 +38,14 @@ def waits(figures: Figures) -> Chart:
     return Chart(
         key="waits",
         title="Longest waits",
-        note="From eligible to start, as sacct's Planned.",
+        note="Time from eligible to start, like Planned in sacct.",
         traces=traces if shown else (),
         layout={
             "xaxis": {"title": {"text": unit}},
             "yaxis": {"type": "category", "automargin": True},
             "height": 140 + 22 * max(3, len(shown)),
         },
-        table=Table(("Job", "User", "Account", "Wait", "Started", "Reasons"), rows, frozenset({3})),
+        table=ChartTable(("Job", "User", "Account", "Wait", "Started", "Reasons"), rows, frozenset({3})),
     )
 
 

@@ -50,10 +50,10 @@ bool client_is_connected(void)
     return __atomic_load_n(&client.fd, __ATOMIC_RELAXED) >= 0;
 }
 
-static void fill_header(void *frame, enum salus_kind kind, uint32_t size_bytes)
+static void fill_header(void *frame, enum salus_message_kind kind, uint32_t size_bytes)
 {
     struct salus_header header = {
-        .magic = SALUS_WIRE_MAGIC,
+        .magic = SALUS_MAGIC,
         .version = SALUS_WIRE_VERSION,
         .kind = (uint16_t)kind,
         .size = size_bytes,
@@ -62,7 +62,7 @@ static void fill_header(void *frame, enum salus_kind kind, uint32_t size_bytes)
     memcpy(frame, &header, sizeof(header));
 }
 
-int client_send(void *frame, enum salus_kind kind, uint32_t size_bytes)
+int client_send(void *frame, enum salus_message_kind kind, uint32_t size_bytes)
 {
     int error = 0;
 
@@ -92,9 +92,9 @@ void client_send_fault(const char *text, bool is_off)
         errno = saved_errno;
 }
 
-static int ask(enum salus_overrun what, uint64_t persistent_bytes, uint64_t ephemeral_bytes)
+static int ask(enum salus_overrun_kind what, uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
-    struct salus_overrun_ask frame = {
+    struct salus_overrun frame = {
         .persistent_bytes = persistent_bytes,
         .ephemeral_bytes = ephemeral_bytes,
         .what = what,
@@ -111,7 +111,7 @@ void client_tell_overrun(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
     pthread_mutex_unlock(&client.answer_lock);
 }
 
-int client_ask(enum salus_overrun what, uint64_t persistent_bytes, uint64_t ephemeral_bytes)
+int client_ask(enum salus_overrun_kind what, uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
     struct timespec deadline;
     uint32_t serial;
@@ -185,7 +185,7 @@ static int send_hello(int fd, struct salus_hello *hello, const int *fds, uint32_
 }
 
 /*
- * Reads WELCOME or REFUSE. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame.
+ * Reads WELCOME or REJECT. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame.
  * A NOTICE before them says that salusd has heard us and is not ready yet: it is given longer.
  */
 static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
@@ -207,8 +207,8 @@ static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
         packet_close(packet);
         timeout_ms = timeout_ms > NOTICED_MS ? timeout_ms : NOTICED_MS;
     }
-    if (packet->frame.header.kind == SALUS_REFUSE) {
-        session_reason(packet->frame.refuse.text);
+    if (packet->frame.header.kind == SALUS_REJECT) {
+        session_reason(packet->frame.reject.text);
         packet_close(packet);
         return -EACCES;
     }
@@ -225,7 +225,7 @@ static int adopt_pages(struct packet *packet)
     struct gate *gate = &session.gate;
     int prot = PROT_READ | PROT_WRITE;
 
-    if (packet->fd_count != 2 || welcome->slot >= SALUS_SLOTS)
+    if (packet->fd_count != 2 || welcome->slot >= SALUS_SLOT_COUNT)
         return -EPROTO;
     gate->page = mmap(NULL, SALUS_PAGE_BYTES, prot, MAP_SHARED, packet->fds[0], 0);
     gate->turn = mmap(NULL, SALUS_PAGE_BYTES, prot, MAP_SHARED, packet->fds[1], 0);
@@ -233,18 +233,18 @@ static int adopt_pages(struct packet *packet)
         madvise(gate->page, SALUS_PAGE_BYTES, MADV_DONTFORK) ||
         madvise(gate->turn, SALUS_PAGE_BYTES, MADV_DONTFORK))
         return -errno;
-    if (gate->page->magic != SALUS_WIRE_MAGIC || gate->turn->magic != SALUS_WIRE_MAGIC ||
+    if (gate->page->magic != SALUS_MAGIC || gate->turn->magic != SALUS_MAGIC ||
         gate->page->version != SALUS_PAGE_VERSION)
         return -EPROTO;
     gate->slot = &gate->turn->slots[welcome->slot];
-    gate->peer_slot = SALUS_SLOTS;
+    gate->peer_slot = SALUS_SLOT_COUNT;
     gate->page_fd = packet->fds[0];
     gate->turn_fd = packet->fds[1];
     packet->fd_count = 0;
     return 0;
 }
 
-int client_hello(const char *path, const struct salus_options *options,
+int client_hello(const char *path, const struct salus_hello_options *options,
                  struct salus_welcome *welcome)
 {
     struct salus_hello hello = {

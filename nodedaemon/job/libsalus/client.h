@@ -15,7 +15,7 @@
 
 /* Connects, says HELLO, reads the answer and fills session and gate. 0, -EACCES (refused) or
  * -errno. */
-int client_hello(const char *path, const struct salus_options *options,
+int client_hello(const char *path, const struct salus_hello_options *options,
                  struct salus_welcome *welcome);
 
 /* Starts the receiver. 0 or -errno. */
@@ -23,14 +23,14 @@ int client_listen(void);
 
 /* Sends a frame; the header is filled in here. 0 or -errno; never blocks for long, never raises
  * SIGPIPE. */
-int client_send(void *frame, enum salus_kind kind, uint32_t size_bytes);
+int client_send(void *frame, enum salus_message_kind kind, uint32_t size_bytes);
 
 /* Async-signal-safe FAULT. */
 void client_send_fault(const char *text, bool is_off);
 
 /* Asks for higher caps and waits for the answer. 0 allowed (caps are raised), -EDQUOT denied or
  * nobody answered. */
-int client_ask(enum salus_overrun what, uint64_t persistent_bytes, uint64_t ephemeral_bytes);
+int client_ask(enum salus_overrun_kind what, uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
 /* Asks without waiting; an ALLOW raises the caps when it comes. */
 void client_tell_overrun(uint64_t persistent_bytes, uint64_t ephemeral_bytes);

@@ -7,7 +7,7 @@
 
 #include "cuda_share.h"
 #include "gate.h"
-#include "pages.h"
+#include "page_words.h"
 #include "session.h"
 
 /*

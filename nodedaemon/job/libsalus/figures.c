@@ -34,7 +34,7 @@ static uint64_t median_iteration_ns(void)
     return sorted[count / 2];
 }
 
-static void sum_lanes(struct salus_figures *figures)
+static void sum_lanes(struct salus_counters *figures)
 {
     uint32_t index;
 
@@ -49,7 +49,7 @@ static void sum_lanes(struct salus_figures *figures)
         figures->ephemeral_bytes = session.lanes[session.lane_count - 1].region.high_bytes;
 }
 
-void salus_figures(struct salus_figures *figures)
+void salus_counters(struct salus_counters *figures)
 {
     const struct memory_counts *counts = &session.counts;
 
@@ -111,7 +111,7 @@ void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
                ephemeral_bytes);
 }
 
-void salus_figures_reset(void)
+void salus_counters_reset(void)
 {
     struct memory_counts *counts = &session.counts;
 
@@ -128,13 +128,13 @@ void salus_figures_reset(void)
 
 int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule)
 {
-    struct salus_profile frame = {.model_hash = model_hash, .input_hash = input_hash};
-    struct salus_figures figures;
+    struct salus_profile_report frame = {.model_hash = model_hash, .input_hash = input_hash};
+    struct salus_counters figures;
 
     if (!client_is_connected())
         return -ENOTCONN;
     host_measure_own();
-    salus_figures(&figures);
+    salus_counters(&figures);
     frame.persistent_bytes = figures.persistent_bytes;
     frame.ephemeral_bytes = figures.ephemeral_bytes;
     frame.live_persistent_bytes = figures.live_persistent_bytes;
@@ -146,5 +146,5 @@ int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule)
     frame.spill_bytes_max = figures.spill_bytes_max;
     if (rule)
         strncpy(frame.rule, rule, sizeof(frame.rule) - 1);
-    return client_send(&frame, SALUS_PROFILE, sizeof(frame));
+    return client_send(&frame, SALUS_PROFILE_REPORT, sizeof(frame));
 }

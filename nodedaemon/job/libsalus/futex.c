@@ -4,7 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "pages.h"
+#include "page_words.h"
 
 /* The pages are shared between processes: never the FUTEX_PRIVATE_FLAG. */
 int futex_wait(uint32_t *word, uint32_t seen, const struct timespec *timeout)

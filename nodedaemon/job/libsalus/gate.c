@@ -80,7 +80,7 @@ static bool has_room(uint64_t word)
 }
 
 /* Moves `state` on from whatever salusd left there; only the session itself leaves RUNNING. */
-static void set_state(enum salus_state state)
+static void set_state(enum salus_gate_state state)
 {
     uint64_t seen = load(&gate->page->state);
     uint64_t next;
@@ -137,8 +137,8 @@ static uint64_t start_successor(bool wants_next, bool *is_relayed)
 
     SALUS_POINT(POINT_SUCCESSOR_TAKEN);
     *is_relayed = false;
-    gate->peer_slot = SALUS_SLOTS;
-    if (!word || index >= SALUS_SLOTS)
+    gate->peer_slot = SALUS_SLOT_COUNT;
+    if (!word || index >= SALUS_SLOT_COUNT)
         return 0;
     slot = &gate->turn->slots[index];
     gate->peer_slot = index;
@@ -258,7 +258,7 @@ static bool is_spin_useful(void)
 {
     uint32_t index = gate->peer_slot;
 
-    return index < SALUS_SLOTS && gate->wait_last_ns < 2 * SPIN_NS &&
+    return index < SALUS_SLOT_COUNT && gate->wait_last_ns < 2 * SPIN_NS &&
            __atomic_load_n(&gate->turn->slots[index].cpu, __ATOMIC_RELAXED) != gate->slot->cpu;
 }
 

@@ -128,7 +128,7 @@ void lending_unmap(uint64_t lane, uint64_t epoch)
 void lending_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes,
                  uint64_t ephemeral_bytes)
 {
-    char text[REASON_BYTES];
+    char text[SALUS_TEXT_BYTES];
     int error = -EBUSY;
 
     pthread_mutex_lock(&session.memory_lock);

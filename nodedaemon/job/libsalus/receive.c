@@ -18,10 +18,10 @@ static uint32_t size_of_kind(uint16_t kind)
     switch (kind) {
     case SALUS_WELCOME:
         return sizeof(struct salus_welcome);
-    case SALUS_REFUSE:
-        return sizeof(struct salus_refuse);
-    case SALUS_LANE:
-        return sizeof(struct salus_lane);
+    case SALUS_REJECT:
+        return sizeof(struct salus_reject);
+    case SALUS_MAP:
+        return sizeof(struct salus_map);
     case SALUS_UNMAP:
         return sizeof(struct salus_unmap);
     case SALUS_ALLOW:
@@ -80,7 +80,7 @@ int packet_read(int fd, struct packet *packet)
     take_fds(&message, packet);
     if (!size_bytes)
         return 0;
-    if ((size_t)size_bytes < sizeof(*header) || header->magic != SALUS_WIRE_MAGIC ||
+    if ((size_t)size_bytes < sizeof(*header) || header->magic != SALUS_MAGIC ||
         header->version != SALUS_WIRE_VERSION || header->size != (uint32_t)size_bytes ||
         header->size != size_of_kind(header->kind) ||
         message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) {
@@ -92,10 +92,10 @@ int packet_read(int fd, struct packet *packet)
 
 static void serve(struct packet *packet)
 {
-    const struct salus_lane *lane = &packet->frame.lane;
+    const struct salus_map *lane = &packet->frame.lane;
 
     switch (packet->frame.header.kind) {
-    case SALUS_LANE:
+    case SALUS_MAP:
         if (packet->fd_count == 1) {
             packet->fd_count = 0;
             lending_map(packet->fds[0], lane->lane, lane->epoch, lane->lane_bytes,

@@ -10,13 +10,13 @@ struct packet {
     union {
         struct salus_header header;
         struct salus_welcome welcome;
-        struct salus_refuse refuse;
-        struct salus_lane lane;
+        struct salus_reject reject;
+        struct salus_map lane;
         struct salus_unmap unmap;
         struct salus_allow allow;
         struct salus_deny deny;
         struct salus_notice notice;
-        char bytes[SALUS_FRAME_MAX];
+        char bytes[SALUS_FRAME_BYTES_MAX];
     } frame;
     int fds[SALUS_FDS_MAX];
     uint32_t fd_count;

@@ -24,7 +24,7 @@
  * of waiting, for one that ran just before: call again, the place is kept. */
 #define SALUS_INTERRUPTIBLE 0x100u
 
-struct salus_options {
+struct salus_hello_options {
     uint32_t size_bytes; /* sizeof the caller's struct: later fields of a longer one are 0 here */
     uint32_t framework;  /* enum salus_framework of salus_wire.h */
     uint32_t flags;      /* SALUS_HELLO_UNGATED, SALUS_INTERRUPTIBLE; FORKED is found out here */
@@ -37,7 +37,7 @@ struct salus_options {
 };
 
 /* What WELCOME said. */
-struct salus_view {
+struct salus_hello_view {
     uint64_t session;
     uint64_t device_bytes;
     uint64_t persistent_bytes;
@@ -53,7 +53,7 @@ struct salus_view {
 };
 
 /* Counters; all are right at the moment of the call. */
-struct salus_figures {
+struct salus_counters {
     uint64_t iteration_count;
     uint64_t handover_count;
     uint64_t wait_ns;      /* in the gate, in all */
@@ -97,8 +97,8 @@ SALUS_API int salus_hook(void);
  * (SALUS_DISABLE); -EACCES: refused, the reason is in salus_reason; another -errno: nobody
  * answered. `view` may be NULL.
  */
-SALUS_API int salus_hello(const char *path, const struct salus_options *options,
-                          struct salus_view *view);
+SALUS_API int salus_hello(const char *path, const struct salus_hello_options *options,
+                          struct salus_hello_view *view);
 
 /*
  * An entry point is reached: the calling thread's blocks go to the lane from now on, and the
@@ -189,7 +189,7 @@ SALUS_API void salus_persist_begin(void);
 SALUS_API void salus_persist_end(void);
 
 /* Reads the counters; works from salus_hook on. */
-SALUS_API void salus_figures(struct salus_figures *figures);
+SALUS_API void salus_counters(struct salus_counters *figures);
 
 /* Live bytes as the framework counts them itself, where its blocks are not ours to see (it caches
  * device memory): their running maxima stand in for ours. */
@@ -201,7 +201,7 @@ SALUS_API void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 SALUS_API void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
 /* Forgets the running maxima and the peak, so that measuring starts afresh (after learning). */
-SALUS_API void salus_figures_reset(void);
+SALUS_API void salus_counters_reset(void);
 
 /* Sends PROFILE with the present maxima. 0, or -errno. */
 SALUS_API int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule);
@@ -219,7 +219,7 @@ SALUS_API int salus_off(const char *text);
  * addresses. */
 SALUS_API int salus_bye(void);
 
-/* Last REFUSE, FAULT or NOTICE text, and forgets it; length, 0 if none. */
+/* Last REJECT, FAULT or NOTICE text, and forgets it; length, 0 if none. */
 SALUS_API int salus_reason(char *text, uint32_t size_bytes);
 
 /* 1 if `address` lies in the lane's range. */

@@ -127,7 +127,7 @@ int salus_hook(void)
     return error;
 }
 
-static void fill_view(struct salus_view *view, const struct salus_welcome *welcome, bool is_gated)
+static void fill_view(struct salus_hello_view *view, const struct salus_welcome *welcome, bool is_gated)
 {
     memset(view, 0, sizeof(*view));
     view->session = welcome->session;
@@ -162,17 +162,17 @@ static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
     return 0;
 }
 
-int salus_hello(const char *path, const struct salus_options *options, struct salus_view *view)
+int salus_hello(const char *path, const struct salus_hello_options *options, struct salus_hello_view *view)
 {
-    struct salus_options full = {0};
+    struct salus_hello_options full = {0};
     struct salus_welcome welcome;
-    char why[REASON_BYTES];
+    char why[SALUS_TEXT_BYTES];
     bool is_gated;
     int error;
 
     if (session_is_disabled())
         return -ECANCELED;
-    if (options->size_bytes < offsetof(struct salus_options, declared_persistent_bytes) ||
+    if (options->size_bytes < offsetof(struct salus_hello_options, declared_persistent_bytes) ||
         options->size_bytes > sizeof(full))
         return -EINVAL;
     memcpy(&full, options, options->size_bytes);

@@ -12,13 +12,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "../../wire/salus_wire.h"
 #include "lane.h"
-#include "pages.h"
+#include "page_words.h"
 #include "salus.h"
 
 #define LANES_MAX          4 /* ranges of ours: one, and one more for each generation of forked trainers */
 #define ITERATIONS_KEPT    63
-#define REASON_BYTES       SALUS_TEXT_BYTES
 #define ANSWER_DEADLINE_NS 10000000000ull
 #define NUDGE_MS           1000 /* between two looks of the receiver at a thread that waits */
 #define THREAD_NAME_BYTES  16
@@ -63,7 +63,7 @@ struct gate {
     uint64_t held_since_ns;
     uint64_t iteration_since_ns;
     uint64_t wait_last_ns;
-    uint32_t peer_slot; /* whom we last handed over to; SALUS_SLOTS: nobody */
+    uint32_t peer_slot; /* whom we last handed over to; SALUS_SLOT_COUNT: nobody */
     uint64_t iteration_ns[ITERATIONS_KEPT];
     uint32_t iteration_next;
     struct salus_entry entry;
@@ -88,7 +88,7 @@ struct session {
     struct lane *lane; /* where new blocks go; NULL before the first entry */
     struct memory_counts counts;
     struct gate gate;
-    char reason[REASON_BYTES];
+    char reason[SALUS_TEXT_BYTES];
 };
 
 extern struct session session __attribute__((visibility("hidden")));

@@ -8,11 +8,6 @@ frame of a connection. One complaint a process: what follows from the first is n
 import os
 import sys
 
-MAGIC = 0x534C4153
-VERSION = 1
-KIND_FAULT = 13
-# Header (magic, version, kind, size, reserved), is_off, reserved, text: salus_fault of salus_wire.h.
-FRAME_CODES = "<IHHIIII192s"
 TIMEOUT_S = 0.5
 
 _told = False
@@ -38,8 +33,11 @@ def tell_daemon(text: str) -> bool:
     import socket
     import struct
 
-    layout = struct.Struct(FRAME_CODES)
-    frame = layout.pack(MAGIC, VERSION, KIND_FAULT, layout.size, 0, 1, 0, text.encode("utf-8", "replace")[:191])
+    from salus_job import layouts as wire
+
+    layout = struct.Struct(wire.FAULT_FORMAT)
+    content = text.encode("utf-8", "replace")[: wire.TEXT_BYTES - 1]
+    frame = layout.pack(wire.MAGIC, wire.WIRE_VERSION, wire.FAULT, layout.size, 0, 1, 0, content)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.settimeout(TIMEOUT_S)

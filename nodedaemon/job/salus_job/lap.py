@@ -9,7 +9,7 @@ import ctypes
 import sys
 from typing import Any, Callable, ClassVar, List, NamedTuple, Tuple
 
-from salus_job import binding
+from salus_job import layouts
 
 METH_FASTCALL = 0x80
 METH_O = 0x8
@@ -51,7 +51,7 @@ def make(library: Any) -> Followers:
     python = ctypes.pythonapi
     library.salus_lap_interpreter(
         ctypes.byref(
-            binding.Interpreter(id(True), id(False), _address(python.Py_IncRef), _address(python.PyLong_AsLong))
+            layouts.Interpreter(id(True), id(False), _address(python.Py_IncRef), _address(python.PyLong_AsLong))
         )
     )
     return Followers(

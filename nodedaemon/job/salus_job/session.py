@@ -8,7 +8,7 @@ import errno
 import os
 from typing import Any, Dict, List, Tuple
 
-from salus_job import binding
+from salus_job import layouts
 
 INTERRUPTED = -errno.EINTR
 Ranges = List[Tuple[int, int]]
@@ -78,18 +78,18 @@ class Session:
 
     def attach(self, framework: int, model_hash: int, input_hash: int, declared: Tuple[int, int]) -> str:
         """Says hello. Empty on success, else why not. `declared`: persistent and ephemeral bytes, 0 for as measured."""
-        is_placed = self.is_hooked or framework == binding.FRAMEWORK_NONE
-        options = binding.Options(
-            size_bytes=ctypes.sizeof(binding.Options),
+        is_placed = self.is_hooked or framework == layouts.FRAMEWORK_NONE
+        options = layouts.HelloOptions(
+            size_bytes=ctypes.sizeof(layouts.HelloOptions),
             framework=framework,
-            flags=binding.INTERRUPTIBLE | (0 if is_placed else binding.HELLO_UNGATED),
+            flags=layouts.INTERRUPTIBLE | (0 if is_placed else layouts.HELLO_UNGATED),
             model_hash=model_hash,
             input_hash=input_hash,
             device=os.environ.get("SALUS_DEVICE", "").encode()[:63],
             declared_persistent_bytes=declared[0],
             declared_ephemeral_bytes=declared[1],
         )
-        view = binding.View()
+        view = layouts.HelloView()
         path = os.environ.get("SALUS_SOCKET", "").encode()
         answer = self._library.salus_hello(path, ctypes.byref(options), ctypes.byref(view))
         # Who refused knows why.
@@ -102,17 +102,17 @@ class Session:
         return ""
 
     def reason(self) -> str:
-        text = ctypes.create_string_buffer(binding.TEXT_BYTES)
-        self._library.salus_reason(text, binding.TEXT_BYTES)
+        text = ctypes.create_string_buffer(layouts.TEXT_BYTES)
+        self._library.salus_reason(text, layouts.TEXT_BYTES)
         return text.value.decode("utf-8", "replace")
 
     def report(self, model_hash: int, input_hash: int, rule: str) -> None:
         self._library.salus_report(model_hash, input_hash, rule.encode("ascii"))
 
     def figures(self) -> Dict[str, int]:
-        figures = binding.Figures()
-        self._library.salus_figures(ctypes.byref(figures))
-        return {name: getattr(figures, name) for name in binding.FIGURES}
+        counters = layouts.Counters()
+        self._library.salus_counters(ctypes.byref(counters))
+        return {name: getattr(counters, name) for name, _ in layouts.Counters._fields_}
 
     def tell_live(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
         """Live bytes as the framework counts them on the device."""
@@ -129,19 +129,19 @@ class Session:
 
     def tell_live_ranges(self, segments: Ranges, blocks: Ranges) -> None:
         """(address, bytes) of the framework's cached segments and of the live blocks in them."""
-        arrays = [(binding.Range * max(1, len(ranges)))(*ranges) for ranges in (segments, blocks)]
+        arrays = [(layouts.CudaRange * max(1, len(ranges)))(*ranges) for ranges in (segments, blocks)]
         self._library.salus_cuda_live(arrays[0], len(segments), arrays[1], len(blocks))
 
     def reset_figures(self) -> None:
         """Running maxima start afresh."""
-        self._library.salus_figures_reset()
+        self._library.salus_counters_reset()
 
     def fault(self, text: str) -> None:
-        self._library.salus_fault(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
+        self._library.salus_fault(text.encode("utf-8", "replace")[: layouts.TEXT_BYTES - 1])
 
     def switch_off(self, text: str) -> bool:
         """False where there was no session, so that nobody was told why."""
-        answer: int = self._library.salus_off(text.encode("utf-8", "replace")[: binding.TEXT_BYTES - 1])
+        answer: int = self._library.salus_off(text.encode("utf-8", "replace")[: layouts.TEXT_BYTES - 1])
         return answer == 0
 
     def bye(self) -> None:

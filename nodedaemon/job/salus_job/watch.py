@@ -12,7 +12,7 @@ from threading import get_ident
 from types import ModuleType
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from salus_job import binding, complaint, lap, shapes
+from salus_job import binding, complaint, lap, layouts, shapes
 from salus_job.accelerator import Accelerator
 from salus_job.boundary import BoundaryRule
 from salus_job.session import Session
@@ -313,7 +313,7 @@ class Watch:
     def _attach(self) -> None:
         if self._session is None:
             self._session = Session(binding.load())
-        framework = binding.FRAMEWORK_NONE if self._torch is None else binding.FRAMEWORK_TORCH
+        framework = layouts.FRAMEWORK_NONE if self._torch is None else layouts.FRAMEWORK_TORCH
         why_not = self._session.attach(framework, self._model_hash, self._input_hash, self._declared)
         if why_not:
             complaint.warn("hello: %s; the job goes on without Salus" % why_not)

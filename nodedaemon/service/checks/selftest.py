@@ -1,6 +1,6 @@
-"""`salus doctor --selftest`: lanes, hand-over and faults on the node's own devices, with processes of its own.
+"""`salus doctor --selftest`: tests lanes, hand-over and faults on the node's own devices with its own processes.
 
-Uses a device only while nobody else does: other users' processes on it make the test a note, not a failure.
+It does not test a device that other processes use; it reports that as a note, not as a failure.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.types import MIB
 from nodedaemon.drivers.device import Device, LaneMemory
-from nodedaemon.service.checks.doctor import Finding, Level
+from nodedaemon.service.checks.doctor import Diagnosis, Level
 from nodedaemon.service.devices.discovery import make_devices
 
 LANE_BYTES = 64 * MIB
@@ -25,69 +25,69 @@ FIRST_WORD, SECOND_WORD = 0x5A1A5001, 0x5A1A5002
 
 
 class SelftestError(Exception):
-    """A step did not do what it must; the text says which and how."""
+    """A step failed; the text says which step and how."""
 
 
-def run_selftest(config: Config, node: str) -> tuple[Finding, ...]:
+def run_selftest(config: Config, node: str) -> tuple[Diagnosis, ...]:
     try:
         devices = make_devices(config, node)
     except SalusError as error:
-        return (Finding("selftest", Level.FAILURE, str(error), "mend the findings above first"),)
-    found: list[Finding] = []
+        return (Diagnosis("selftest", Level.FAILURE, str(error), "fix the findings above first"),)
+    found: list[Diagnosis] = []
     for device in devices.values():
         try:
             found.append(_test(device))
         except (SelftestError, SalusError) as error:
             advice = "do not give this device to Salus; report the text with salus doctor --json"
-            found.append(Finding("selftest", Level.FAILURE, f"{device.name}: {error}", advice))
+            found.append(Diagnosis("selftest", Level.FAILURE, f"{device.name}: {error}", advice))
         finally:
             device.close()
     return tuple(found)
 
 
-def _test(device: Device) -> Finding:
-    strangers = [process.pid for process in device.read(()).processes if process.pid != os.getpid()]
-    if strangers:
-        seen = f"{device.name}: in use by {len(strangers)} processes: not tested"
-        return Finding("selftest", Level.NOTE, seen, "drain the device, then run it again")
+def _test(device: Device) -> Diagnosis:
+    others = [process.pid for process in device.read(()).processes if process.pid != os.getpid()]
+    if others:
+        seen = f"{device.name}: in use by {len(others)} processes: not tested"
+        return Diagnosis("selftest", Level.NOTE, seen, "drain the device, then run it again")
     start_s = time.monotonic()
     _test_hand_over(device)
     _test_death(device)
     _test_refusal(device)
     seconds = time.monotonic() - start_s
-    return Finding("selftest", Level.OK, f"{device.name}: lanes, hand-over, death and refusal in {seconds:.1f} s")
+    return Diagnosis("selftest", Level.OK, f"{device.name}: lanes, hand-over, death and refusal in {seconds:.1f} s")
 
 
 def _test_hand_over(device: Device) -> None:
-    """Two sessions share a lane in turn; after its release the next lane is fresh."""
+    """Two sessions use a lane in turn; after its release the next lane is empty."""
     with _lane(device) as lane:
         with _session(device, lane, FIRST_WORD) as first:
-            _expect(_said(first), "0", "a new lane holds zeroes")
+            _expect(_read_line(first), "0", "a new lane holds zeroes")
             with _session(device, lane, SECOND_WORD) as second:
-                _expect(_said(second), str(FIRST_WORD), "the successor sees the same memory")
-                _let_go(second)
-            _let_go(first)
-            _expect(int(device.is_mapped(lane, first.pid)), 0, "a session that let go is seen to have")
+                _expect(_read_line(second), str(FIRST_WORD), "the successor sees the same memory")
+                _unmap(second)
+            _unmap(first)
+            _expect(int(device.is_mapped(lane, first.pid)), 0, "/proc shows that a session unmapped the lane")
         _release(device, lane)
     with _lane(device) as lane:
         with _session(device, lane, FIRST_WORD) as third:
-            _expect(_said(third), "0", "a lane for the next domain holds zeroes")
-            _let_go(third)
+            _expect(_read_line(third), "0", "a lane for the next domain holds zeroes")
+            _unmap(third)
         _release(device, lane)
 
 
 def _test_death(device: Device) -> None:
-    """Memory comes back from a session that was killed with the lane mapped."""
+    """Memory of a session that was killed while it mapped the lane becomes free."""
     with _lane(device) as lane:
         with _session(device, lane, FIRST_WORD) as victim:
-            _said(victim)
+            _read_line(victim)
             victim.kill()
             victim.wait(DEADLINE_S)
         _release(device, lane)
 
 
 def _test_refusal(device: Device) -> None:
-    if device.kind == "host":
+    if not device.capabilities.bounds_lanes:
         return
     try:
         lane = device.open_lane(device.total_bytes // device.granularity_bytes * device.granularity_bytes * 2)
@@ -110,7 +110,7 @@ def _lane(device: Device) -> Iterator[LaneMemory]:
 def _session(device: Device, lane: LaneMemory, word: int) -> Iterator[subprocess.Popen[str]]:
     fd = os.dup(lane.fd)
     command = [sys.executable, "-m", "nodedaemon.drivers.probe", device.kind, str(fd), str(lane.size_bytes), str(word)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": device.uuid} if device.kind == "cuda" else dict(os.environ)
+    environment = {**os.environ, **device.visible_as(device.uuid)}
     process = subprocess.Popen(  # noqa: S603 - our own module
         command, pass_fds=[fd], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -123,27 +123,27 @@ def _session(device: Device, lane: LaneMemory, word: int) -> Iterator[subprocess
         process.communicate()
 
 
-def _said(process: subprocess.Popen[str]) -> str:
+def _read_line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def _let_go(process: subprocess.Popen[str]) -> None:
+def _unmap(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     process.stdin.write("go\n")
     process.stdin.flush()
-    _expect(_said(process), "gone", "a session lets go when asked")
+    _expect(_read_line(process), "gone", "a session unmaps the lane when asked")
 
 
 def _release(device: Device, lane: LaneMemory) -> None:
     end_s = time.monotonic() + DEADLINE_S
     while device.wipe_lane(lane):
         if time.monotonic() > end_s:
-            raise SelftestError(f"{lane.size_bytes} bytes of a released lane did not come back within {DEADLINE_S:g} s")
+            raise SelftestError(f"{lane.size_bytes} bytes of a released lane were not freed within {DEADLINE_S:g} s")
         time.sleep(0.02)
     _expect(device.held_bytes(lane), 0, "a released lane holds nothing")
 
 
 def _expect(seen: object, wanted: object, claim: str) -> None:
     if seen != wanted:
-        raise SelftestError(f"not so: {claim}: expected {wanted}, saw {seen}")
+        raise SelftestError(f"not true: {claim}: expected {wanted}, got {seen}")

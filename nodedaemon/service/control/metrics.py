@@ -1,14 +1,16 @@
 """Metrics for Prometheus, on loopback by default: bounded labels, base units, no job ids.
 
-A scrape reads a snapshot and computes nothing that grows with traffic; counters are kept as events pass. Per-job detail
-is the database's. The page also answers `/healthz`.
+Counters are updated with each event, so a scrape costs the same on a busy node. Details of jobs are in the database.
+The page also answers `/healthz`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator
+from collections import Counter as Tally
+from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,7 +21,12 @@ from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import SessionId
+from nodedaemon.service.control.access import Caller
+from nodedaemon.service.control.administration import Administration
+from nodedaemon.service.control.status import StatusView
 from nodedaemon.service.journal.state import ShellState
+from nodedaemon.service.usage.ledger import Ledger
+from nodedaemon.service.usage.recorder import UsageRecorder
 from nodedaemon.wire.control import NodeStatus
 
 WAIT_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -28,8 +35,8 @@ REQUEST_TIMEOUT_S = 5.0
 CONNECTIONS_MAX = 16
 
 
-class Tally:
-    """Counts what passes the dispatcher."""
+class EventMetrics:
+    """Counts events and commands as the dispatcher handles them."""
 
     def __init__(self, state: ShellState, registry: CollectorRegistry) -> None:
         self._state = state
@@ -72,7 +79,7 @@ class Tally:
         if facts is None or session in self._granted_ns:
             return
         self._granted_ns[session] = now_ns
-        self._waits.labels(facts.device).observe(max(0, now_ns - facts.waiting_since_ns) / 1e9)
+        self._waits.labels(facts.device).observe(max(0, now_ns - facts.view.wanted_ns) / 1e9)
 
     def _on_return(self, event: events.GrantReturned, now_ns: int) -> None:
         facts = self._state.sessions.get(event.session)
@@ -86,22 +93,18 @@ class Tally:
 
 
 class NodeCollector(Collector):
-    """Gauges from the status of the moment."""
+    """Gauges from the present status."""
 
     def __init__(
-        self,
-        status: Callable[[], NodeStatus],
-        drops: Callable[[], dict[str, int]],
-        event_counts: Callable[[], dict[str, int]],
-        reload_utc_s: Callable[[], float],
+        self, status: StatusView, ledger: Ledger, recorder: UsageRecorder, administration: Administration
     ) -> None:
         self._status = status
-        self._drops = drops
-        self._event_counts = event_counts
-        self._reload_utc_s = reload_utc_s
+        self._ledger = ledger
+        self._recorder = recorder
+        self._administration = administration
 
     def collect(self) -> Iterator[Metric]:
-        status = self._status()
+        status = self._status.status(Caller.daemon_itself())
         yield from self._devices(status)
         yield from self._lanes(status)
         daemon = status.daemon
@@ -110,18 +113,18 @@ class NodeCollector(Collector):
         yield _gauge("salus_journal_up", "1 while the journal takes events.", int(not daemon.journal_fault))
         yield _gauge(
             "salus_config_last_reload_success_timestamp_seconds",
-            "When the present configuration was taken; 0 after a reload that failed.",
-            0.0 if daemon.reload_error else self._reload_utc_s(),
+            "When the present configuration was loaded; 0 after a reload that failed.",
+            0.0 if daemon.reload_error else self._administration.reload_utc_s,
         )
         build = GaugeMetricFamily("salus_build_info", "This release.", labels=["version", "node"])
         build.add_metric([daemon.version, status.node], 1)
         yield build
         dropped = CounterMetricFamily("salus_spool_dropped", "Records dropped by value.", labels=["value"])
-        for value, count in self._drops().items():
-            dropped.add_metric([value], count)
+        for value, count in self._ledger.spool.dropped.items():
+            dropped.add_metric([value.name.lower()], count)
         yield dropped
         happened = CounterMetricFamily("salus_happenings", "Overruns, hangs, ends and the like.", labels=["kind"])
-        for kind, count in self._event_counts().items():
+        for kind, count in self._recorder.event_counts.items():
             happened.add_metric([kind], count)
         yield happened
 
@@ -151,19 +154,14 @@ class NodeCollector(Collector):
 
     @staticmethod
     def _lanes(status: NodeStatus) -> Iterator[Metric]:
-        lanes = GaugeMetricFamily("salus_lanes", "Lanes by state.", labels=["uuid", "state"])
-        counts: dict[tuple[str, str], int] = {}
-        for lane in status.lanes:
-            counts[lane.device, lane.state] = counts.get((lane.device, lane.state), 0) + 1
-        for (device, state), count in counts.items():
-            lanes.add_metric([device, state], count)
-        sessions = GaugeMetricFamily("salus_sessions", "Sessions by state.", labels=["uuid", "state"])
-        counts = {}
-        for session in status.sessions:
-            counts[session.device, session.state] = counts.get((session.device, session.state), 0) + 1
-        for (device, state), count in counts.items():
-            sessions.add_metric([device, state], count)
-        yield from (lanes, sessions)
+        for name, text, members in (
+            ("salus_lanes", "Lanes by state.", status.lanes),
+            ("salus_sessions", "Sessions by state.", status.sessions),
+        ):
+            gauge = GaugeMetricFamily(name, text, labels=["uuid", "state"])
+            for (device, state), count in Tally((member.device, member.state) for member in members).items():
+                gauge.add_metric([device, state], count)
+            yield gauge
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
@@ -171,14 +169,26 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 
 
 class MetricsPage:
-    """A page of two addresses; one request a connection."""
+    """Serves `/metrics` and `/healthz`; one request per connection."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, log: Any) -> None:
         self._registry = registry
+        self._log = log
         self._server: asyncio.Server | None = None
         self._count = 0
 
-    async def listen(self, listener: socket.socket) -> None:
+    async def open(self, address: str, port: int) -> None:
+        """Serve at this address; port 0 serves nothing. A node is worth more than its metrics, so a fault is logged."""
+        if not port:
+            return
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+        except OSError as error:
+            listener.close()
+            self._log.error("metrics not served", port=port, why=error.strerror)
+            return
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=REQUEST_BYTES_MAX)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The devices of a node: host devices as the configuration names them, GPUs as NVML finds them."""
+"""The devices of a node: host devices from the configuration, GPUs from NVML."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, DeviceLimits
 from nodedaemon.drivers.cuda import CudaDevice, discover
 from nodedaemon.drivers.device import Device
-from nodedaemon.drivers.host import HostDevice, default_memory_bytes
+from nodedaemon.drivers.host import HostDevice, default_memory_bytes, device_uuid
 from nodedaemon.drivers.nvml import Nvml
 
 
 def make_devices(config: Config, node: str) -> dict[DeviceId, Device]:
-    """Open every device; raises `OperatingError` where one that is named cannot be, or where there is none."""
+    """Open every device. Raises `OperatingError` if a configured device cannot be opened, or if there is none."""
     devices: dict[DeviceId, Device] = {}
     for device in _detect(config, node):
         devices[device.uuid] = device
@@ -39,7 +39,7 @@ def _detect(config: Config, node: str) -> list[CudaDevice]:
     try:
         found = list(discover(Nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     except OperatingError:
-        # A machine without GPUs has no NVML; only a device that somebody named may not be missing.
+        # A machine without GPUs has no NVML. That is a fault only if the configuration names a GPU.
         if named:
             raise
         return []
@@ -52,7 +52,7 @@ def _detect(config: Config, node: str) -> list[CudaDevice]:
 
 def settings_of(config: Config, node: str, device: Device) -> Settings:
     for named in config.devices_of(node):
-        if named.type is DeviceType.HOST and named.name == device.name and device.kind == "host":
+        if named.type is DeviceType.HOST and device_uuid(node, named.name) == device.uuid:
             return named.settings
     return config.for_device(node, device.uuid)
 

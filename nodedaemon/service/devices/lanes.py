@@ -1,34 +1,40 @@
-"""Lane memory: made, handed to sessions, taken back and checked.
+"""Lane memory: allocates it, sends it to sessions, takes it back and checks that it is free.
 
-A lane is released only when no process that was ever handed its memory maps it or keeps its descriptor: /proc says so,
-the session's own word does not count. Who has not let go by the deadline is ended. The pages are punched out then, and
-the memory stays watched while any of those processes lives: bytes that grow back are a leaver's, and end it.
-A stopped process cannot touch memory and cannot let go either: its lane is punched out under it and watched.
+A lane is released only when no process that was ever sent its memory maps it or keeps its descriptor. The daemon looks
+at /proc for that; a session's claim is not enough. A process that still maps the lane at the deadline is ended. The
+pages are then freed, and the memory stays under watch while any of those processes lives: if bytes grow back, a process
+used memory that it had returned, and it is ended. A stopped process can neither use the lane nor unmap it, so its lane
+is freed under it and watched.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from nodedaemon.core import commands, events
 from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.types import DeviceId, Epoch, LaneId, SessionId
 from nodedaemon.drivers.device import Device, LaneMemory
 from nodedaemon.drivers.process import Process, ProcessState
+from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
 from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.wire.messages import Lane, Unmap
+from nodedaemon.wire.messages import Map, Unmap
 
 WATCHED_MAX = 256
+#: Time between two looks at a release that waits for a process.
+RECHECK_INTERVAL_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """Memory of a lane as opened at one epoch, and every process that was handed it."""
+    """Memory of a lane since it was opened at one epoch, and every process that was sent it."""
 
     device: Device
     memory: LaneMemory
@@ -52,26 +58,18 @@ class LaneKeeper:
         dispatcher: Dispatcher,
         roster: Roster,
         devices: Mapping[DeviceId, Device],
-        *,
-        end_session: Callable[[SessionFacts, str], None],
-        poll: Callable[[], None],
-        unmap_timeout_ns: Callable[[], int],
+        configuration: ActiveConfiguration,
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
         self._roster = roster
         self._devices = devices
-        self._end_session = end_session
-        self._poll = poll
-        self._unmap_timeout_ns = unmap_timeout_ns
+        self._configuration = configuration
         self._log = log
         self._held: dict[LaneId, Held] = {}
         self._releases: dict[LaneId, Release] = {}
         self._watched: list[Held] = []
-
-    @property
-    def is_releasing(self) -> bool:
-        return bool(self._releases)
+        self._timer: asyncio.TimerHandle | None = None
 
     def open(self, command: commands.OpenLane) -> None:
         held = self._held.get(command.lane)
@@ -90,7 +88,7 @@ class LaneKeeper:
         self._dispatcher.submit(events.LaneOpened(command.lane, command.epoch))
 
     def hand_over(self, facts: SessionFacts, live: LiveSession, lane: LaneId) -> bool:
-        """See to it that the session has, or is being sent, the lane's memory; False where that cannot be."""
+        """Send the session the lane's memory unless it maps it already; False if that is not possible."""
         held = self._held.get(lane)
         if held is None or live.process is None:
             return False
@@ -102,22 +100,22 @@ class LaneKeeper:
         held.processes[facts.session] = live.process
         self._dispatcher.note(MappedNote(facts.session, lane, held.epoch))
         size_bytes = held.memory.size_bytes
-        message = Lane(lane, held.epoch, size_bytes, min(facts.ephemeral_bytes, size_bytes))
+        message = Map(lane, held.epoch, size_bytes, min(facts.view.ephemeral_bytes, size_bytes))
         live.connection.send(message, [held.memory.fd])
         return True
 
     def adopt(self, facts: SessionFacts, live: LiveSession, lane: LaneId, epoch: int, fd: int) -> None:
-        """After a restart: a session hands back the lane that it maps. Owns `fd`; raises `PeerError` for another's."""
-        known = self._dispatcher.state.lanes.get(lane)
+        """After a restart: take back the lane that a session maps. Owns `fd`; raises `PeerError` if it is not ours."""
+        known, note = self._dispatcher.engine.lane(lane), self._dispatcher.state.memories.get(lane)
         held = self._held.get(lane)
-        if known is None or known.memory_epoch != epoch or not known.identity or live.process is None:
+        if known is None or note is None or note.epoch != epoch or live.process is None:
             os.close(fd)
             raise PeerError(f"adopt lane: lane {lane} at epoch {epoch}: not one of ours any more")
         device = self._devices.get(known.device)
         if device is None:
             os.close(fd)
             raise PeerError(f"adopt lane: device {known.device}: not configured any more")
-        memory = device.adopt_lane(fd, known.identity, known.size_bytes)
+        memory = device.adopt_lane(fd, note.identity, known.held_bytes)
         if held is None:
             held = self._held[lane] = Held(device, memory, epoch)
         held.processes[facts.session] = live.process
@@ -125,16 +123,17 @@ class LaneKeeper:
             self._dispatcher.note(MappedNote(facts.session, lane, epoch))
 
     def remake(self, lane: LaneId) -> None:
-        """After a restart: nobody handed the lane's memory back, so nobody has it; make it anew, same epoch."""
-        known = self._dispatcher.state.lanes.get(lane)
-        if known is None or lane in self._held or known.is_releasing or not known.size_bytes:
+        """After a restart: if no session returned the lane's memory, allocate it again under the same epoch."""
+        known = self._dispatcher.engine.lane(lane)
+        if known is None or lane in self._held or known.state is not LaneState.OPEN:
             return
-        self.open(commands.OpenLane(lane, known.device, known.domain, known.size_bytes, Epoch(known.epoch)))
+        self.open(commands.OpenLane(lane, known.device, known.domain, known.held_bytes, known.epoch))
 
     def release(self, lane: LaneId) -> None:
-        """Start to take the lane's memory back; the engine hears `LaneReleased` when it is seen free."""
-        known = self._dispatcher.state.lanes[lane]
-        epoch = Epoch(known.epoch)
+        """Start to take the lane's memory back; the engine gets `LaneReleased` once it is free."""
+        known = self._dispatcher.engine.lane(lane)
+        assert known is not None
+        epoch = known.epoch
         if lane not in self._held:
             self._dispatcher.submit(events.LaneReleased(lane, epoch))
             return
@@ -142,31 +141,34 @@ class LaneKeeper:
         self._advance(self._releases[lane])
 
     def unmapped(self, lane: LaneId) -> None:
-        """A session says that it let go; /proc is asked."""
+        """A session reports that it has unmapped the lane; check that in /proc."""
         release = self._releases.get(lane)
         if release is not None:
             self._advance(release)
 
     def resume(self, session: SessionId) -> None:
-        """The session is connected again: what was asked of it while it was away is asked anew."""
+        """The session is connected again: repeat the requests that it missed."""
         for release in list(self._releases.values()):
             release.asked.discard(session)
         self.recheck()
 
     def is_mapped_by(self, facts: SessionFacts, live: LiveSession) -> bool:
-        """Whether the session's process maps a lane that it was handed; cheap where it never was."""
+        """Whether the session's process maps the lane that it was sent; cheap if it was never sent one."""
         if facts.mapped_lane is None or live.process is None:
             return False
         held = self._held.get(facts.mapped_lane)
         return held is not None and held.device.is_mapped(held.memory, live.process.pid)
 
     def recheck(self) -> None:
-        """A process died, stopped or a moment passed: look at every release under way."""
+        """Look at every release under way: a process died or stopped, or some time has passed."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         for release in list(self._releases.values()):
             self._advance(release)
 
     def watch(self) -> None:
-        """Look after memory that was released: what grows back is taken away again and its makers are ended."""
+        """Check released memory: if bytes grow back, free them and end the processes that could have used it."""
         for held in list(self._watched):
             _forget_dead(held)
             if not held.processes:
@@ -176,7 +178,7 @@ class LaneKeeper:
             if held.device.held_bytes(held.memory) == 0:
                 continue
             held.device.wipe_lane(held.memory)
-            self._end_all(held, "it used lane memory that it had given back")
+            self._end_all(held, "it used lane memory that it had returned")
 
     def forget(self, session: SessionId) -> None:
         """The session is over and its process with it."""
@@ -190,7 +192,7 @@ class LaneKeeper:
             self._put_away(held)
 
     def held_bytes(self, lane: LaneId) -> int | None:
-        """Bytes that the lane really holds now; None where it has no memory."""
+        """Bytes that the lane really holds now; None if it has no memory."""
         held = self._held.get(lane)
         return None if held is None else held.device.held_bytes(held.memory)
 
@@ -203,17 +205,21 @@ class LaneKeeper:
             return
         for session in lingering:
             self._ask(release, held, session)
-        if self._dispatcher.clock() - release.started_ns > self._unmap_timeout_ns():
-            self._end_all(held, "it did not let go of a lane in time", only=lingering)
-        self._poll()
+        if self._dispatcher.clock() - release.started_ns > self._configuration.settings.lanes.unmap_timeout_ns:
+            self._end_all(held, "it did not unmap a lane in time", only=lingering)
+        self._recheck_soon()
+
+    def _recheck_soon(self) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RECHECK_INTERVAL_S, self.recheck)
 
     def _lingers(self, held: Held, session: SessionId, release: Release) -> bool:
         process = held.processes[session]
         facts = self._dispatcher.state.sessions.get(session)
-        # The first look is before anybody was asked: who maps the lane by right is asked, not searched.
+        # A session that maps the lane by right is asked to unmap it first; /proc is searched only after that.
         is_member = facts is not None and facts.mapped_lane == release.lane and facts.mapped_epoch == held.epoch
         is_asked = session in release.asked
-        if process.state() is ProcessState.STOPPED and (facts is None or facts.grant_epoch is None):
+        if process.state() is ProcessState.STOPPED and (facts is None or facts.view.epoch is None):
             return False
         if is_member and not is_asked:
             return True
@@ -234,7 +240,7 @@ class LaneKeeper:
     def _finish(self, release: Release, held: Held) -> None:
         remaining_bytes = held.device.wipe_lane(held.memory)
         if remaining_bytes:
-            self._poll()
+            self._recheck_soon()
             return
         del self._releases[release.lane]
         del self._held[release.lane]
@@ -242,18 +248,16 @@ class LaneKeeper:
         self._dispatcher.submit(events.LaneReleased(release.lane, release.epoch))
 
     def _put_away(self, held: Held) -> None:
-        """Keep what a leaver could still reach under watch; let the rest go."""
+        """Watch memory that a process could still use; close the rest."""
         _forget_dead(held)
-        if held.processes and held.device.kind == "host" and len(self._watched) < WATCHED_MAX:
+        if held.processes and held.device.capabilities.frees_mapped_lanes and len(self._watched) < WATCHED_MAX:
             self._watched.append(held)
         else:
             held.device.close_lane(held.memory)
 
     def _end_all(self, held: Held, why: str, only: list[SessionId] | None = None) -> None:
         for session in only if only is not None else list(held.processes):
-            facts = self._dispatcher.state.sessions.get(session)
-            if facts is not None:
-                self._end_session(facts, why)
+            self._dispatcher.carry_out(commands.EndSession(session, why))
 
 
 def _forget_dead(held: Held) -> None:

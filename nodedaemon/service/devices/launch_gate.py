@@ -1,41 +1,41 @@
-"""Holds the kernels of best-effort sessions back while a high-class session of the same GPU is at work.
+"""Limits the kernel launches of best-effort sessions while a high-class session uses the same device.
 
-Iterations are ordered by the engine; between boundaries a best-effort session that is under way would still fill the
-GPU's queue. Its gate page therefore says how many kernels it may have under way wherever the high class has a session,
-and that it shall start none while one of those holds a grant. It is advice: libsalus bounds the wait.
+The engine orders iterations, but a best-effort session in the middle of one could still fill the device's queue. So
+while the high class has a session on the device, the gate page of each best-effort session limits its kernels in
+flight, and while that session holds a grant, the page allows no new launch. It is advice: libsalus bounds the wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from nodedaemon.config import Settings
 from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, JobClass
 from nodedaemon.drivers.device import Device
+from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.state import SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import Roster
 
 _MOVES = (events.GrantReturned, events.SessionArrived, events.SessionLeft, events.SessionReleased)
 
 
-class LaunchKeeper:
+class LaunchGate:
     def __init__(
         self,
         state: ShellState,
         roster: Roster,
         devices: Mapping[DeviceId, Device],
-        settings: Callable[[DeviceId], Settings],
+        configuration: ActiveConfiguration,
     ) -> None:
         self._state = state
         self._roster = roster
-        self._settings = settings
-        self._devices = {uuid for uuid, device in devices.items() if device.kind == "cuda"}
+        self._configuration = configuration
+        self._devices = {uuid for uuid, device in devices.items() if device.capabilities.gates_launches}
 
-    def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - a watcher's shape
-        """After each event: where grants or sessions changed, say anew who is held back."""
+    def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - a watcher's signature
+        """After each event that changed grants or sessions: update the gate pages."""
         if not self._devices:
             return
         if isinstance(event, _MOVES) or any(isinstance(command, commands.Grant) for command in made):
@@ -43,10 +43,12 @@ class LaunchKeeper:
                 self._update(device)
 
     def _update(self, device: DeviceId) -> None:
-        sessions = [facts for facts in self._state.sessions.values() if facts.device == device and not facts.is_leaving]
+        sessions = [
+            facts for facts in self._state.sessions.values() if facts.device == device and not facts.view.is_leaving
+        ]
         high = [facts for facts in sessions if self._job_class(facts) is JobClass.HIGH]
-        is_held = any(facts.grant_epoch is not None for facts in high)
-        limit = self._settings(device).daemon.best_effort_launches_max if high else 0
+        is_held = any(facts.view.epoch is not None for facts in high)
+        limit = self._configuration.for_device(device).daemon.best_effort_launches_max if high else 0
         for facts in sessions:
             live = self._roster.get(facts.session)
             if self._job_class(facts) is JobClass.BEST_EFFORT and live is not None and live.page is not None:

@@ -1,7 +1,7 @@
-"""MPS for the users of a node with `ShareMode=mps`: one server a user, started with a first job, stopped with the last.
+"""MPS for a node with `ShareMode=mps`: one server per user, from the user's first job to the last.
 
-MPS only adds concurrency between a user's lanes. Where it cannot be started the job gets time slices, and the log says
-why: a job never fails for it.
+MPS only adds concurrency between a user's lanes. If a server does not start, the job gets time slices and the log says
+why; the job does not fail.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nodedaemon.config import Settings
 from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.device import Device
 from nodedaemon.drivers.mps import MpsLimits, MpsServer
+from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.state import ShellState
 
 
@@ -26,26 +26,23 @@ class MpsServers:
         self,
         state: ShellState,
         devices: Mapping[DeviceId, Device],
-        settings: Callable[[DeviceId], Settings],
-        run_directory: Path,
-        *,
-        make: Callable[[int, int, Path], MpsServer] = MpsServer,
+        configuration: ActiveConfiguration,
         log: Any,
+        make: Callable[[int, int, Path], MpsServer] = MpsServer,
     ) -> None:
         self._state = state
         self._devices = devices
-        self._settings = settings
-        self._run_directory = run_directory
+        self._configuration = configuration
         self._make = make
         self._log = log
         self._servers: dict[int, MpsServer] = {}
 
     async def environment(self, device: DeviceId, uid: int) -> dict[str, str]:
-        """What a job of `uid` on that device needs in its environment; empty without MPS."""
-        daemon = self._settings(device).daemon
-        if self._devices[device].kind != "cuda" or daemon.share_mode is not ShareMode.MPS:
+        """Variables that connect a job of `uid` on that device to its server; empty without MPS."""
+        daemon = self._configuration.for_device(device).daemon
+        if not self._devices[device].capabilities.runs_mps or daemon.share_mode is not ShareMode.MPS:
             return {}
-        server = self._servers.get(uid) or self._make(uid, _gid(uid), self._run_directory)
+        server = self._servers.get(uid) or self._make(uid, _gid(uid), self._configuration.run_directory)
         limits = MpsLimits(daemon.mps_thread_percent, daemon.mps_pinned_bytes, len(self._gpus()))
         try:
             await asyncio.to_thread(server.start, tuple(self._gpus()), limits)
@@ -56,7 +53,7 @@ class MpsServers:
         return server.environment(limits)
 
     async def stop_unused(self) -> None:
-        """Stop the servers of users that have no job left: an MPS server keeps other users' clients waiting."""
+        """Stop the servers of users without a job: while one runs, other users' clients have to wait."""
         wanted = {job.uid for job in self._state.jobs.values() if not job.is_ended}
         for uid in [uid for uid in self._servers if uid not in wanted]:
             server = self._servers.pop(uid)
@@ -66,7 +63,7 @@ class MpsServers:
                 self._log.error("MPS not stopped", uid=uid, why=str(error))
 
     def _gpus(self) -> list[DeviceId]:
-        return [uuid for uuid, device in self._devices.items() if device.kind == "cuda"]
+        return [uuid for uuid, device in self._devices.items() if device.capabilities.runs_mps]
 
 
 def _gid(uid: int) -> int:

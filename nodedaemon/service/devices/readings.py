@@ -1,15 +1,14 @@
-"""Takes readings of every device, and looks after what no event tells of.
+"""Takes readings of every device: lost and recovered devices, foreign processes, and what each session holds.
 
-A device that is slow to answer is read in a thread with a time-out; one that does not answer is reported lost and comes
-back by itself. Stopped processes, idle holders and memory that grows back are looked for here, as often as somebody
-waits for the answer: a node where nothing is revoked is looked at every `SampleInterval` only.
+A device that is slow to answer is read in a thread with a time-out. A device that does not answer is reported lost; the
+next good reading reports it recovered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,139 +16,117 @@ from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.drivers.device import Device, Reading
-from nodedaemon.drivers.process import ProcessState
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.sessions.executor import Executor
 from nodedaemon.service.sessions.roster import Roster
-
-#: Between two looks at holders while somebody waits: an idle or stopped one keeps others waiting.
-WATCH_INTERVAL_S = 0.02
+from nodedaemon.service.usage.recorder import UsageRecorder
 
 
-class Sampler:
+class DeviceReadings:
+    """`latest` holds the last good reading of each device."""
+
     def __init__(
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        lanes: LaneKeeper,
-        executor: Executor,
         devices: Mapping[DeviceId, Device],
-        *,
-        loop: asyncio.AbstractEventLoop,
-        timeout_s: Callable[[], float],
-        sweep: Callable[[], None],
-        report_device: Callable[[DeviceId, str], None],
-        report_strangers: Callable[[DeviceId, str], None],
+        configuration: ActiveConfiguration,
+        recorder: UsageRecorder,
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
         self._roster = roster
-        self._lanes = lanes
-        self._executor = executor
-        self._devices = devices
-        self._loop = loop
-        self._timeout_s = timeout_s
-        self._sweep = sweep
-        self._report_device = report_device
-        self._report_strangers = report_strangers
-        self._foreign_bytes: dict[DeviceId, int] = {}
-        self._further_bytes: dict[SessionId, int] = {}
+        self.devices = devices
+        self._configuration = configuration
+        self._recorder = recorder
         self._log = log
+        self._foreign_bytes: dict[DeviceId, int] = {}
+        self._overrun_bytes: dict[SessionId, int] = {}
         self._threads: dict[DeviceId, ThreadPoolExecutor] = {}
         self._hung: set[DeviceId] = set()
         self._lost: set[DeviceId] = set()
-        self._timer: asyncio.TimerHandle | None = None
-        self.readings: dict[DeviceId, Reading] = {}
-        self.failure_count = 0
-
-    async def run(self, interval_s: Callable[[], float]) -> None:
-        while True:
-            await self.sample()
-            await asyncio.sleep(interval_s())
+        self.latest: dict[DeviceId, Reading] = {}
 
     async def sample(self) -> None:
-        for device in self._devices.values():
-            await self._read(device)
-        self.look_at_processes()
-        self._lanes.watch()
-        self._sweep()
+        for device in self.devices.values():
+            await self._sample_device(device)
 
-    async def _read(self, device: Device) -> None:
-        pids = [
-            facts.process.pid
-            for facts in self._dispatcher.state.sessions.values()
-            if facts.device == device.uuid and facts.process.pid
-        ]
+    async def _sample_device(self, device: Device) -> None:
+        sessions = [facts for facts in self._dispatcher.state.sessions.values() if facts.device == device.uuid]
+        pids = [facts.process.pid for facts in sessions if facts.process.pid]
         try:
-            reading = await self._call(device, pids)
+            reading = await self._read(device, pids)
         except (OperatingError, TimeoutError) as error:
-            self.failure_count += 1
             self._mark_lost(device.uuid, str(error) or "it does not answer")
             return
-        self.readings[device.uuid] = reading
+        self.latest[device.uuid] = reading
         for fault in reading.faults:
-            self._report_device(device.uuid, fault)
+            self._recorder.report_device("xid", device.uuid, fault)
         if device.uuid in self._lost:
             self._lost.discard(device.uuid)
             self._log.info("device recovered", device=device.uuid)
             self._dispatcher.submit(events.DeviceRecovered(device.uuid))
-        self._look_for_strangers(device, reading, pids)
-        own = {process.pid: process.used_bytes for process in reading.processes}
+        self._report_foreign_processes(device, reading, pids)
+        used_bytes = {process.pid: process.used_bytes for process in reading.processes}
         for facts in self._dispatcher.state.sessions.values():
             live = self._roster.get(facts.session)
             if live is not None and facts.device == device.uuid:
-                live.own_bytes_max = max(live.own_bytes_max, own.get(facts.process.pid, 0))
-        self._charge_further(device.uuid)
+                live.own_bytes_max = max(live.own_bytes_max, used_bytes.get(facts.process.pid, 0))
+        self._charge_further_sessions(device.uuid)
 
-    def _charge_further(self, device: DeviceId) -> None:
-        """A job's further sessions came in on what the job was charged: what they hold beyond it is charged now."""
+    def _charge_further_sessions(self, device: DeviceId) -> None:
+        """Charge a job with several sessions for what they hold beyond its charge.
+
+        Further sessions of a job arrive with no bytes of their own, so the excess goes to the last one.
+        """
+        sessions = self._dispatcher.state.sessions
         jobs: dict[JobId, list[SessionFacts]] = {}
-        for facts in self._dispatcher.state.sessions.values():
-            if facts.device == device and facts.process.pid and facts.is_admitted and not facts.is_leaving:
+        for facts in sessions.values():
+            if facts.device == device and facts.process.pid and facts.view.is_admitted and not facts.view.is_leaving:
                 jobs.setdefault(facts.job, []).append(facts)
-        gone = set(self._further_bytes) - set(self._dispatcher.state.sessions)
-        for session in gone:
-            del self._further_bytes[session]
-        for mates in jobs.values():
-            if len(mates) < 2:
+        self._overrun_bytes = {session: size for session, size in self._overrun_bytes.items() if session in sessions}
+        for members in jobs.values():
+            if len(members) < 2:
                 continue
-            lives = [live for facts in mates if (live := self._roster.get(facts.session)) is not None]
-            lack_bytes = sum(live.own_bytes_max for live in lives) - sum(facts.persistent_bytes for facts in mates)
-            last = mates[-1]
-            # Told once for every quarter more: a device without room would else refuse it at every reading.
-            told_bytes = self._further_bytes.get(last.session, 0)
-            if lack_bytes > told_bytes // 4 and lack_bytes > 0:
-                wanted_bytes = last.persistent_bytes + lack_bytes
-                self._further_bytes[last.session] = wanted_bytes
+            lives = [live for facts in members if (live := self._roster.get(facts.session)) is not None]
+            excess_bytes = sum(live.own_bytes_max for live in lives) - sum(
+                facts.view.persistent_bytes for facts in members
+            )
+            last = members[-1]
+            # Report again only after growth by a quarter: a device without room would refuse it at every reading.
+            if excess_bytes > 0 and excess_bytes > self._overrun_bytes.get(last.session, 0) // 4:
+                wanted_bytes = last.view.persistent_bytes + excess_bytes
+                self._overrun_bytes[last.session] = wanted_bytes
                 self._dispatcher.submit(events.SessionOverran(last.session, wanted_bytes, 0))
 
-    def _look_for_strangers(self, device: Device, reading: Reading, pids: list[int]) -> None:
-        """Processes outside Salus on a device: told when they come and when they grow by a quarter."""
-        known = {*pids, os.getpid()}
-        foreign_bytes = sum(process.used_bytes for process in reading.processes if process.pid not in known)
-        told_bytes = self._foreign_bytes.get(device.uuid, 0)
-        if foreign_bytes > told_bytes + told_bytes // 4:
-            strangers = [process.pid for process in reading.processes if process.pid not in known]
+    def _report_foreign_processes(self, device: Device, reading: Reading, pids: list[int]) -> None:
+        """Report processes outside Salus when they appear, and again when their memory grows by a quarter."""
+        ours = {*pids, os.getpid()}
+        foreign = [process for process in reading.processes if process.pid not in ours]
+        foreign_bytes = sum(process.used_bytes for process in foreign)
+        reported_bytes = self._foreign_bytes.get(device.uuid, 0)
+        if foreign_bytes > reported_bytes + reported_bytes // 4:
+            foreign_pids = [process.pid for process in foreign]
             self._log.warning(
-                "foreign processes on the device", device=device.uuid, pids=strangers, bytes=foreign_bytes
+                "foreign processes on the device", device=device.uuid, pids=foreign_pids, bytes=foreign_bytes
             )
-            self._report_strangers(device.uuid, f"pids {strangers[:16]} hold {foreign_bytes} bytes")
+            detail = f"pids {foreign_pids[:16]} hold {foreign_bytes} bytes"
+            self._recorder.report_device("foreign_memory", device.uuid, detail)
             self._foreign_bytes[device.uuid] = foreign_bytes
         elif not foreign_bytes:
             self._foreign_bytes.pop(device.uuid, None)
 
-    async def _call(self, device: Device, pids: list[int]) -> Reading:
+    async def _read(self, device: Device, pids: list[int]) -> Reading:
         if not device.is_slow:
             return device.read(pids)
         thread = self._threads.get(device.uuid)
         if thread is None or device.uuid in self._hung:
-            # A call that hangs keeps its thread; it is left alone and the next try gets another, once a reading.
+            # A call that hangs keeps its thread; the next reading uses another one.
             thread = self._threads[device.uuid] = ThreadPoolExecutor(1, thread_name_prefix="reading")
-        async with asyncio.timeout(self._timeout_s()):
+        async with asyncio.timeout(self._configuration.settings.readings.timeout_ns / 1e9):
             try:
-                reading = await self._loop.run_in_executor(thread, device.read, pids)
+                reading = await asyncio.get_running_loop().run_in_executor(thread, device.read, pids)
             except asyncio.CancelledError:
                 self._hung.add(device.uuid)
                 raise
@@ -157,9 +134,9 @@ class Sampler:
         return reading
 
     async def measure(self, device: DeviceId, pid: int) -> int:
-        """What a process holds of a device now; 0 where the device does not say."""
+        """Bytes that a process holds on a device now; 0 if the device does not answer."""
         try:
-            reading = await self._call(self._devices[device], [pid])
+            reading = await self._read(self.devices[device], [pid])
         except (OperatingError, TimeoutError):
             return 0
         return sum(process.used_bytes for process in reading.processes if process.pid == pid)
@@ -172,62 +149,11 @@ class Sampler:
         self._dispatcher.submit(events.DeviceLost(device, reason))
 
     def recall_lost(self) -> None:
-        """After a restart: devices that the engine holds for lost are to be recovered by the next good reading."""
+        """After a restart: the next good reading recovers the devices that the engine has as lost."""
         for device in self._dispatcher.engine.snapshot().devices:
             if device.lost_reason is not None:
                 self._lost.add(device.device)
 
-    # Holders that keep others waiting
-
-    def watch_soon(self) -> None:
-        """Somebody waits, was revoked, or a lane is being released: look soon, and go on while it lasts."""
-        if self._timer is None:
-            self._timer = self._loop.call_later(WATCH_INTERVAL_S, self._watch)
-
-    def _watch(self) -> None:
-        self._timer = None
-        is_needed = False
-        everybody = list(self._dispatcher.state.sessions.values())
-        # A policy may well prefer the holder to all who wait; while it is idle it is nobody's to prefer.
-        wanted = {facts.device for facts in everybody if facts.is_waiting}
-        for facts in everybody:
-            live = self._roster.get(facts.session)
-            is_kept = not facts.is_revoked and (facts.device not in wanted or not facts.is_gated)
-            if live is None or facts.grant_epoch is None or is_kept:
-                continue
-            # Also where the grant came back just now: who got it may be idle soon, and no event would tell.
-            is_needed = True
-            if self._executor.take_idle(live, facts) or self._executor.settle_over(live, facts):
-                continue
-            if facts.is_revoked:
-                self._look_at(facts.session)
-        if self._lanes.is_releasing:
-            self._lanes.recheck()
-            is_needed = is_needed or self._lanes.is_releasing
-        if is_needed:
-            self.watch_soon()
-
-    def look_at_processes(self) -> None:
-        """See who was stopped or continued since the last look."""
-        for facts in list(self._dispatcher.state.sessions.values()):
-            # Whether one that neither holds nor wants anything is stopped matters to nobody.
-            if facts.grant_epoch is not None or facts.is_waiting or facts.is_stopped:
-                self._look_at(facts.session)
-
-    def _look_at(self, session: Any) -> None:
-        facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-        if facts is None or live is None or live.process is None or facts.is_leaving or not facts.is_admitted:
-            return
-        state = live.process.state()
-        if state is ProcessState.STOPPED and not facts.is_stopped:
-            self._log.info("session stopped", job=facts.job, session=session, device=facts.device)
-            self._dispatcher.submit(events.SessionStopped(session))
-        elif state is ProcessState.RUNNING and facts.is_stopped:
-            self._log.info("session continued", job=facts.job, session=session, device=facts.device)
-            self._dispatcher.submit(events.SessionContinued(session))
-
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         for thread in self._threads.values():
             thread.shutdown(wait=False, cancel_futures=True)

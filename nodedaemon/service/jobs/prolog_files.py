@@ -1,15 +1,15 @@
-"""Compares the jobs that the daemon knows with the files that Prolog and Epilog leave beside its socket.
+"""The files that Prolog and Epilog leave beside the daemon's socket, and the starts and ends that they show.
 
-A Prolog writes `jobs/ID` before it asks and an Epilog removes it before it asks (docs/protocol.md). What happened while
-the daemon was away is found here: a file without a job is a missed start, a job without a file a missed end. After a
-reboot the folder is gone with /run, and with it every job of before.
+A Prolog writes `jobs/ID` before its request and an Epilog removes it before its own (docs/protocol.md). They show what
+happened while the daemon was down: a file without a job is a missed start, a job without a file is a missed end. A
+reboot clears /run, and with it the files of all earlier jobs.
 
-An Epilog moves the file to `ended/ID`. slurmd skips the Prolog of a job that starts again on its node while it still
-has the id in memory, if the launch overtakes the Prolog's message (seen on 22.05): then the SPANK plugin finds the
-ended file and asks, and what the Prolog would have told is had from slurmctld.
+An Epilog moves the file to `ended/ID`. If a job starts again on its node while slurmd still remembers its id, and its
+launch arrives before the Prolog's message, slurmd skips the Prolog (seen on 22.05). Then the SPANK plugin finds the
+ended file and asks the daemon, which gets what the Prolog would have sent from slurmctld.
 
-A Prolog gives Slurm a few seconds to name the job's segment. Where many jobs start at once that is too short; without
-the segment the job would pass for an unmeasured one and wait for the whole device beside jobs that Slurm put there.
+A Prolog waits only a few seconds for Slurm to name the job's segment. When many jobs start at once that is too short.
+Without its segment a job would count as unmeasured and wait for the whole device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,133 +24,38 @@ import msgspec
 
 from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import JobId
-from nodedaemon.drivers.slurm import StartWord
-from nodedaemon.service.jobs.registry import JobEnd, JobStart, TaskRequest, user_name
-from nodedaemon.service.journal.state import JobFacts
+from nodedaemon.service.control.configuration import ActiveConfiguration
+from nodedaemon.service.jobs.slurm import NodeSlurm
+from nodedaemon.wire.control import JobStart, TaskRequest
+from nodedaemon.wire.users import user_name
 
 FILE_BYTES_MAX = 16 * 1024
-#: Much longer than slurmd remembers an id (cred_expire, two minutes unless set otherwise).
+#: Much longer than slurmd remembers an id: cred_expire, two minutes by default.
 ENDED_KEPT_S = 3600
-#: Between two questions to a Slurm that is silent.
-ASK_AGAIN_S = 0.5
+#: Time between two requests to a Slurm that does not answer.
+RETRY_INTERVAL_S = 0.5
 
 
-class Markers:
-    def __init__(
-        self,
-        folder: Callable[[], Path],
-        known: Callable[[], dict[JobId, JobFacts]],
-        *,
-        start: Callable[[JobStart], Awaitable[Any]],
-        end: Callable[[JobEnd], Awaitable[Any]],
-        ask: Callable[[JobId], Awaitable[StartWord | None]],
-        log: Any,
-    ) -> None:
-        self._folder = folder
-        self._known = known
-        self._start = start
-        self._end = end
-        self._ask = ask
+class PrologFiles:
+    def __init__(self, configuration: ActiveConfiguration, log: Any) -> None:
+        self._configuration = configuration
         self._log = log
-        # Seen without a file once: a Prolog that is just being answered has a file, but a reader may come between.
-        self._suspects: set[JobId] = set()
 
-    async def reconcile(self) -> None:
-        """One look; a job without a file is ended at the second."""
-        found = self.read()
-        if found is None:
-            return
-        for job, request in found.items():
-            facts = self._known().get(job)
-            if facts is None or request.restart > facts.restart_count:
-                self._log.info("job was not announced", job=job)
-                try:
-                    await self._start(request)
-                except SalusError as error:
-                    self._log.warning("job not taken up", job=job, why=str(error))
-        missing = {
-            job
-            for job, facts in self._known().items()
-            if not facts.is_local and not facts.is_ended and job not in found
-        }
-        for job in missing & self._suspects:
-            self._log.info("job ended unseen", job=job)
-            await self._end(JobEnd(job))
-        self._suspects = missing - self._suspects
-        self._clear_ended()
+    @property
+    def _folder(self) -> Path:
+        return self._configuration.run_directory / "jobs"
 
-    async def announce(self, task: TaskRequest) -> None:
-        """Take up a job whose task starts and that is not known: by its Prolog's file, else by slurmctld's word."""
-        job = JobId(task.job)
-        try:
-            request = (self.read() or {}).get(job) or await self._ask_start(task)
-            if request is not None:
-                await self._start(request)
-        except (OSError, SalusError) as error:
-            self._log.warning("job without Prolog: not taken up", job=job, why=str(error))
-
-    async def _ask_start(self, task: TaskRequest) -> JobStart | None:
-        job = JobId(task.job)
-        word = await self._ask(job)
-        if word is None:
-            return None
-        request = JobStart(
-            job=job, uid=task.uid, user=user_name(task.uid), gpus=task.cuda, restart=word.restart_count,
-            partition=word.partition, account=word.account, qos=word.qos, segment=word.segment,
-        )  # fmt: skip
-        self._log.warning("job without Prolog: taken up by its segment", job=job, restart=word.restart_count)
-        # First the file, as a Prolog does: a job without one would be ended.
-        self._leave(request)
-        return request
-
-    async def complete(self, request: JobStart, patience_s: float) -> JobStart:
-        """What a Prolog to which Slurm gave no answer would have told; asks once, then till the time is up.
-
-        The request as it came where slurmctld stays silent, or says that the job is not ours.
-        """
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + patience_s
-        why = ""
-        while True:
-            try:
-                word = await self._ask(JobId(request.job))
-                break
-            except (OSError, SalusError) as error:
-                why = str(error)
-            if loop.time() + ASK_AGAIN_S >= deadline_s:
-                self._log.warning("job without segment: it counts as unmeasured", job=request.job, why=why)
-                return request
-            await asyncio.sleep(ASK_AGAIN_S)
-        if word is None:
-            return request
-        self._log.info("job without segment: slurmctld told it", job=request.job)
-        return msgspec.structs.replace(
-            request, restart=max(request.restart, word.restart_count), partition=word.partition, account=word.account,
-            qos=word.qos, segment=word.segment,
-        )  # fmt: skip
-
-    def _leave(self, request: JobStart) -> None:
-        folder = self._folder()
-        folder.mkdir(mode=0o755, exist_ok=True)
-        new = folder / f"{request.job}.new"
-        new.write_bytes(msgspec.json.encode(request))
-        new.replace(folder / request.job)
-        (folder.parent / "ended" / request.job).unlink(missing_ok=True)
-
-    def _clear_ended(self) -> None:
-        """Forget ended jobs that no slurmd remembers either."""
-        with contextlib.suppress(OSError):
-            for file in (self._folder().parent / "ended").iterdir():
-                if time.time() - file.stat().st_mtime > ENDED_KEPT_S:
-                    file.unlink(missing_ok=True)
+    @property
+    def _ended(self) -> Path:
+        return self._configuration.run_directory / "ended"
 
     def read(self) -> dict[JobId, JobStart] | None:
-        """The requests in the folder; None where no Prolog has ever made one. What cannot be read is left out."""
+        """The request in each file, with uid -1 if it is not readable; None if no Prolog ever wrote a file."""
         try:
-            files = sorted(self._folder().iterdir())
+            files = sorted(self._folder.iterdir())
         except OSError:
             return None
-        found = {}
+        requests = {}
         for file in files:
             if not file.name.isdigit():
                 continue
@@ -159,19 +63,82 @@ class Markers:
                 with file.open("rb") as stream:
                     request = msgspec.json.decode(stream.read(FILE_BYTES_MAX), type=JobStart)
             except (OSError, msgspec.MsgspecError) as error:
-                self._log.warning("job's file not read", file=file.name, why=str(error))
+                self._log.warning("job file not readable", file=file.name, why=str(error))
                 request = JobStart(job=file.name, uid=-1)
             if request.job == file.name:
                 request.wait_ms = 0
-                found[JobId(file.name)] = request
-        return {job: request for job, request in found.items() if request.uid >= 0 or job in self._known()}
+                requests[JobId(file.name)] = request
+        return requests
 
-    def forget(self, job: JobId) -> None:
-        """Remove a job's file, as the Epilog that did not come would have."""
-        (self._folder() / job).unlink(missing_ok=True)
+    def write(self, request: JobStart) -> None:
+        self._folder.mkdir(mode=0o755, exist_ok=True)
+        new = self._folder / f"{request.job}.new"
+        new.write_bytes(msgspec.json.encode(request))
+        new.replace(self._folder / request.job)
+        (self._ended / request.job).unlink(missing_ok=True)
 
-    async def run(self, interval_s: Callable[[], float], gathered: Callable[[], Awaitable[None]]) -> None:
-        await gathered()
+    def remove(self, job: JobId) -> None:
+        """Remove the file of a job whose Epilog did not run."""
+        (self._folder / job).unlink(missing_ok=True)
+
+    def clear_ended(self) -> None:
+        """Remove the files of ended jobs that slurmd does not remember any more."""
+        with contextlib.suppress(OSError):
+            for file in self._ended.iterdir():
+                if time.time() - file.stat().st_mtime > ENDED_KEPT_S:
+                    file.unlink(missing_ok=True)
+
+
+class JobStarts:
+    """Finds or completes a job's start request with what slurmctld knows."""
+
+    def __init__(self, files: PrologFiles, slurm: NodeSlurm, log: Any) -> None:
+        self._files = files
+        self._slurm = slurm
+        self._log = log
+
+    async def find(self, task: TaskRequest) -> JobStart | None:
+        """The start of a job whose task runs before the daemon knows the job: from the Prolog's file or slurmctld."""
+        job = JobId(task.job)
+        request = (self._files.read() or {}).get(job)
+        if request is not None and request.uid >= 0:
+            return request
+        try:
+            answer = await self._slurm.commands().start(job)
+            if answer is None:
+                return None
+            request = JobStart(
+                job=job, uid=task.uid, user=user_name(task.uid), gpus=task.cuda, restart=answer.restart_count,
+                partition=answer.partition, account=answer.account, qos=answer.qos, segment=answer.segment,
+            )  # fmt: skip
+            # A job without a file would be ended, so it gets one, as from its Prolog.
+            self._files.write(request)
+        except (OSError, SalusError) as error:
+            self._log.warning("job without Prolog: not added", job=job, why=str(error))
+            return None
+        self._log.warning("job without Prolog: added by its segment", job=job, restart=answer.restart_count)
+        return request
+
+    async def complete(self, request: JobStart, patience_s: float) -> JobStart:
+        """Add what Slurm did not tell the Prolog in time. Asks at least once, and until the time is up.
+
+        Returns the request unchanged if slurmctld does not answer, or if the job is not ours.
+        """
+        deadline_s = time.monotonic() + patience_s
         while True:
-            await self.reconcile()
-            await asyncio.sleep(interval_s())
+            try:
+                answer = await self._slurm.commands().start(JobId(request.job))
+                break
+            except (OSError, SalusError) as error:
+                why = str(error)
+            if time.monotonic() + RETRY_INTERVAL_S >= deadline_s:
+                self._log.warning("job without segment: it counts as unmeasured", job=request.job, why=why)
+                return request
+            await asyncio.sleep(RETRY_INTERVAL_S)
+        if answer is None:
+            return request
+        self._log.info("job without segment: slurmctld gave it", job=request.job)
+        return msgspec.structs.replace(
+            request, restart=max(request.restart, answer.restart_count), partition=answer.partition,
+            account=answer.account, qos=answer.qos, segment=answer.segment,
+        )  # fmt: skip

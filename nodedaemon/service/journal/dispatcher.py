@@ -1,7 +1,23 @@
-"""One place where events meet the engine: journal first, then the engine, then the commands, in order.
+"""The only path by which an event reaches the engine, when it happens and when a journal is replayed.
 
-Events that arise while commands are carried out wait their turn. `recover` takes a journal's segment through the same
-steps with nothing carried out, so a restarted daemon and `salus simulate --replay` come to the state that was.
+Theory of operation. State lives in two places: the engine decides, `ShellState` keeps what the engine cannot know. Both
+change here and nowhere else. An event goes through five steps, in this order:
+
+1. The event and the time are written to the journal.
+2. `Engine.handle` changes the engine's state and returns commands. A refused event changes nothing.
+3. `ShellState.follow` adds or removes the entries that the event brought or took away.
+4. The observers see the event and its commands.
+5. The executor carries the commands out.
+
+Carrying out a command often leads to further events, such as `LaneOpened`. They wait in the queue until all commands of
+the present event are carried out, so a command never runs against a state that a later event has changed already.
+Facts that no event carries are notes: `note` applies one to `ShellState` and writes it to the journal.
+
+Why a restart loses nothing: an event is in the journal before anything depends on it, the engine is deterministic, and
+`replay` runs the same `process` (steps 2 and 3, nothing carried out). So the state after a replay is the state that
+the killed daemon had, up to commands that it did not get to carry out. Commands are safe to carry out twice, and
+`sessions.recovery` repeats those that may not have arrived. `DigestNote` checks the claim: every few hundred events the
+daemon writes a hash of the engine's state, and a replay compares its own with it.
 """
 
 from __future__ import annotations
@@ -9,7 +25,8 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -19,10 +36,10 @@ from nodedaemon.core.errors import OperatingError, PeerError, RequestError, Salu
 from nodedaemon.core.events import Event
 from nodedaemon.core.frozen import FORMAT, FrozenEngine, freeze, thaw
 from nodedaemon.core.invariants import check
-from nodedaemon.service.journal.segments import EventRecord, Journal, NoteRecord, Segment, decode_event
+from nodedaemon.service.journal.segments import EventRecord, Journal, Segment, decode_event
 from nodedaemon.service.journal.state import DigestNote, Note, ShellState, decode_note, encode_note
 
-#: Events between two digests in the journal. One costs about as much as ten events with a dozen sessions.
+#: Events between two digests in the journal. A digest costs about as much as ten events with a dozen sessions.
 DIGEST_INTERVAL_COUNT = 500
 
 
@@ -35,16 +52,16 @@ class _Format(msgspec.Struct):
 
 
 def freeze_engine(engine: Engine) -> bytes:
-    """JSON, because service numbers outgrow 64 bits; and an admin can read it."""
+    """JSON: service numbers exceed 64 bits, and an admin can read it."""
     return msgspec.json.encode(freeze(engine))
 
 
 def thaw_engine(payload: bytes) -> Engine:
-    """Read a snapshot. Raises `OperatingError` for one of another format, damaged, or of a state that cannot be."""
+    """Read a snapshot. Raises `OperatingError` if it has another format, is damaged, or breaks an invariant."""
     try:
-        found = msgspec.json.decode(payload, type=_Format).format
-        if found != FORMAT:
-            raise OperatingError(f"read journal: snapshot: format {found}, this release reads {FORMAT}")
+        format_number = msgspec.json.decode(payload, type=_Format).format
+        if format_number != FORMAT:
+            raise OperatingError(f"read journal: snapshot: format {format_number}, this release reads {FORMAT}")
         engine = thaw(msgspec.json.decode(payload, type=FrozenEngine))
         check(engine, {})
     except (msgspec.DecodeError, AssertionError) as error:
@@ -52,122 +69,152 @@ def thaw_engine(payload: bytes) -> Engine:
     return engine
 
 
+class CommandExecutor(Protocol):
+    """Carries the engine's commands out."""
+
+    def carry_out(self, command: Command) -> None:
+        """May submit events; they are handled after all commands of the present event."""
+
+    def on_refused(self, event: Event, error: SalusError) -> None:
+        """The engine refused an event and changed nothing."""
+
+
+class EventObserver(Protocol):
+    """Sees every event with its commands before they are carried out; for metrics and usage records."""
+
+    def watch(self, event: Event, commands: list[Command], now_ns: int) -> None: ...
+
+
+class Dispatcher:
+    """Takes events and notes in. `executor` and `observers` are set once, before the first event."""
+
+    def __init__(
+        self,
+        state: ShellState,
+        clock: Callable[[], int],
+        journal: Journal | None = None,
+        digest_interval_count: int = DIGEST_INTERVAL_COUNT,
+    ) -> None:
+        self.state = state
+        self.engine = state.engine
+        self.clock = clock
+        self.journal = journal
+        self.executor: CommandExecutor | None = None
+        self.observers: list[EventObserver] = []
+        self.event_count = 0
+        self._digest_interval_count = digest_interval_count
+        self._queue: deque[Event] = deque()
+        self._is_busy = False
+
+    def submit(self, event: Event) -> None:
+        """Handle the event, now or after those before it. A refusal goes to the executor."""
+        if self._is_busy:
+            self._queue.append(event)
+            return
+        refusal = self._handle(event)
+        if refusal is not None:
+            self._report(event, refusal)
+
+    def request(self, event: Event) -> None:
+        """Like `submit`, for an admin's request: raises the error if the engine refuses it."""
+        assert not self._is_busy, f"{event}: requests do not come out of commands"
+        refusal = self._handle(event)
+        if refusal is not None:
+            raise refusal
+
+    def note(self, note: Note) -> None:
+        self.state.apply(note)
+        if self.journal is not None:
+            self.journal.append_note(encode_note(note))
+
+    def carry_out(self, command: Command) -> None:
+        """Carry out a command of the engine, or one that the shell adds, such as the end of a session."""
+        if self.executor is not None:
+            self.executor.carry_out(command)
+
+    def snapshot(self) -> tuple[bytes, bytes]:
+        return freeze_engine(self.engine), self.state.encode()
+
+    def process(self, event: Event, now_ns: int) -> list[Command]:
+        """Take one event through engine and state. Raises `PeerError` or `RequestError` if the engine refuses it.
+
+        For `replay`; everybody else calls `submit`, which also carries the commands out.
+        """
+        if self.journal is not None:
+            self.journal.rotate_if_due()
+            self.journal.append_event(event, now_ns)
+        commands = self.engine.handle(event, now_ns)
+        self.state.follow(event, commands)
+        self.event_count += 1
+        if self.journal is not None and self.event_count % self._digest_interval_count == 0:
+            self.note(DigestNote(engine_digest(self.engine)))
+        for observer in self.observers:
+            observer.watch(event, commands, now_ns)
+        return commands
+
+    def _handle(self, event: Event) -> SalusError | None:
+        """Handle the event, then those that its commands lead to. Returns the refusal of `event`, if any."""
+        self._is_busy = True
+        try:
+            refusal = self._step(event)
+            while self._queue:
+                following = self._queue.popleft()
+                error = self._step(following)
+                if error is not None:
+                    self._report(following, error)
+        finally:
+            self._is_busy = False
+        return refusal
+
+    def _step(self, event: Event) -> SalusError | None:
+        try:
+            commands = self.process(event, self.clock())
+        except (PeerError, RequestError) as error:
+            return error
+        for command in commands:
+            self.carry_out(command)
+        return None
+
+    def _report(self, event: Event, error: SalusError) -> None:
+        if self.executor is not None:
+            self.executor.on_refused(event, error)
+
+
 @dataclass(slots=True)
 class Replay:
-    """What a segment leads to. `mismatch_count` must be 0: each is a digest that replay did not reproduce."""
+    """The state that a segment leads to. Each mismatch is a digest that the replay did not reproduce."""
 
-    engine: Engine
     state: ShellState
     event_count: int = 0
     digest_count: int = 0
     mismatch_count: int = 0
     last_ns: int = 0
 
+    @property
+    def engine(self) -> Engine:
+        return self.state.engine
+
 
 def replay(segment: Segment, on_commands: Callable[[Event, int, list[Command]], None] | None = None) -> Replay:
-    """Take the segment's records through engine and state; raises `OperatingError` where that cannot be done."""
+    """Process the segment's records with nothing carried out. Raises `OperatingError` if that is not possible."""
     engine = thaw_engine(segment.snapshot.engine) if segment.snapshot.engine else Engine()
-    state = ShellState.decode(segment.snapshot.shell) if segment.snapshot.shell else ShellState()
-    result = Replay(engine, state)
+    shell = segment.snapshot.shell
+    result = Replay(ShellState.decode(engine, shell) if shell else ShellState(engine))
+    dispatcher = Dispatcher(result.state, lambda: result.last_ns)
     for record in segment.records:
         if isinstance(record, EventRecord):
-            event = decode_event(record)
-            commands = step(engine, state, event, record.now_ns)
+            event, result.last_ns = decode_event(record), record.now_ns
             result.event_count += 1
-            result.last_ns = record.now_ns
+            try:
+                commands = dispatcher.process(event, record.now_ns)
+            except (PeerError, RequestError):
+                commands = []  # refused then as well
             if on_commands is not None:
                 on_commands(event, record.now_ns, commands)
             continue
-        assert isinstance(record, NoteRecord)
         note = decode_note(record.payload)
-        state.take_note(note)
+        dispatcher.note(note)
         if isinstance(note, DigestNote):
             result.digest_count += 1
             result.mismatch_count += note.digest != engine_digest(engine)
-    _drop_halves(engine, state)
     return result
-
-
-def _drop_halves(engine: Engine, state: ShellState) -> None:
-    """A journal may end between a note and its event: what the engine never heard of does not exist."""
-    known = {session.session for device in engine.snapshot().devices for session in device.sessions}
-    for session in set(state.sessions) - known:
-        del state.sessions[session]
-
-
-def step(engine: Engine, state: ShellState, event: Event, now_ns: int) -> list[Command]:
-    """One event through engine and state. What the engine refuses has changed nothing and gives no commands."""
-    try:
-        commands = engine.handle(event, now_ns)
-    except (PeerError, RequestError):
-        return []
-    state.take_event(event, now_ns)
-    for command in commands:
-        state.take_command(command, now_ns)
-    return commands
-
-
-@dataclass(slots=True)
-class Dispatcher:
-    engine: Engine
-    state: ShellState
-    clock: Callable[[], int]
-    journal: Journal | None = None
-    digest_interval_count: int = DIGEST_INTERVAL_COUNT
-    carry_out: Callable[[Command], None] = lambda _: None
-    on_refused: Callable[[Event, SalusError], None] = lambda _event, _error: None
-    watch: Callable[[Event, list[Command], int], None] = lambda _event, _commands, _now: None
-    event_count: int = 0
-    _queue: deque[Event] = field(default_factory=deque)
-    _is_busy: bool = False
-
-    def submit(self, event: Event) -> None:
-        """Take an event in, now or after those before it. A refusal goes to `on_refused`."""
-        self._queue.append(event)
-        if self._is_busy:
-            return
-        self._is_busy = True
-        try:
-            while self._queue:
-                self._take(self._queue.popleft())
-        finally:
-            self._is_busy = False
-
-    def ask(self, event: Event) -> None:
-        """As `submit`, for an admin's wish: a refusal is raised instead."""
-        refused: list[SalusError] = []
-        previous, self.on_refused = self.on_refused, lambda _event, error: refused.append(error)
-        try:
-            self.submit(event)
-        finally:
-            self.on_refused = previous
-        if refused:
-            raise refused[0]
-
-    def note(self, note: Note) -> None:
-        self.state.take_note(note)
-        if self.journal is not None:
-            self.journal.append_note(encode_note(note))
-
-    def snapshot(self) -> tuple[bytes, bytes]:
-        return freeze_engine(self.engine), self.state.encode()
-
-    def _take(self, event: Event) -> None:
-        now_ns = self.clock()
-        if self.journal is not None:
-            self.journal.rotate_if_due()
-            self.journal.append_event(event, now_ns)
-        try:
-            commands = self.engine.handle(event, now_ns)
-        except (PeerError, RequestError) as error:
-            self.on_refused(event, error)
-            return
-        self.state.take_event(event, now_ns)
-        for command in commands:
-            self.state.take_command(command, now_ns)
-        self.event_count += 1
-        if self.journal is not None and self.event_count % self.digest_interval_count == 0:
-            self.note(DigestNote(engine_digest(self.engine)))
-        self.watch(event, commands, now_ns)
-        for command in commands:
-            self.carry_out(command)

@@ -12,7 +12,7 @@ set aside at once and the next segment begins with a snapshot as soon as the dis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import Event
 from nodedaemon.service.journal.record_file import Damage, RecordWriter, good_prefix_bytes, read_records
 
-#: 1 had snapshots that could be run; they are not read any more.
-FORMAT = 2
+#: 1: pickled snapshots. 2: the shell's state repeated the engine's. Neither is read any more.
+FORMAT = 3
 SEGMENT_BYTES_MAX = 32 * 1024 * 1024
 SEGMENTS_MAX = 4
 #: A full disk is asked again after this many events, so that a daemon under load does not spend its time on failures.
@@ -155,23 +155,31 @@ class JournalCounters:
     rotation_count: int = 0
 
 
-@dataclass(slots=True)
 class Journal:
-    """Writes the journal. `take_snapshot` gives (engine, shell) bytes whenever a new segment begins."""
+    """Writes the journal of one daemon; `recover` first, then `begin`."""
 
-    directory: Path
-    release: str
-    boot: str
-    take_snapshot: Callable[[], tuple[bytes, bytes]]
-    segment_bytes_max: int = SEGMENT_BYTES_MAX
-    segments_max: int = SEGMENTS_MAX
-    counters: JournalCounters = field(default_factory=JournalCounters)
-    fault: str = ""
-    #: Why `recover` took nothing over although there was something.
-    refusal: str = ""
-    _writer: RecordWriter | None = None
-    _number: int = 0
-    _skipped: int = 0
+    def __init__(
+        self,
+        directory: Path,
+        release: str,
+        boot: str,
+        *,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        segments_max: int = SEGMENTS_MAX,
+    ) -> None:
+        self.directory = directory
+        self.counters = JournalCounters()
+        self.fault = ""
+        #: Why `recover` took nothing over although there was a segment.
+        self.refusal = ""
+        self._release = release
+        self._boot = boot
+        self._segment_bytes_max = segment_bytes_max
+        self._segments_max = segments_max
+        self._take_snapshot: Callable[[], tuple[bytes, bytes]] | None = None
+        self._writer: RecordWriter | None = None
+        self._number = 0
+        self._skipped = 0
 
     def recover(self) -> Segment | None:
         """The newest state worth taking over, or None: none, of another boot, of another format, or unreadable.
@@ -185,12 +193,12 @@ class Journal:
             return None
         newest = paths[-1]
         head, segment = read_head(newest), read_segment(newest)
-        if head is not None and head.boot != self.boot:
+        if head is not None and head.boot != self._boot:
             return None
         if segment is None:
             is_foreign = head is not None and head.format != FORMAT
-            told = f"format {head.format} of release {head.release}" if head is not None and is_foreign else "damaged"
-            self.refusal = f"{newest.name}: {told}; this release reads format {FORMAT}"
+            fault = f"format {head.format} of release {head.release}" if head is not None and is_foreign else "damaged"
+            self.refusal = f"{newest.name}: {fault}; this release reads format {FORMAT}"
             _set_aside(newest, "format" if is_foreign else "damaged")
             return None
         if segment.damage.record_count and segment.damage.places[0][1] < good_prefix_bytes(newest):
@@ -203,8 +211,12 @@ class Journal:
             self._begin_again()
         self.close()
 
-    def begin(self) -> None:
-        """Start a new segment with the present state; raises `OperatingError` if the disk does not take it."""
+    def begin(self, take_snapshot: Callable[[], tuple[bytes, bytes]]) -> None:
+        """Start a new segment with the present state; raises `OperatingError` if the disk does not accept it.
+
+        `take_snapshot` returns the state of the engine and of the shell; every new segment begins with it.
+        """
+        self._take_snapshot = take_snapshot
         try:
             self._rotate()
         except OSError as error:
@@ -222,7 +234,7 @@ class Journal:
 
     def rotate_if_due(self) -> None:
         """Called between two events, where the state is whole."""
-        if self._writer is not None and self._writer.size_bytes < self.segment_bytes_max:
+        if self._writer is not None and self._writer.size_bytes < self._segment_bytes_max:
             return
         if self._writer is None and self._skipped < RETRY_EVENT_COUNT:
             return
@@ -265,12 +277,13 @@ class Journal:
         self.fault = f"write journal: {self.directory}: {error.strerror}"
 
     def _rotate(self) -> None:
-        engine, shell = self.take_snapshot()
+        assert self._take_snapshot is not None
+        engine, shell = self._take_snapshot()
         number = self._number + 1
         path = self.directory / f"journal.{number:06d}"
         fresh = RecordWriter(path.with_suffix(".new"))
         try:
-            fresh.append(_encoder.encode(Head(FORMAT, self.release, self.boot, number)))
+            fresh.append(_encoder.encode(Head(FORMAT, self._release, self._boot, number)))
             fresh.append(_encoder.encode(Snapshot(engine, shell)))
         except OSError:
             fresh.close()
@@ -282,7 +295,7 @@ class Journal:
         self.close()
         self._writer, self._number, self.fault = fresh, number, ""
         self.counters.rotation_count += 1
-        for old in segment_paths(self.directory)[: -self.segments_max]:
+        for old in segment_paths(self.directory)[: -self._segments_max]:
             old.unlink(missing_ok=True)
 
 

@@ -1,29 +1,39 @@
-"""What the shell knows beside the engine: whose process a session is, which memory a lane has, what was last ordered.
+"""The shell's state: what the daemon knows and the engine cannot know.
 
-Everything here can be written down and read again, so a daemon that was killed continues where it was: a snapshot, the
-journal's notes, and the commands that its events give again. `ShellState` changes in three ways only: a note, an event,
-a command; carrying a command out belongs to the executor, which may do it a second time after a restart.
+The engine owns every decision: grants, epochs, limits, successors, sizes, counts. The shell reads them through
+`SessionFacts.view` and `ShellState.engine` and keeps no copy. What is left is kept here: jobs as Slurm announced them,
+the process and the shared pages of a session, the memory that a session maps, and the memory of a lane.
+
+This state changes in two ways only. A note changes it directly, and every note is written to the journal. An event that
+the engine has handled adds and removes whole entries (`follow`). A snapshot is the list of notes that gives the same
+state again, so there is one format for both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
 import msgspec
 
-from nodedaemon.core import commands, events
-from nodedaemon.core.commands import Command
+from nodedaemon.core import events
+from nodedaemon.core.commands import CloseLane, Command
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.events import Event
+from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.types import DeviceId, Domain, JobClass, JobId, LaneId, SessionId
+from nodedaemon.core.views import SessionView
 
 
 class ProcessFacts(msgspec.Struct, frozen=True):
-    """A process by pid and start time; `pid` 0 where no process has come yet."""
+    """A process by pid and start time; `pid` is 0 until a process has attached."""
 
     pid: int = 0
     start_ticks: int = 0
 
 
 class JobFacts(msgspec.Struct):
-    """A job as Slurm's hooks or `salus run` made it known."""
+    """A job as Slurm's hooks or `salus run` announced it."""
 
     job: JobId
     number: int
@@ -56,66 +66,10 @@ class JobFacts(msgspec.Struct):
     start_utc_ns: int = 0
     start_mono_ns: int = 0
     is_ended: bool = False
-    #: Added to its time limit for what it waited at the gate.
+    #: Minutes added to its time limit for the time it waited at the gate.
     extended_minutes: int = 0
-    #: Where the driver limits its device memory; "" where it does not.
+    #: The cgroup in which the driver limits its device memory; "" without such a limit.
     cgroup: str = ""
-
-
-class SessionFacts(msgspec.Struct):
-    """One session: who it is (note), and what was last ordered of it (commands and events)."""
-
-    session: SessionId
-    job: JobId
-    device: DeviceId
-    domain: Domain
-    uid: int
-    process: ProcessFacts = ProcessFacts()
-    persistent_bytes: int = 0
-    ephemeral_bytes: int = 0
-    is_gated: bool = True
-    page: str = ""
-    turn: str = ""
-    slot: int = 0
-    start_utc_ns: int = 0
-    start_mono_ns: int = 0
-    # From commands and events.
-    is_admitted: bool = False
-    is_leaving: bool = False
-    end_reason: str = ""
-    lane: LaneId | None = None
-    #: Lane memory handed to the process and not known to be dropped: lane and epoch of its opening.
-    mapped_lane: LaneId | None = None
-    mapped_epoch: int = 0
-    grant_epoch: int | None = None
-    granted_lane: LaneId | None = None
-    iteration_limit: int | None = None
-    is_limited_further: bool = False
-    is_revoked: bool = False
-    revoked_ns: int = 0
-    successor: SessionId | None = None
-    successor_epoch: int | None = None
-    #: Every successor named under this grant; one that was taken before its replacement came may still start.
-    offers: dict[int, SessionId] = {}
-    is_waiting: bool = False
-    is_stopped: bool = False
-    waiting_since_ns: int = 0
-    iteration_count: int = 0
-    handover_count: int = 0
-
-
-class LaneFacts(msgspec.Struct):
-    """A lane's memory. `epoch` is that of the last order; `memory_epoch` that of the memory which it has, if any."""
-
-    lane: LaneId
-    device: DeviceId
-    domain: Domain
-    size_bytes: int = 0
-    epoch: int = 0
-    memory_epoch: int = 0
-    identity: str = ""
-    is_open: bool = False
-    is_releasing: bool = False
 
 
 class JobNote(msgspec.Struct, tag="job", frozen=True):
@@ -127,24 +81,29 @@ class JobGone(msgspec.Struct, tag="job_gone", frozen=True):
 
 
 class SessionNote(msgspec.Struct, tag="session", frozen=True):
-    """Written before its `SessionArrived`, and again when its process is known."""
+    """Written before the session's `SessionArrived`, and again when its process has attached."""
 
     session: SessionId
     job: JobId
     device: DeviceId
-    domain: Domain
     uid: int
-    process: ProcessFacts
-    is_gated: bool
-    page: str
-    turn: str
-    slot: int
     start_utc_ns: int
     start_mono_ns: int
+    process: ProcessFacts = ProcessFacts()
+    page: str = ""
+    turn: str = ""
+    slot: int = 0
+
+
+class EndNote(msgspec.Struct, tag="end", frozen=True):
+    """Why the session ends; the last reason counts."""
+
+    session: SessionId
+    reason: str
 
 
 class MappedNote(msgspec.Struct, tag="mapped", frozen=True):
-    """The session was handed a lane's memory (epoch > 0) or was seen to have dropped it (epoch 0)."""
+    """The session was sent a lane's memory (epoch > 0), or /proc shows that it maps it no more (epoch 0)."""
 
     session: SessionId
     lane: LaneId
@@ -152,7 +111,7 @@ class MappedNote(msgspec.Struct, tag="mapped", frozen=True):
 
 
 class MemoryNote(msgspec.Struct, tag="memory", frozen=True):
-    """The memory made for an `OpenLane`."""
+    """The memory created for an `OpenLane`: the epoch of that command, and how to recognise the memory."""
 
     lane: LaneId
     epoch: int
@@ -160,21 +119,22 @@ class MemoryNote(msgspec.Struct, tag="memory", frozen=True):
 
 
 class DigestNote(msgspec.Struct, tag="digest", frozen=True):
-    """A hash of the engine's state at this place; replay must come to the same one."""
+    """A hash of the engine's state at this place; a replay must reproduce it."""
 
     digest: str
 
 
 class CounterNote(msgspec.Struct, tag="counter", frozen=True):
-    """Ids are never given twice, also not over a restart."""
+    """The next free ids. No id is used twice, not even across restarts."""
 
     session_next: int
     job_next: int
 
 
-Note = JobNote | JobGone | SessionNote | MappedNote | MemoryNote | DigestNote | CounterNote
+Note = JobNote | JobGone | SessionNote | EndNote | MappedNote | MemoryNote | DigestNote | CounterNote
 _note_encoder = msgspec.msgpack.Encoder()
 _note_decoder: msgspec.msgpack.Decoder[Note] = msgspec.msgpack.Decoder(Note)
+_notes_decoder: msgspec.msgpack.Decoder[list[Note]] = msgspec.msgpack.Decoder(list[Note])
 
 
 def encode_note(note: Note) -> bytes:
@@ -185,173 +145,122 @@ def decode_note(payload: bytes) -> Note:
     return _note_decoder.decode(payload)
 
 
-class ShellState(msgspec.Struct):
-    """All of it; `encode` and `decode` are the snapshot's format."""
+@dataclass(slots=True, eq=False)
+class SessionFacts:
+    """One session: its identity, its process and its memory. `view` shows what the engine has decided about it."""
 
-    jobs: dict[JobId, JobFacts] = {}
-    sessions: dict[SessionId, SessionFacts] = {}
-    lanes: dict[LaneId, LaneFacts] = {}
-    session_next: int = 1
-    job_next: int = 1
+    view: SessionView
+    session: SessionId
+    job: JobId
+    device: DeviceId
+    uid: int
+    start_utc_ns: int = 0
+    start_mono_ns: int = 0
+    process: ProcessFacts = field(default_factory=ProcessFacts)
+    page: str = ""
+    turn: str = ""
+    slot: int = 0
+    end_reason: str = ""
+    #: The lane memory that the process was sent and may still map: the lane, and the epoch of the memory.
+    mapped_lane: LaneId | None = None
+    mapped_epoch: int = 0
 
-    def encode(self) -> bytes:
-        return msgspec.msgpack.encode(self)
+    def note(self) -> SessionNote:
+        return SessionNote(**{name: getattr(self, name) for name in SessionNote.__struct_fields__})
+
+
+class ShellState:
+    """All of the shell's state. Sessions and lane memory exist only while the engine has the session or the lane."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.jobs: dict[JobId, JobFacts] = {}
+        self.sessions: dict[SessionId, SessionFacts] = {}
+        self.memories: dict[LaneId, MemoryNote] = {}
+        self.session_next = 1
+        self.job_next = 1
+        #: Sessions that the engine has not seen yet: their `SessionArrived` comes next.
+        self._announced: dict[SessionId, SessionNote] = {}
 
     @classmethod
-    def decode(cls, payload: bytes) -> ShellState:
-        return msgspec.msgpack.decode(payload, type=cls)
+    def decode(cls, engine: Engine, payload: bytes) -> ShellState:
+        """The state that `encode` wrote, beside the engine of the same snapshot."""
+        state = cls(engine)
+        for note in _notes_decoder.decode(payload):
+            state.apply(note)
+        return state
 
-    def take_note(self, note: Note) -> None:
+    def encode(self) -> bytes:
+        return _note_encoder.encode(list(self._notes()))
+
+    def _notes(self) -> Iterator[Note]:
+        yield CounterNote(self.session_next, self.job_next)
+        yield from (JobNote(job) for job in self.jobs.values())
+        for facts in self.sessions.values():
+            yield facts.note()
+            if facts.end_reason:
+                yield EndNote(facts.session, facts.end_reason)
+            if facts.mapped_lane is not None:
+                yield MappedNote(facts.session, facts.mapped_lane, facts.mapped_epoch)
+        yield from self.memories.values()
+        yield from self._announced.values()
+
+    def apply(self, note: Note) -> None:
         match note:
             case JobNote():
                 self.jobs[note.facts.job] = note.facts
             case JobGone():
                 self.jobs.pop(note.job, None)
             case SessionNote():
-                self._take_session(note)
-            case MappedNote():
-                session = self.sessions.get(note.session)
-                if session is not None:
-                    session.mapped_lane = note.lane if note.epoch else None
-                    session.mapped_epoch = note.epoch
-            case MemoryNote():
-                lane = self.lanes.get(note.lane)
-                if lane is not None:
-                    lane.identity, lane.memory_epoch = note.identity, note.epoch
+                self._apply_session(note)
+            case EndNote() if note.session in self.sessions:
+                self.sessions[note.session].end_reason = note.reason
+            case MappedNote() if note.session in self.sessions:
+                session = self.sessions[note.session]
+                session.mapped_lane = note.lane if note.epoch else None
+                session.mapped_epoch = note.epoch
+            case MemoryNote() if self.engine.lane(note.lane) is not None:
+                self.memories[note.lane] = note
             case CounterNote():
                 self.session_next, self.job_next = note.session_next, note.job_next
-            case DigestNote():
+            case _:
                 pass
 
-    def take_event(self, event: Event, now_ns: int) -> None:
-        """Called once the engine has taken the event, before its commands."""
+    def follow(self, event: Event, commands: Sequence[Command]) -> None:
+        """Add or remove what an event that the engine has just handled brought or took away."""
         match event:
             case events.SessionArrived():
-                session = self.sessions[event.session]
-                session.persistent_bytes, session.ephemeral_bytes = event.persistent_bytes, event.ephemeral_bytes
-            case events.GrantWanted():
-                self._start_waiting(event.session, now_ns)
-            case events.GrantReturned():
-                self._take_return(event, now_ns)
-            case events.LaneOpened():
-                lane = self.lanes.get(event.lane)
-                if lane is not None and lane.epoch == event.epoch:
-                    lane.is_open = True
+                self._apply_session(self._announced.pop(event.session))
+            case events.SessionLeft() | events.SessionReleased():
+                # A session that was never admitted is gone when it leaves, any other when its memory is free.
+                if self.engine.session(event.session) is None:
+                    self.sessions.pop(event.session, None)
             case events.LaneReleased() | events.LaneFailed():
-                lane = self.lanes.get(event.lane)
-                if lane is not None and lane.epoch == event.epoch:
-                    lane.is_open = lane.is_releasing = False
-                    lane.identity, lane.memory_epoch, lane.size_bytes = "", 0, 0
-            case events.SessionStopped() | events.SessionContinued():
-                session = self.sessions[event.session]
-                session.is_stopped = isinstance(event, events.SessionStopped)
-            case events.SessionUngated():
-                self.sessions[event.session].is_gated = False
-            case events.SessionLeft():
-                session = self.sessions[event.session]
-                session.is_leaving, session.is_waiting = True, False
-                session.iteration_count += event.iteration_count
-                _drop_grant(session)
-                # Before its admission the engine keeps nothing of it, and asks for no release.
-                if not session.is_admitted:
-                    del self.sessions[event.session]
-            case events.SessionReleased():
-                self.sessions.pop(event.session, None)
+                self._forget_memory(event.lane)
             case _:
                 pass
-
-    def take_command(self, command: Command, now_ns: int) -> None:
-        """Called before the command is carried out; says nothing about whether it was."""
-        match command:
-            case commands.OpenLane():
-                self.lanes[command.lane] = LaneFacts(
-                    command.lane, command.device, command.domain, command.bytes, command.epoch
-                )
-            case commands.ReleaseLane():
-                lane = self.lanes[command.lane]
-                lane.epoch, lane.is_releasing = command.epoch, True
-            case commands.CloseLane():
-                self.lanes.pop(command.lane, None)
-            case _:
-                session = self.sessions.get(command.session) if hasattr(command, "session") else None
-                if session is not None:
-                    _take_session_command(session, command, now_ns)
-
-    def members(self, lane: LaneId) -> list[SessionFacts]:
-        """Sessions whose process may still map the lane's present memory."""
-        facts = self.lanes.get(lane)
-        return [
-            session
-            for session in self.sessions.values()
-            if facts is not None and session.mapped_lane == lane and session.mapped_epoch == facts.memory_epoch
-        ]
+        for command in commands:
+            if isinstance(command, CloseLane):
+                self.memories.pop(command.lane, None)
 
     def live_sessions(self, job: JobId) -> list[SessionFacts]:
-        return [session for session in self.sessions.values() if session.job == job and not session.is_leaving]
+        return [session for session in self.sessions.values() if session.job == job and not session.view.is_leaving]
 
-    def _take_session(self, note: SessionNote) -> None:
-        known = self.sessions.get(note.session)
-        facts = known or SessionFacts(note.session, note.job, note.device, note.domain, note.uid)
-        facts.process, facts.is_gated = note.process, note.is_gated
-        facts.page, facts.turn, facts.slot = note.page, note.turn, note.slot
-        facts.start_utc_ns, facts.start_mono_ns = note.start_utc_ns, note.start_mono_ns
-        self.sessions[note.session] = facts
+    def _apply_session(self, note: SessionNote) -> None:
+        view = self.engine.session(note.session)
+        facts = self.sessions.get(note.session)
+        if view is None:
+            self._announced[note.session] = note
+        elif facts is None:
+            fields = {name: getattr(note, name) for name in note.__struct_fields__}
+            self.sessions[note.session] = SessionFacts(view, **fields)
+        else:
+            facts.process, facts.page, facts.turn, facts.slot = note.process, note.page, note.turn, note.slot
 
-    def _start_waiting(self, session_id: SessionId, now_ns: int) -> None:
-        session = self.sessions[session_id]
-        session.is_waiting, session.waiting_since_ns = True, now_ns
-
-    def _take_return(self, event: events.GrantReturned, now_ns: int) -> None:
-        session = self.sessions[event.session]
-        if session.grant_epoch != event.epoch:
+    def _forget_memory(self, lane_id: LaneId) -> None:
+        """Drop the record of memory that the engine has written off. A late answer, which it ignored, drops nothing."""
+        memory, lane = self.memories.get(lane_id), self.engine.lane(lane_id)
+        if memory is None or lane is None or lane.state is LaneState.RELEASING:
             return
-        session.iteration_count += event.iteration_count
-        lane, offers = session.granted_lane, session.offers
-        _drop_grant(session)
-        if event.wants_next:
-            self._start_waiting(event.session, now_ns)
-        successor = self.sessions.get(offers.get(event.handed_over or 0, SessionId(0)))
-        if event.handed_over is not None and successor is not None:
-            session.handover_count += 1
-            _start(successor, event.handed_over, lane, None)
-
-
-def _start(session: SessionFacts, epoch: int, lane: LaneId | None, limit: int | None) -> None:
-    _drop_grant(session)
-    session.grant_epoch, session.granted_lane, session.iteration_limit = epoch, lane, limit
-    session.is_waiting = False
-
-
-def _drop_grant(session: SessionFacts) -> None:
-    session.grant_epoch = session.granted_lane = session.iteration_limit = None
-    session.successor = session.successor_epoch = None
-    session.is_revoked = session.is_limited_further = False
-    session.offers = {}
-
-
-def _take_session_command(session: SessionFacts, command: Command, now_ns: int) -> None:
-    match command:
-        case commands.AdmitSession():
-            session.is_admitted, session.persistent_bytes = True, command.persistent_bytes
-        case commands.BindSession():
-            session.lane = command.lane
-        case commands.Grant():
-            # A grant that repeats what a hand-over has done already changes nothing.
-            if session.grant_epoch != command.epoch:
-                _start(session, command.epoch, command.lane, command.iteration_limit)
-        case commands.LimitGrant():
-            if session.grant_epoch == command.epoch:
-                session.iteration_limit, session.is_limited_further = command.iteration_count, True
-        case commands.Revoke():
-            if session.grant_epoch == command.epoch:
-                if not session.is_revoked:
-                    session.is_revoked, session.revoked_ns = True, now_ns
-                session.successor, session.successor_epoch = command.successor, command.successor_epoch
-                if command.successor is not None and command.successor_epoch is not None:
-                    session.offers[command.successor_epoch] = command.successor
-        case commands.AllowOverrun():
-            session.persistent_bytes, session.ephemeral_bytes = command.persistent_bytes, command.ephemeral_bytes
-        case commands.EndSession():
-            session.end_reason = command.reason
-        case _:
-            pass
+        if lane.state is LaneState.PARKED or lane.epoch != memory.epoch:
+            del self.memories[lane_id]

@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
 from nodedaemon.config import Settings
 from nodedaemon.config.choices import StrayAccess
 from nodedaemon.core import events
@@ -67,22 +69,7 @@ class SessionDesk:
         facts = facts or self.open(job, device, is_extra=bool(mates))
         live = self._roster.add(facts.session)
         live.process = process
-        self._dispatcher.note(
-            SessionNote(
-                session=facts.session,
-                job=facts.job,
-                device=facts.device,
-                domain=facts.domain,
-                uid=facts.uid,
-                process=who,
-                is_gated=False,
-                page="",
-                turn="",
-                slot=0,
-                start_utc_ns=facts.start_utc_ns,
-                start_mono_ns=facts.start_mono_ns,
-            )
-        )
+        self._dispatcher.note(replace(facts.note(), process=who))
         self.watch(live)
         return facts
 
@@ -91,24 +78,8 @@ class SessionDesk:
         state = self._dispatcher.state
         session = SessionId(state.session_next)
         self._dispatcher.note(CounterNote(session + 1, state.job_next))
-        is_gated = job.kind == "shared" and job.ephemeral_bytes > 0 and not is_extra
-        now_ns = self._dispatcher.clock()
-        self._dispatcher.note(
-            SessionNote(
-                session,
-                job.job,
-                device,
-                job.domain,
-                job.uid,
-                ProcessFacts(),
-                is_gated,
-                "",
-                "",
-                0,
-                self._utc_ns(),
-                now_ns,
-            )
-        )
+        start_mono_ns = self._dispatcher.clock()
+        self._dispatcher.note(SessionNote(session, job.job, device, job.uid, self._utc_ns(), start_mono_ns))
         self._roster.add(session)
         persistent_bytes, ephemeral_bytes = self._sizes(job, device)
         if is_extra:
@@ -146,7 +117,7 @@ class SessionDesk:
         if not mates:
             return self.open(job, device)
         for session in mates:
-            if session.is_gated:
+            if session.view.is_gated:
                 self._dispatcher.submit(events.SessionUngated(session.session))
                 live = self._roster.get(session.session)
                 if live is not None and live.connection is not None:
@@ -160,24 +131,11 @@ class SessionDesk:
         live = self._roster.add(facts.session)
         live.process, live.connection = process, connection
         live.page = GatePage.create(facts.session)
-        self._roster.take_slot(live, facts.uid, facts.domain, facts.device)
+        self._roster.take_slot(live, facts.uid, facts.view.domain, facts.device)
         assert live.turn is not None
-        self._dispatcher.note(
-            SessionNote(
-                facts.session,
-                facts.job,
-                facts.device,
-                facts.domain,
-                facts.uid,
-                ProcessFacts(process.pid, process.start_ticks),
-                facts.is_gated,
-                live.page.identity,
-                live.turn.identity,
-                live.slot,
-                facts.start_utc_ns,
-                facts.start_mono_ns,
-            )
-        )
+        who = ProcessFacts(process.pid, process.start_ticks)
+        page, turn = live.page.identity, live.turn.identity
+        self._dispatcher.note(replace(facts.note(), process=who, page=page, turn=turn, slot=live.slot))
         self.watch(live)
         self.pin(facts, process)
         self.welcome(live, facts)
@@ -203,7 +161,7 @@ class SessionDesk:
         """Answer a hello once admitted; the pages go with it. Does nothing before, without a process, or twice."""
         if live.connection is None or live.page is None or live.turn is None or live.is_welcomed:
             return
-        if not facts.is_admitted:
+        if not facts.view.is_admitted:
             return
         live.is_welcomed = True
         settings = self._settings(facts.device)
@@ -211,14 +169,14 @@ class SessionDesk:
         flags = WelcomeFlag.RELAY
         if settings.lanes.stray_access is StrayAccess.TRAP:
             flags |= WelcomeFlag.TRAP
-        if not facts.is_gated:
+        if not facts.view.is_gated:
             flags |= WelcomeFlag.UNGATED
         live.connection.send(
             Welcome(
                 session=facts.session,
                 device_bytes=self._devices[facts.device].usable_bytes,
-                persistent_bytes=facts.persistent_bytes or self._devices[facts.device].usable_bytes,
-                ephemeral_bytes=facts.ephemeral_bytes,
+                persistent_bytes=facts.view.persistent_bytes or self._devices[facts.device].usable_bytes,
+                ephemeral_bytes=facts.view.ephemeral_bytes,
                 profile_persistent_bytes=job.profile_persistent_bytes if job else 0,
                 profile_ephemeral_bytes=job.profile_ephemeral_bytes if job else 0,
                 profile_model_hash=_number(job.profile_model_hash) if job else 0,

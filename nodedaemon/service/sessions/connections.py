@@ -20,32 +20,12 @@ from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.wire import framing
 from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Message
+from nodedaemon.wire.rate import UserRate
 
 QUEUE_FRAMES_MAX = 64
 #: Frames taken from one connection before the others have their turn.
 BURST_COUNT = 16
 REQUEST_BYTES_MAX = 16 * 1024
-
-
-@dataclass(slots=True)
-class RateLimit:
-    """A token bucket: `rate` requests a second, twice that at once."""
-
-    rate: int
-    clock: Callable[[], int]
-    _tokens: float = 0.0
-    _last_ns: int = 0
-
-    def take(self) -> bool:
-        now_ns = self.clock()
-        if not self._last_ns:
-            self._tokens, self._last_ns = 2.0 * self.rate, now_ns
-        self._tokens = min(2.0 * self.rate, self._tokens + (now_ns - self._last_ns) * self.rate / 1e9)
-        self._last_ns = now_ns
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 @dataclass(slots=True)
@@ -147,7 +127,6 @@ class Connections:
     """The listening socket and all peers. What is said is given to the three callbacks."""
 
     loop: asyncio.AbstractEventLoop
-    clock: Callable[[], int]
     limits: Callable[[], Limits]
     on_message: Callable[[Connection, Message, list[int]], None]
     on_request: Callable[[Connection, bytes], None]
@@ -157,7 +136,7 @@ class Connections:
     _listener: socket.socket | None = None
     _peers: set[Connection] = field(default_factory=set)
     _by_uid: dict[int, int] = field(default_factory=dict)
-    _rates: dict[int, RateLimit] = field(default_factory=dict)
+    _rate: UserRate = field(default_factory=lambda: UserRate(burst_s=2.0))
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -258,10 +237,7 @@ class Connections:
 
     def _take(self, connection: Connection, packet: bytes, descriptors: list[int], flags: int) -> None:
         uid = connection.credentials.uid
-        rate = self._rates.get(uid)
-        if rate is None:
-            rate = self._rates[uid] = RateLimit(self.limits().user_requests_per_s, self.clock)
-        if uid != 0 and not rate.take():
+        if uid != 0 and not self._rate.allows(uid, self.limits().user_requests_per_s):
             _close_all(descriptors)
             self.counters.flooded_count += 1
             self.drop(connection, "its user sends too many requests")

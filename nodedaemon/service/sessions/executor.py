@@ -11,15 +11,17 @@ from typing import Any
 
 from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
-from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.errors import OperatingError, SalusError
+from nodedaemon.core.events import Event
 from nodedaemon.core.types import Epoch, SessionId
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.devices.lanes import LaneKeeper
 from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.sessions.gate_memory import GateReading, GateState
+from nodedaemon.service.journal.state import EndNote, SessionFacts
+from nodedaemon.service.sessions.gate_memory import GateReading
 from nodedaemon.service.sessions.roster import LiveSession, Roster
 from nodedaemon.wire.messages import Allow, Deny, Notice
+from nodedaemon.wire.pages import GateState
 
 #: What a page may make us believe of one grant: more iterations than a lease of a day at 1 ms has are a lie.
 ITERATION_COUNT_MAX = 100_000_000
@@ -64,6 +66,9 @@ class Executor:
                 if facts is not None:
                     self._carry_out_session(command, facts)
 
+    def on_refused(self, event: Event, error: SalusError) -> None:
+        self._log.warning("event refused", kind=type(event).__name__, why=str(error))
+
     def _carry_out_session(self, command: Command, facts: SessionFacts) -> None:
         live = self._roster.add(facts.session)
         match command:
@@ -73,10 +78,10 @@ class Executor:
             case commands.Grant():
                 self.start(live, facts)
             case commands.LimitGrant():
-                if live.page is not None and facts.grant_epoch == command.epoch:
+                if live.page is not None and facts.view.epoch == command.epoch:
                     live.page.limit_further(command.epoch, command.iteration_count)
             case commands.Revoke():
-                if facts.grant_epoch == command.epoch:
+                if facts.view.epoch == command.epoch:
                     self.revoke(live, facts)
             case commands.ReleaseSession():
                 self.release(live, facts)
@@ -101,53 +106,53 @@ class Executor:
 
     def start(self, live: LiveSession, facts: SessionFacts) -> None:
         """Let the session run under its present grant; again where a hand-over has started it already."""
-        if live.page is None or live.turn is None or facts.grant_epoch is None or facts.granted_lane is None:
+        if live.page is None or live.turn is None or facts.view.epoch is None:
             return
-        epoch = facts.grant_epoch
+        epoch, lane = facts.view.epoch, facts.view.lane
+        assert lane is not None
         reading = live.page.read()
         is_running = reading.state in (GateState.RUNNING, GateState.IDLE) and reading.epoch == epoch
         if not is_running:
-            if not self._lanes.hand_over(facts, live, facts.granted_lane):
+            if not self._lanes.hand_over(facts, live, lane.id):
                 return
-            lane = self._dispatcher.state.lanes[facts.granted_lane]
-            live.page.arm(lane.lane, lane.memory_epoch, epoch, facts.iteration_limit)
+            live.page.arm(lane.id, lane.epoch, epoch, facts.view.lease_limit)
         live.page.start(epoch)
         if not is_running:
             live.turn.ring(live.slot)
 
     def revoke(self, live: LiveSession, facts: SessionFacts) -> None:
         """Have the grant returned at the next boundary, to the successor named last where it can start directly."""
-        if live.page is None or facts.grant_epoch is None:
+        if live.page is None or facts.view.epoch is None:
             return
         if self._replace_successor(live, facts):
-            live.page.limit(facts.grant_epoch, 0)
+            live.page.limit(facts.view.epoch, 0)
         if not self.take_idle(live, facts):
             self._revoke_raised()
 
     def _replace_successor(self, live: LiveSession, facts: SessionFacts) -> bool:
         """Name the new successor; False when the holder has taken the one before, which then runs."""
         assert live.page is not None
-        others = [epoch for epoch in facts.offers if epoch != facts.successor_epoch]
+        others = [epoch for epoch in facts.view.offers if epoch != facts.view.successor_epoch]
         was_taken = bool(others) and not live.page.withdraw_successor() and self._has_started(facts, others)
         if was_taken:
             return False
         for epoch in others:
-            self._disarm(facts.offers[epoch], epoch)
-        successor = self._roster.get(facts.successor)
-        if successor is None or facts.successor_epoch is None or successor.page is None or live.turn is None:
+            self._disarm(facts.view.offers[epoch], epoch)
+        successor = self._roster.get(facts.view.successor)
+        if successor is None or facts.view.successor_epoch is None or successor.page is None or live.turn is None:
             return True
         mate = self._dispatcher.state.sessions.get(successor.session)
-        if mate is None or facts.granted_lane is None or successor.turn is not live.turn:
+        lane = facts.view.lane
+        if mate is None or lane is None or successor.turn is not live.turn:
             return True
-        if self._lanes.hand_over(mate, successor, facts.granted_lane):
-            lane = self._dispatcher.state.lanes[facts.granted_lane]
-            successor.page.arm(lane.lane, lane.memory_epoch, facts.successor_epoch, None)
-            live.page.name_successor(successor.slot, facts.successor_epoch)
+        if self._lanes.hand_over(mate, successor, lane.id):
+            successor.page.arm(lane.id, lane.epoch, facts.view.successor_epoch, None)
+            live.page.name_successor(successor.slot, facts.view.successor_epoch)
         return True
 
-    def _has_started(self, facts: SessionFacts, epochs: list[int]) -> bool:
+    def _has_started(self, facts: SessionFacts, epochs: list[Epoch]) -> bool:
         for epoch in epochs:
-            mate = self._roster.get(facts.offers[epoch])
+            mate = self._roster.get(facts.view.offers[epoch])
             if mate is not None and mate.page is not None:
                 reading = mate.page.read()
                 if reading.state is GateState.RUNNING and reading.epoch == epoch:
@@ -164,11 +169,11 @@ class Executor:
 
     def take_idle(self, live: LiveSession, facts: SessionFacts) -> bool:
         """Take the lease of an idle session back, if it is idle now."""
-        if live.page is None or facts.grant_epoch is None or not live.page.take_idle(facts.grant_epoch):
+        if live.page is None or facts.view.epoch is None or not live.page.take_idle(facts.view.epoch):
             return False
-        epoch = facts.grant_epoch
-        if facts.successor_epoch is not None and live.page.withdraw_successor():
-            self._disarm(facts.offers[facts.successor_epoch], facts.successor_epoch)
+        epoch = facts.view.epoch
+        if facts.view.successor_epoch is not None and live.page.withdraw_successor():
+            self._disarm(facts.view.offers[facts.view.successor_epoch], facts.view.successor_epoch)
         self._dispatcher.submit(
             events.GrantReturned(
                 facts.session, Epoch(epoch), self._noted_count(live.page.read(), epoch), wants_next=False
@@ -181,7 +186,7 @@ class Executor:
         started: Epoch | None = None
         if live.page is not None:
             live.page.withdraw_successor()
-        for epoch, session in facts.offers.items():
+        for epoch, session in facts.view.offers.items():
             if not self._disarm(session, epoch):
                 started = Epoch(epoch)
         return started
@@ -191,12 +196,12 @@ class Executor:
 
         RETURN says the same where it comes: it does not after a restart, nor where the successor tells in its place.
         """
-        if facts.grant_epoch is None or live.page is None:
+        if facts.view.epoch is None or live.page is None:
             return False
         reading = live.page.read()
-        if reading.epoch != facts.grant_epoch or reading.state in (GateState.RUNNING, GateState.IDLE):
+        if reading.epoch != facts.view.epoch or reading.state in (GateState.RUNNING, GateState.IDLE):
             return False
-        epoch = Epoch(facts.grant_epoch)
+        epoch = Epoch(facts.view.epoch)
         count = self._noted_count(reading, epoch)
         contended_count = min(reading.returned_contended_count, count) if reading.returned_epoch == epoch else 0
         wants_next = reading.state is GateState.WAITING
@@ -208,7 +213,7 @@ class Executor:
         """Holders that may have started this session and left it to that one to say so."""
         for facts in list(self._dispatcher.state.sessions.values()):
             live = self._roster.get(facts.session)
-            if live is not None and session in facts.offers.values():
+            if live is not None and session in facts.view.offers.values():
                 self.settle_over(live, facts)
 
     # Ends
@@ -217,14 +222,14 @@ class Executor:
         """The process is gone, or holds no lane and wants none: tell the engine, hand-over first."""
         state = self._dispatcher.state
         facts, live = state.sessions.get(session), self._roster.get(session)
-        if facts is None or live is None or facts.is_leaving:
+        if facts is None or live is None or facts.view.is_leaving:
             return
         self.settle_offers_to(session)
         if not facts.end_reason:
-            facts.end_reason = reason
+            self._dispatcher.note(EndNote(session, reason))
         held_count = 0
-        if facts.grant_epoch is not None:
-            epoch = Epoch(facts.grant_epoch)
+        if facts.view.epoch is not None:
+            epoch = Epoch(facts.view.epoch)
             started = self.settle(live, facts)
             if started is not None:
                 count = self._started_count(live)
@@ -251,7 +256,7 @@ class Executor:
     def end(self, facts: SessionFacts, reason: str) -> None:
         """End the session's process, and nothing else."""
         live = self._roster.get(facts.session)
-        facts.end_reason = reason
+        self._dispatcher.note(EndNote(facts.session, reason))
         self._report("ended_by_salus", facts, reason)
         if live is None or live.process is None:
             self.leave(facts.session, reason)

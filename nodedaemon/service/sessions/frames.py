@@ -17,7 +17,7 @@ from nodedaemon.core.types import DeviceId, Epoch, LaneId, SessionId
 from nodedaemon.drivers.process import Process, ProcessState
 from nodedaemon.service.devices.lanes import LaneKeeper
 from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.journal.state import JobFacts, SessionFacts
+from nodedaemon.service.journal.state import EndNote, JobFacts, SessionFacts
 from nodedaemon.service.sessions.attach import SessionDesk
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.executor import ITERATION_COUNT_MAX, Executor
@@ -52,7 +52,7 @@ class Server:
         wait_gathered: Callable[[], Awaitable[None]],
         user_sessions_max: Callable[[], int],
         contact_timeout_ns: Callable[[], int],
-        on_profile: Callable[[LiveSession, SessionFacts, messages.Profile], None],
+        on_profile: Callable[[LiveSession, SessionFacts, messages.ProfileReport], None],
         report: Callable[[str, SessionFacts, str], None],
         log: Any,
     ) -> None:
@@ -100,7 +100,7 @@ class Server:
                 self._executor.settle_offers_to(facts.session)
             case messages.Unmapped():
                 self._lanes.unmapped(LaneId(message.lane))
-            case messages.Profile():
+            case messages.ProfileReport():
                 self._on_profile(live, facts, message)
             case messages.Overrun():
                 self._on_overrun(facts, live, message)
@@ -117,7 +117,7 @@ class Server:
             case messages.Bye():
                 live.has_said_bye = True
                 if not facts.end_reason:
-                    facts.end_reason = "finished"
+                    self._dispatcher.note(EndNote(facts.session, "finished"))
                 self.watch_contact(facts.session)
             case _:
                 raise PeerError(f"frame refused: {message.kind.name}: only salusd sends it")
@@ -201,7 +201,7 @@ class Server:
                 raise PeerError(f"session refused: uid {uid}: it has as many sessions as UserSessions allows")
             device = self._find_device(job, hello.device)
             facts = self._desk.take(job, device, process)
-            if hello.flags & HelloFlag.UNGATED and facts.is_gated:
+            if hello.flags & HelloFlag.UNGATED and facts.view.is_gated:
                 self._dispatcher.submit(events.SessionUngated(facts.session))
             self._declare(facts, hello)
             connection.session = facts.session
@@ -213,7 +213,7 @@ class Server:
             self._log.info(
                 "hello refused", pid=connection.credentials.pid, uid=connection.credentials.uid, why=str(error)
             )
-            connection.send(messages.Refuse(str(error)))
+            connection.send(messages.Reject(str(error)))
         finally:
             self._greeting.discard(connection)
 
@@ -235,16 +235,20 @@ class Server:
             "session of a lost journal runs on by itself",
             job=facts.job,
             session=facts.session,
-            bytes=facts.persistent_bytes,
+            bytes=facts.view.persistent_bytes,
         )
 
     def _declare(self, facts: SessionFacts, hello: messages.Hello) -> None:
         """What the job says of itself (`salus_job.declare`) may only raise what it was admitted with."""
         wanted = (
-            max(hello.declared_persistent_bytes, facts.persistent_bytes),
-            max(hello.declared_ephemeral_bytes, facts.ephemeral_bytes),
+            max(hello.declared_persistent_bytes, facts.view.persistent_bytes),
+            max(hello.declared_ephemeral_bytes, facts.view.ephemeral_bytes),
         )
-        if facts.is_admitted and facts.is_gated and wanted != (facts.persistent_bytes, facts.ephemeral_bytes):
+        if (
+            facts.view.is_admitted
+            and facts.view.is_gated
+            and wanted != (facts.view.persistent_bytes, facts.view.ephemeral_bytes)
+        ):
             self._dispatcher.submit(events.SessionOverran(facts.session, *wanted))
 
     async def close(self) -> None:
@@ -255,27 +259,27 @@ class Server:
     # Frames of a session
 
     def _on_want(self, facts: SessionFacts, message: messages.Want) -> None:
-        if facts.grant_epoch is not None and message.last_epoch == facts.grant_epoch:
+        if facts.view.epoch is not None and message.last_epoch == facts.view.epoch:
             # Its RETURN went to a daemon that is no more.
             live = self._roster.get(facts.session)
             started = self._executor.settle(live, facts) if live is not None else None
             self._dispatcher.submit(
-                events.GrantReturned(facts.session, Epoch(facts.grant_epoch), 0, handed_over=started)
+                events.GrantReturned(facts.session, Epoch(facts.view.epoch), 0, handed_over=started)
             )
-        elif facts.grant_epoch is None and not facts.is_waiting and facts.ephemeral_bytes:
+        elif facts.view.epoch is None and not facts.view.is_waiting and facts.view.ephemeral_bytes:
             # One that was ungated between two iterations asks once more, and keeps its lane from then on.
             self._dispatcher.submit(events.GrantWanted(facts.session))
 
     def _on_return(self, facts: SessionFacts, message: messages.Return) -> None:
-        if facts.grant_epoch != message.epoch:
+        if facts.view.epoch != message.epoch:
             return
         iteration_count = min(message.iteration_count, ITERATION_COUNT_MAX)
         handed_over = Epoch(message.successor_epoch) if message.handed_over else None
-        if handed_over is not None and handed_over not in facts.offers:
+        if handed_over is not None and handed_over not in facts.view.offers:
             raise PeerError(f"hand-over refused: session {facts.session}: epoch {handed_over} was not offered")
         if handed_over is None:
             live = self._roster.get(facts.session)
-            handed_over = self._executor.settle(live, facts) if live is not None and facts.offers else None
+            handed_over = self._executor.settle(live, facts) if live is not None and facts.view.offers else None
         self._dispatcher.submit(
             events.GrantReturned(
                 facts.session,
@@ -311,7 +315,7 @@ class Server:
         for closer in live.closers:
             closer()
         live.closers.clear()
-        if facts.is_leaving:
+        if facts.view.is_leaving:
             self._executor.release(live, facts)
         else:
             self._executor.leave(session, "finished" if live.has_said_bye else "died")
@@ -326,7 +330,7 @@ class Server:
     def _check_contact(self, session: SessionId) -> None:
         """A session without connection is over when it maps no lane; one that keeps a lane and is silent is ended."""
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-        if facts is None or live is None or facts.is_leaving or live.process is None:
+        if facts is None or live is None or facts.view.is_leaving or live.process is None:
             return
         if live.connection is not None and not live.has_said_bye:
             return

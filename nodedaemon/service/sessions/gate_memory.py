@@ -8,7 +8,6 @@ believed only where a lie hurts nobody but itself.
 from __future__ import annotations
 
 import ctypes
-import enum
 import fcntl
 import functools
 import mmap
@@ -19,33 +18,24 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.wire.messages import MAGIC
+from nodedaemon.wire.pages import (
+    PAGE_BYTES,
+    PAGE_VERSION,
+    SLOT_BYTES,
+    UNLIMITED,
+    GatePageOffset,
+    GateState,
+    TurnPageOffset,
+    TurnSlotOffset,
+)
 
-PAGE_BYTES = 4096
-PAGE_VERSION = 1
-MAGIC = 0x534C4153
-UNLIMITED = 0xFFFFFFFF
-SLOT_COUNT = 63
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-_LEASE, _GRANT, _LANE, _LANE_EPOCH, _SUCCESSOR, _LAUNCH = 64, 72, 80, 88, 96, 104
-_STATE = 128
-_ITERATIONS, _STARTED, _BOUNDARY, _RETURNED, _RETURNED_COUNTS = 192, 200, 208, 216, 224
-_SESSION = 8
-_SLOT_BASE, _SLOT_BYTES = 64, 64
-_BELL, _OFFER = 0, 8
 
 _SEQ_CST = 5
 _FUTEX_WAKE = 1
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "ppc64le": 221}
 _EPOCH_MASK = (1 << 48) - 1
-
-
-class GateState(enum.IntEnum):
-    OUT = 0
-    WAITING = 1
-    RUNNING = 2
-    IDLE = 3
-    REVOKED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +112,7 @@ class Page:
 
     def _head(self, session: int) -> None:
         self._words.write(0, MAGIC.to_bytes(4, "little") + PAGE_VERSION.to_bytes(4, "little"))
-        self._words.store(_SESSION, session)
+        self._words.store(GatePageOffset.SESSION, session)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -142,74 +132,76 @@ class GatePage(Page):
 
     def arm(self, lane: int, lane_epoch: int, epoch: int, limit: int | None) -> None:
         """Make ready for a start by `start` or by a predecessor's offer."""
-        self._words.store(_SUCCESSOR, 0)
-        self._words.store(_LANE, lane)
-        self._words.store(_LANE_EPOCH, lane_epoch)
-        self._words.store(_LEASE, _lease(epoch, limit))
+        self._words.store(GatePageOffset.SUCCESSOR, 0)
+        self._words.store(GatePageOffset.LANE, lane)
+        self._words.store(GatePageOffset.LANE_EPOCH, lane_epoch)
+        self._words.store(GatePageOffset.LEASE, _lease(epoch, limit))
 
     def start(self, epoch: int) -> None:
-        self._words.store(_GRANT, epoch)
+        self._words.store(GatePageOffset.GRANT, epoch)
 
     def limit(self, epoch: int, limit: int | None) -> None:
-        self._words.store(_LEASE, _lease(epoch, limit))
+        self._words.store(GatePageOffset.LEASE, _lease(epoch, limit))
 
     def limit_further(self, epoch: int, iteration_count: int) -> None:
         # Not started yet: the count still belongs to the grant before.
-        has_started = self._words.load(_STATE) >> 16 == epoch & _EPOCH_MASK
-        started_count = self._words.load(_STARTED) & 0xFFFFFFFF if has_started else 0
-        self._words.store(_LEASE, _lease(epoch, min(started_count + iteration_count, UNLIMITED - 1)))
+        has_started = self._words.load(GatePageOffset.STATE) >> 16 == epoch & _EPOCH_MASK
+        started_count = self._words.load(GatePageOffset.STARTED_COUNT) & 0xFFFFFFFF if has_started else 0
+        self._words.store(GatePageOffset.LEASE, _lease(epoch, min(started_count + iteration_count, UNLIMITED - 1)))
 
     def name_successor(self, slot: int, epoch: int) -> None:
-        self._words.store(_SUCCESSOR, (epoch & _EPOCH_MASK) << 16 | (slot + 1))
+        self._words.store(GatePageOffset.SUCCESSOR, (epoch & _EPOCH_MASK) << 16 | (slot + 1))
 
     def withdraw_successor(self) -> bool:
         """True when the holder had not taken it."""
-        return self._words.exchange(_SUCCESSOR, 0) != 0
+        return self._words.exchange(GatePageOffset.SUCCESSOR, 0) != 0
 
     def has_successor(self) -> bool:
-        return self._words.load(_SUCCESSOR) != 0
+        return self._words.load(GatePageOffset.SUCCESSOR) != 0
 
     def hold_launches(self, limit: int, *, is_held: bool) -> None:
         """Kernels of the session: none for now, or at most `limit` under way (0: any)."""
         word = limit << 32 | int(is_held)
-        if self._words.exchange(_LAUNCH, word) != word:
-            self._words.wake(_LAUNCH)
+        if self._words.exchange(GatePageOffset.LAUNCH, word) != word:
+            self._words.wake(GatePageOffset.LAUNCH)
 
     def disarm(self, epoch: int) -> bool:
         """Take an armed epoch back; False when the session runs it or has run it."""
-        if self._words.load(_STATE) >> 16 >= epoch:
+        if self._words.load(GatePageOffset.STATE) >> 16 >= epoch:
             return False
-        self._words.store(_LEASE, 0)
+        self._words.store(GatePageOffset.LEASE, 0)
         for _ in range(1000):
             # The session may be between its look at the lease and its swap: another sequence makes that swap fail.
-            word = self._words.load(_STATE)
+            word = self._words.load(GatePageOffset.STATE)
             if word >> 16 >= epoch:
                 return False
             following = (word & ~0xFF00) | ((word + 0x100) & 0xFF00)
-            if self._words.swap(_STATE, word, following):
+            if self._words.swap(GatePageOffset.STATE, word, following):
                 return True
         # Only a session that changes its word without pause gets here; it is treated as one that runs.
         return False
 
     def take_idle(self, epoch: int) -> bool:
         """Take the lease back from a session that is idle; False when it is not, or no longer."""
-        word = self._words.load(_STATE)
+        word = self._words.load(GatePageOffset.STATE)
         if word & 0xFF != GateState.IDLE or word >> 16 != epoch & _EPOCH_MASK:
             return False
-        return self._words.swap(_STATE, word, (word & ~0xFFFF) | ((word + 0x100) & 0xFF00) | GateState.REVOKED)
+        return self._words.swap(
+            GatePageOffset.STATE, word, (word & ~0xFFFF) | ((word + 0x100) & 0xFF00) | GateState.REVOKED
+        )
 
     def read(self) -> GateReading:
-        word = self._words.load(_STATE)
+        word = self._words.load(GatePageOffset.STATE)
         kind = word & 0xFF
-        returned_counts = self._words.load(_RETURNED_COUNTS)
+        returned_counts = self._words.load(GatePageOffset.RETURNED_COUNTS)
         return GateReading(
             epoch=word >> 16,
             sequence=word >> 8 & 0xFF,
             state=GateState(kind) if kind in GateState._value2member_map_ else None,
-            iteration_count=self._words.load(_ITERATIONS),
-            started_count=self._words.load(_STARTED),
-            boundary_ns=self._words.load(_BOUNDARY),
-            returned_epoch=self._words.load(_RETURNED),
+            iteration_count=self._words.load(GatePageOffset.ITERATION_COUNT),
+            started_count=self._words.load(GatePageOffset.STARTED_COUNT),
+            boundary_ns=self._words.load(GatePageOffset.BOUNDARY_NS),
+            returned_epoch=self._words.load(GatePageOffset.RETURNED_EPOCH),
             returned_count=returned_counts & 0xFFFFFFFF,
             returned_contended_count=returned_counts >> 32,
         )
@@ -225,14 +217,14 @@ class TurnPage(Page):
         return page
 
     def ring(self, slot: int) -> None:
-        self._words.ring(_SLOT_BASE + slot * _SLOT_BYTES + _BELL)
+        self._words.ring(_slot_offset(slot) + TurnSlotOffset.BELL)
 
     def clear(self, slot: int) -> None:
         """A slot that changes hands starts without an offer of the one before."""
-        self._words.store(_SLOT_BASE + slot * _SLOT_BYTES + _OFFER, 0)
+        self._words.store(_slot_offset(slot) + TurnSlotOffset.OFFER, 0)
 
     def offer(self, slot: int) -> int:
-        return self._words.load(_SLOT_BASE + slot * _SLOT_BYTES + _OFFER)
+        return self._words.load(_slot_offset(slot) + TurnSlotOffset.OFFER)
 
 
 PageType = TypeVar("PageType", bound=Page)
@@ -258,6 +250,10 @@ def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
 def page_identity(fd: int) -> str:
     status = os.fstat(fd)
     return f"{status.st_dev}:{status.st_ino}"
+
+
+def _slot_offset(slot: int) -> int:
+    return TurnPageOffset.SLOTS + slot * SLOT_BYTES
 
 
 def _lease(epoch: int, limit: int | None) -> int:
@@ -297,6 +293,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def _wake(address: int) -> None:
     number = _FUTEX_NUMBERS.get(platform.machine())
     if number is None:
-        raise OperatingError(f"wake session: {platform.machine()}: futex number unknown; add it to pages.py")
+        raise OperatingError(f"wake session: {platform.machine()}: futex number unknown; add it to gate_memory.py")
     # Not FUTEX_PRIVATE: the sleeper is another process.
     _libc.syscall(number, ctypes.c_void_p(address), _FUTEX_WAKE, 1 << 30, None, None, 0)

@@ -15,7 +15,8 @@ from typing import Any
 from nodedaemon.core import events
 from nodedaemon.core.commands import OpenLane
 from nodedaemon.core.errors import PeerError
-from nodedaemon.core.types import Epoch, LaneId, SessionId
+from nodedaemon.core.lanes import LaneState
+from nodedaemon.core.types import LaneId, SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.devices.lanes import LaneKeeper
 from nodedaemon.service.journal.dispatcher import Dispatcher
@@ -23,9 +24,10 @@ from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.attach import SessionDesk
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.executor import Executor
-from nodedaemon.service.sessions.gate_memory import GatePage, GateState, TurnPage, adopt_page
+from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage, adopt_page
 from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.wire.messages import Hello, Refuse, Unmap
+from nodedaemon.wire.messages import Hello, Reject, Unmap
+from nodedaemon.wire.pages import GateState
 
 #: A session tries again after at most 5 s; one more try is allowed for a busy machine.
 GATHER_TIMEOUT_S = 12.0
@@ -58,13 +60,17 @@ class Recovery:
         self._timer: asyncio.TimerHandle | None = None
         self.is_gathering = False
         self.adopted_count = 0
+        self._gathered = asyncio.Event()
+
+    async def wait_gathered(self) -> None:
+        await self._gathered.wait()
 
     def start(self, timeout_s: float = GATHER_TIMEOUT_S) -> None:
         """Begin to gather the sessions that the journal knows; ends at once where none of them lives."""
         self.is_gathering = True
         for facts in self._dispatcher.state.sessions.values():
             live = self._roster.add(facts.session)
-            if facts.is_admitted:
+            if facts.view.is_admitted:
                 live.admitted.set()
             if facts.process.pid == 0:
                 continue
@@ -74,7 +80,7 @@ class Recovery:
                 continue
             self._desk.watch(live)
             # One without a page runs on by itself and is only counted: it will not come.
-            if not facts.is_leaving and facts.page:
+            if not facts.view.is_leaving and facts.page:
                 self._missing.add(facts.session)
         self._timer = self._loop.call_later(timeout_s, self._finish)
         self._finish_if_complete()
@@ -106,15 +112,15 @@ class Recovery:
         """
         session = SessionId(hello.session)
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-        if facts is None or live is None or live.process is None or facts.is_leaving or len(descriptors) < 2:
-            connection.send(Refuse("session unknown: the daemon has no record of it; run on without Salus"))
+        if facts is None or live is None or live.process is None or facts.view.is_leaving or len(descriptors) < 2:
+            connection.send(Reject("session unknown: the daemon has no record of it; run on without Salus"))
             return facts is not None and facts.process.pid != 0
         if not self._is_same(connection, facts):
             raise PeerError(f"resume refused: session {session}: another process has it")
         if live.page is None:
             live.page = adopt_page(GatePage, descriptors.pop(0), facts.page)
             turn = adopt_page(TurnPage, descriptors.pop(0), facts.turn)
-            self._roster.adopt_slot(live, facts.uid, facts.domain, facts.device, turn, facts.slot)
+            self._roster.adopt_slot(live, facts.uid, facts.view.domain, facts.device, turn, facts.slot)
         else:
             os.close(descriptors.pop(0))
             os.close(descriptors.pop(0))
@@ -171,40 +177,44 @@ class Recovery:
         for facts, live in everybody:
             if facts.process.pid and live.process is None and facts.session in state.sessions:
                 self._bury(facts, live)
-        for lane in list(state.lanes.values()):
-            if lane.is_releasing:
-                self._lanes.release(lane.lane)
-            elif not lane.is_open and lane.size_bytes:
-                command = OpenLane(lane.lane, lane.device, lane.domain, lane.size_bytes, Epoch(lane.epoch))
-                self._lanes.open(command)
-            elif lane.size_bytes:
-                self._lanes.remake(lane.lane)
+        lanes = [lane for device in state.engine.devices() for lane in device.open_lanes.values()]
+        for lane in lanes:
+            if lane.state is LaneState.RELEASING:
+                self._lanes.release(lane.id)
+            elif lane.state is LaneState.OPENING:
+                self._lanes.open(OpenLane(lane.id, lane.device, lane.domain, lane.held_bytes, lane.epoch))
+            else:
+                self._lanes.remake(lane.id)
         for facts, live in everybody:
             if facts.session in state.sessions:
                 self._catch_up(facts, live)
                 if facts.session in self._missing:
                     self._watch_contact(facts.session)
         self._missing.clear()
+        self._gathered.set()
         self._on_gathered()
 
     def _bury(self, facts: SessionFacts, live: LiveSession) -> None:
-        if facts.is_leaving:
+        if facts.view.is_leaving:
             self._executor.release(live, facts)
         else:
             self._executor.leave(facts.session, "died")
 
     def _catch_up(self, facts: SessionFacts, live: LiveSession) -> None:
         """Repeat the orders that may not have reached the session, and hear what it may have said to nobody."""
-        if live.page is None or facts.is_leaving:
+        if live.page is None or facts.view.is_leaving:
             return
         reading = live.page.read()
-        if facts.grant_epoch is not None:
+        if facts.view.epoch is not None:
             self._executor.start(live, facts)
-            if facts.is_limited_further and facts.iteration_limit is not None:
-                live.page.limit_further(facts.grant_epoch, facts.iteration_limit)
-            if facts.is_revoked:
+            if facts.view.is_limited_later and facts.view.lease_limit is not None:
+                live.page.limit_further(facts.view.epoch, facts.view.lease_limit)
+            if facts.view.is_revoked:
                 self._executor.revoke(live, facts)
         elif (
-            reading.state is GateState.WAITING and not facts.is_waiting and facts.ephemeral_bytes and facts.is_admitted
+            reading.state is GateState.WAITING
+            and not facts.view.is_waiting
+            and facts.view.ephemeral_bytes
+            and facts.view.is_admitted
         ):
             self._dispatcher.submit(events.GrantWanted(facts.session))

@@ -13,8 +13,9 @@ from typing import Protocol
 
 from nodedaemon.core.types import DeviceId, Domain, SessionId
 from nodedaemon.drivers.process import Process
-from nodedaemon.service.sessions.gate_memory import SLOT_COUNT, GatePage, TurnPage
-from nodedaemon.wire.messages import Message, Profile
+from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage
+from nodedaemon.wire.messages import Message, ProfileReport
+from nodedaemon.wire.pages import SLOT_COUNT
 
 
 class Sender(Protocol):
@@ -39,7 +40,7 @@ class LiveSession:
     overrun_serial: int = 0
     overrun_what: int = 0
     #: The last one that is not recorded yet.
-    profile: Profile | None = None
+    profile: ProfileReport | None = None
     own_bytes_max: int = 0
     recorded_ns: int = 0
     lost_contact_ns: int = 0

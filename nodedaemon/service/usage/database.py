@@ -1,4 +1,4 @@
-"""The accounting database behind the ledger: opened in its thread on first use, so a daemon starts without it."""
+"""The accounting database behind the ledger, opened on first use: a daemon starts without it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from accounting.records import Record
 from accounting.storage.database import Database, open_database
 from accounting.storage.schema import require, upgrade
 from nodedaemon.core.errors import SalusError
-from nodedaemon.service.jobs.registry import Recorded
+from nodedaemon.service.usage.ledger import StoredProfile
 
 
 class DatabaseStore:
-    """Implements `ledger.Store`. With `is_owned`, a user's own file, it also creates and upgrades the schema."""
+    """Implements `ledger.Store`. With `is_owned`, for a user's own file, it creates and upgrades the schema."""
 
     def __init__(self, address: str, password_file: str = "", *, is_owned: bool = False) -> None:
         self._address = address
@@ -27,13 +27,13 @@ class DatabaseStore:
         _, writer = self._open()
         writer.write(records)
 
-    def find_profile(self, cluster: str, user: str, signature: str, model: str) -> Recorded | None:
+    def find_profile(self, cluster: str, user: str, signature: str, model: str) -> StoredProfile | None:
         database, _ = self._open()
         key = ProfileKey(cluster=cluster, user=user, signature=signature, device_model=model)
         found = find_profile(database, key)
         if found is None or found.stale_reason:
             return None
-        return Recorded(
+        return StoredProfile(
             found.persistent_bytes,
             found.ephemeral_bytes,
             found.solo_iteration_ns,

@@ -1,76 +1,81 @@
-"""The ledger: records go to the spool at once and to the database in batches, whenever it takes them.
+"""The ledger writes usage records to the spool at once and to the database in batches.
 
-`record` never waits and never raises. The database is spoken to in a thread of its own; while it is away the spool
-grows to its bound. A batch that the database has taken is deleted, so one may be written twice after a crash:
-records are keyed by nature, and the second time changes nothing.
+`record` never waits and never raises. The database has a thread of its own; while it does not answer, the spool grows
+up to its bound. A batch is deleted after the database has taken it, so a crash may write a batch twice. Records have
+natural keys, so the second write changes nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from accounting.records import Record, decode, encode, worth
 from nodedaemon.core.errors import OperatingError, PeerError
-from nodedaemon.service.jobs.registry import Recorded
+from nodedaemon.service.control.configuration import ActiveConfiguration
+from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.usage.spool import Spool, Value
 
 BACKOFF_SECONDS_MAX = 60.0
+PROFILE_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProfile:
+    """A profile from the database, without headroom."""
+
+    persistent_bytes: int
+    ephemeral_bytes: int
+    iteration_ns: int | None = None
+    model_hash: str = ""
+    input_hash: str = ""
+    boundary_rule: str = ""
 
 
 class Store(Protocol):
-    """The database as the ledger needs it; every call may block, and raises `OperatingError` when it is away."""
+    """The ledger's view of the database. Every call may block; it raises `OperatingError` if there is no answer."""
 
     def write(self, records: list[Record]) -> None: ...
 
-    def find_profile(self, cluster: str, user: str, signature: str, model: str) -> Recorded | None: ...
+    def find_profile(self, cluster: str, user: str, signature: str, model: str) -> StoredProfile | None: ...
 
     def close(self) -> None: ...
 
 
+class ProfileStore(Protocol):
+    """Finds the profile of a local job; `Ledger` is one."""
+
+    async def find_profile(self, user: str, signature: str, model: str) -> StoredProfile | None: ...
+
+
 class Ledger:
     def __init__(
-        self,
-        spool: Spool,
-        store: Store,
-        *,
-        interval_s: Callable[[], float],
-        slow_s: Callable[[], float] = lambda: 5.0,
-        profile_timeout_s: float = 2.0,
-        log: Any,
+        self, node: NodeIdentity, spool: Spool, store: Store, configuration: ActiveConfiguration, log: Any
     ) -> None:
-        self._spool = spool
+        self._node = node
+        self.spool = spool
         self._store = store
-        self._interval_s = interval_s
-        self._slow_s = slow_s
-        self._profile_timeout_s = profile_timeout_s
+        self._configuration = configuration
         self._log = log
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._profiles: dict[tuple[str, str, str, str], Recorded] = {}
+        self._profiles: dict[tuple[str, str, str, str], StoredProfile] = {}
         self._wanted = asyncio.Event()
         self.is_up = True
-        self.written_count = 0
-        self.unreadable_count = 0
-        self.failure_count = 0
         self.last_error = ""
 
-    @property
-    def spool(self) -> Spool:
-        return self._spool
-
     def record(self, record: Record) -> None:
-        self._spool.append(Value(worth(record)), encode(record))
+        self.spool.append(Value(worth(record)), encode(record))
 
     def flush_soon(self) -> None:
         self._wanted.set()
 
-    async def find_profile(self, cluster: str, user: str, signature: str, model: str) -> Recorded | None:
-        """The stored profile, or the one last seen where the database does not answer in time."""
-        key = (cluster, user, signature, model)
+    async def find_profile(self, user: str, signature: str, model: str) -> StoredProfile | None:
+        """The stored profile; if the database does not answer in time, the one that it gave last."""
+        key = (self._node.local_cluster, user, signature, model)
         try:
-            async with asyncio.timeout(self._profile_timeout_s):
+            async with asyncio.timeout(PROFILE_TIMEOUT_S):
                 found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.find_profile, *key)
         except (OperatingError, TimeoutError) as error:
             self._log.warning("profile not read", signature=signature, why=str(error) or "the database is slow")
@@ -80,11 +85,11 @@ class Ledger:
         return found
 
     async def run(self) -> None:
-        """Hand batches over until cancelled."""
+        """Write batches until cancelled."""
         delay_s = 0.0
         while True:
             try:
-                async with asyncio.timeout(delay_s or self._interval_s()):
+                async with asyncio.timeout(delay_s or self._configuration.settings.storage.batch_interval_ns / 1e9):
                     await self._wanted.wait()
             except TimeoutError:
                 pass
@@ -93,42 +98,40 @@ class Ledger:
             delay_s = 0.0 if is_written else min(BACKOFF_SECONDS_MAX, max(1.0, delay_s * 2))
 
     async def flush(self) -> bool:
-        """Write all batches there are; False when the database did not take one, which then stays."""
-        while (batch := self._spool.next_batch()) is not None:
+        """Write all batches. False if the database did not take one; that batch stays in the spool."""
+        while (batch := self.spool.next_batch()) is not None:
             records = self._readable(batch.payloads)
             try:
                 if records:
                     await self._write(records)
             except OperatingError as error:
                 if self.is_up:
-                    self._log.error("database away, records are spooled", why=str(error))
+                    self._log.error("database does not answer, records stay in the spool", why=str(error))
                 self.is_up, self.last_error = False, str(error)
-                self.failure_count += 1
                 return False
-            self._spool.finish(batch)
-            self.written_count += len(records)
+            self.spool.finish(batch)
             if not self.is_up:
-                self._log.info("database is back", spooled=self._spool.record_count)
+                self._log.info("database answers again", spooled=self.spool.record_count)
             self.is_up, self.last_error = True, ""
         return True
 
     async def _write(self, records: list[Record]) -> None:
-        """Write in the ledger's thread. A database that hangs or is locked counts as away long before it gives up."""
+        """Write in the ledger's thread. A database that hangs or is locked counts as down after `StorageTimeout`."""
         writing = asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, records)
-        done, _ = await asyncio.wait([writing], timeout=self._slow_s())
+        done, _ = await asyncio.wait([writing], timeout=self._configuration.settings.storage.timeout_ns / 1e9)
         if not done:
-            self._log.error("database slow, records are spooled")
+            self._log.error("database slow, records stay in the spool")
             self.is_up, self.last_error = False, "it does not answer in time"
         await writing
 
     async def close(self, timeout_s: float = 3.0) -> None:
-        """A last try to hand over what is there; the rest waits in the spool for the next start."""
+        """Try once more to write what is there; the rest stays in the spool for the next start."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.flush()
         except TimeoutError:
             pass
-        self._spool.close()
+        self.spool.close()
         self._thread.submit(self._store.close)
         self._thread.shutdown(wait=False)
 
@@ -138,5 +141,5 @@ class Ledger:
             try:
                 records.append(decode(payload))
             except PeerError:
-                self.unreadable_count += 1
+                self._log.error("record not readable, it is dropped", bytes=len(payload))
         return records

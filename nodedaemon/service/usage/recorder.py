@@ -1,22 +1,22 @@
-"""Turns what happens into records: who had which device for how long, what was measured, what went wrong.
+"""Turns events into usage records: which job used which device for how long, what was measured, what went wrong.
 
-Fed by the dispatcher with every event and its commands, in order. Sums are the accounting meter's; here is only the
-translation. After a restart the books begin a new incarnation and join the sessions that are there.
+The dispatcher shows it every event with its commands, in order. The accounting meter keeps the sums; this module only
+translates. After a restart, recording starts a new incarnation and continues with the sessions that are present.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
     DeviceRecord,
-    EventRecord,
     IncarnationRecord,
     JobKey,
     JobRecord,
     MeasurementRecord,
+    NodeEventRecord,
     Record,
     SessionRecord,
 )
@@ -26,82 +26,75 @@ from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, LaneId, SessionId
 from nodedaemon.drivers.device import Device
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
+from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
-from nodedaemon.wire.messages import Profile
+from nodedaemon.wire.messages import ProfileReport
 
-EventKind = Literal["overrun", "hung", "ended_by_salus", "ungated", "xid", "device_lost", "device_recovered"]
-#: Bytes above which a figure is garbage; a record must fit a signed 64-bit column.
+#: A larger figure cannot be right; a record must fit a signed 64-bit column.
 BYTES_MAX = 1 << 50
+#: Time between two records of one session's profile; the last one is recorded when the session ends.
+PROFILE_INTERVAL_NS = 10_000_000_000
 
 
-class Books:
+class RecordLog(Protocol):
+    """Where records go: the ledger."""
+
+    def record(self, record: Record) -> None: ...
+
+    def flush_soon(self) -> None: ...
+
+
+class UsageRecorder:
+    """`event_counts` counts the reports by kind."""
+
     def __init__(
-        self,
-        state: ShellState,
-        devices: Mapping[DeviceId, Device],
-        *,
-        cluster: str,
-        node: str,
-        incarnation: str,
-        boot: str,
-        version: str,
-        record: Callable[[Record], None],
-        clock: Callable[[], int],
-        utc_ns: Callable[[], int],
+        self, node: NodeIdentity, state: ShellState, devices: Mapping[DeviceId, Device], ledger: RecordLog, log: Any
     ) -> None:
+        self._node = node
         self._state = state
         self._devices = devices
-        self._cluster = cluster
-        self._node = node
-        self._incarnation = incarnation
-        self._boot = boot
-        self._version = version
-        self._record = record
-        self._clock = clock
-        self._utc_ns = utc_ns
+        self._ledger = ledger
+        self._log = log
+        self._clock, self._utc_ns = node.clock.monotonic_ns, node.clock.utc_ns
+        self._record = ledger.record
         self._meters: dict[DeviceId, DeviceMeter] = {}
-        self._spans = LaneSpans(node, incarnation, record, utc_ns)
+        self._spans = LaneSpans(node, ledger.record)
         self._introduced: set[str] = set()
         self._joined: dict[SessionId, DeviceId] = {}
         #: P, E and their live parts of each session, as last measured.
         self._sizes: dict[SessionId, tuple[int, int, int, int]] = {}
         self._sequence = 0
-        self._started = (utc_ns(), clock())
+        self._started = (self._utc_ns(), self._clock())
         self.event_counts: dict[str, int] = {}
 
     def start(self) -> None:
-        self._introduce(self._cluster)
+        self._introduce(self._node.cluster)
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
             self._meters[device.uuid] = DeviceMeter(
-                self._cluster,
-                self._node,
-                device.uuid,
-                self._incarnation,
-                capacity_bytes=device.usable_bytes,
+                MeteredDevice(
+                    self._node.cluster, self._node.name, device.uuid, self._node.incarnation, device.usable_bytes
+                ),
                 now_utc_ns=utc_ns,
                 now_mono_ns=now_ns,
             )
-        for lane in self._state.lanes.values():
-            self._spans.note_size(lane.lane, lane.size_bytes)
-            if lane.device in self._meters and lane.size_bytes:
-                self._meters[lane.device].set_lane(lane.lane, lane.size_bytes, now_ns)
+        for device_state in self._state.engine.devices():
+            for lane in device_state.open_lanes.values():
+                self._spans.note_size(lane.id, lane.held_bytes)
+                if lane.device in self._meters:
+                    self._meters[lane.device].set_lane(lane.id, lane.held_bytes, now_ns)
         for facts in list(self._state.sessions.values()):
-            if facts.is_admitted and not facts.is_leaving:
+            if facts.view.is_admitted and not facts.view.is_leaving:
                 self._join(facts, now_ns)
                 self._change(facts, _activity(facts), now_ns)
-                if facts.lane is not None:
-                    self._bind(facts.session, facts.lane, now_ns)
-
-    @property
-    def _local_cluster(self) -> str:
-        return f"local@{self._node}"
+                if facts.view.lane is not None:
+                    self._bind(facts.session, facts.view.lane.id, now_ns)
 
     def _introduce(self, cluster: str) -> None:
-        """Make this daemon and its devices known to a cluster before anything is recorded for it.
+        """Record this run and its devices for a cluster before anything else is recorded for it.
 
-        Jobs without Slurm have a cluster of their own; a node where nobody starts any is counted once.
+        Jobs without Slurm belong to a cluster of their own, which a node joins with its first such job.
         """
         if cluster in self._introduced:
             return
@@ -111,7 +104,7 @@ class Books:
             self._record(
                 DeviceRecord(
                     cluster=cluster,
-                    node=self._node,
+                    node=self._node.name,
                     device=device.uuid,
                     index=device.index,
                     model=device.model,
@@ -125,10 +118,10 @@ class Books:
             self._record(
                 IncarnationRecord(
                     cluster=cluster,
-                    node=self._node,
-                    incarnation=self._incarnation,
-                    boot_id=self._boot,
-                    version=self._version,
+                    node=self._node.name,
+                    incarnation=self._node.incarnation,
+                    boot_id=self._node.boot_id,
+                    version=self._node.version,
                     started_utc_ns=self._started[0],
                     started_mono_ns=self._started[1],
                     stopped_utc_ns=stopped_utc_ns,
@@ -136,7 +129,7 @@ class Books:
             )
 
     def close_interval(self) -> None:
-        """Write what each job had since the last time."""
+        """Record what each job used since the last interval."""
         self._spans.cut(self._clock())
         for meter in self._meters.values():
             for record in meter.close(self._utc_ns(), self._clock()):
@@ -146,15 +139,15 @@ class Books:
         self.close_interval()
         self._record_incarnation(self._utc_ns())
 
-    # Jobs and what they taught
+    # Jobs and their profiles
 
     def job_key(self, job: JobFacts) -> JobKey:
-        cluster = self._local_cluster if job.is_local else self._cluster
+        cluster = self._node.local_cluster if job.is_local else self._node.cluster
         self._introduce(cluster)
         return JobKey(cluster=cluster, job_id=job.number, restart_count=job.restart_count, sluid=job.sluid)
 
     def on_job(self, job: JobFacts) -> None:
-        """A job is known, or over."""
+        """Record that a job has started or ended."""
         self._record(
             JobRecord(
                 key=self.job_key(job),
@@ -175,17 +168,32 @@ class Books:
             )
         )
 
-    def measured(self, live: LiveSession, facts: SessionFacts, profile: Profile, *, is_alone: bool) -> None:
-        """Record running maxima for the signature; never below what the daemon reads itself.
+    def take_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
+        """A session reports its profile: record it, or keep it for later if one was recorded a moment ago."""
+        live.profile = profile
+        now_ns = self._clock()
+        if now_ns - live.recorded_ns > PROFILE_INTERVAL_NS:
+            live.recorded_ns = now_ns
+            self.record_profile(live, facts)
 
-        A profile belongs to a job: where several sessions of it live on the device, their sums are recorded.
+    def record_profile(self, live: LiveSession, facts: SessionFacts) -> None:
+        """Record the profile that waits, if any. Of a short job, the one at its end is the only complete one."""
+        if live.profile is not None:
+            self._record_measurement(live, facts, live.profile)
+            live.profile = None
+            self._ledger.flush_soon()
+
+    def _record_measurement(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
+        """Record running maxima for the signature, never below the daemon's own readings.
+
+        A profile belongs to a job: if several of its sessions use the device, their sums are recorded.
         """
         job = self._state.jobs.get(facts.job)
         if job is None or not job.signature:
             return
         ephemeral_bytes = min(profile.ephemeral_bytes, BYTES_MAX)
-        # What an ungated process holds includes what would be in a lane.
-        own_bytes = live.own_bytes_max - (0 if facts.is_gated else ephemeral_bytes)
+        # The memory of an ungated process includes what would otherwise be in a lane.
+        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else ephemeral_bytes)
         self._sizes[facts.session] = (
             max(0, own_bytes, min(profile.persistent_bytes, BYTES_MAX)),
             ephemeral_bytes,
@@ -193,6 +201,7 @@ class Books:
             min(profile.live_ephemeral_bytes, BYTES_MAX),
         )
         sums = self._job_sizes(facts)
+        is_alone = sum(1 for session in self._state.sessions.values() if session.device == facts.device) == 1
         model_hash, input_hash = _hash_text(profile.model_hash), _hash_text(profile.input_hash)
         self._record(
             MeasurementRecord(
@@ -215,27 +224,40 @@ class Books:
         )
 
     def _job_sizes(self, facts: SessionFacts) -> list[int]:
-        """What the sessions of the job that live on this device hold together; turns do not apply between them."""
-        mates = [one.session for one in self._state.live_sessions(facts.job) if one.device == facts.device]
-        known = [self._sizes[one] for one in {*mates, facts.session} if one in self._sizes]
-        return [min(sum(column), BYTES_MAX) for column in zip(*known, strict=True)]
+        """Sums over the job's live sessions on this device: they hold their memory at the same time."""
+        present = [one.session for one in self._state.live_sessions(facts.job) if one.device == facts.device]
+        sizes = [self._sizes[one] for one in {*present, facts.session} if one in self._sizes]
+        return [min(sum(column), BYTES_MAX) for column in zip(*sizes, strict=True)]
 
-    def report(self, kind: str, facts: SessionFacts | None, detail: str, device: DeviceId | None = None) -> None:
-        """Something happened to a session or a device."""
+    # Reports
+
+    def report(self, kind: str, facts: SessionFacts, detail: str) -> None:
+        """Log and record something that happened to a session."""
+        self._log.warning(kind, job=facts.job, session=facts.session, device=facts.device, detail=detail)
+        self._record_event(kind, detail, facts.device, self._state.jobs.get(facts.job))
+
+    def report_device(self, kind: str, device: DeviceId, detail: str) -> None:
+        """Record something that happened to a device."""
+        self._record_event(kind, detail, device, None)
+
+    def report_clock_step(self, step_ns: int) -> None:
+        """The system's clock was set: record it, and start a new interval on the new time."""
+        self._record_event("clock_stepped", f"by {step_ns} ns", "", None)
+        self.close_interval()
+
+    def _record_event(self, kind: str, detail: str, device: str, job: JobFacts | None) -> None:
         self.event_counts[kind] = self.event_counts.get(kind, 0) + 1
         self._sequence += 1
-        job = self._state.jobs.get(facts.job) if facts is not None else None
-        place = facts.device if facts is not None else device
         self._record(
-            EventRecord(
-                cluster=self._local_cluster if job is not None and job.is_local else self._cluster,
-                node=self._node,
-                incarnation=self._incarnation,
+            NodeEventRecord(
+                cluster=self._node.local_cluster if job is not None and job.is_local else self._node.cluster,
+                node=self._node.name,
+                incarnation=self._node.incarnation,
                 sequence=self._sequence,
                 kind=cast(Any, kind),
                 happened_utc_ns=self._utc_ns(),
                 happened_mono_ns=self._clock(),
-                device=place or "",
+                device=device,
                 job=self.job_key(job) if job is not None else None,
                 detail=detail[:1000],
             )
@@ -261,9 +283,9 @@ class Books:
                 self._count_held(event, now_ns)
                 self._leave(event.session, now_ns)
             case events.DeviceLost():
-                self.report("device_lost", None, event.reason, event.device)
+                self.report_device("device_lost", event.device, event.reason)
             case events.DeviceRecovered():
-                self.report("device_recovered", None, "", event.device)
+                self.report_device("device_recovered", event.device, "")
             case _:
                 pass
         for command in made:
@@ -300,8 +322,8 @@ class Books:
             return
         activity = Activity.WAITING if event.wants_next else Activity.OUTSIDE
         facts = self._state.sessions.get(event.session)
-        # A late return changed nothing: the session still runs under another epoch.
-        if facts is not None and facts.grant_epoch is not None:
+        # A late return changes nothing: the session runs under another epoch.
+        if facts is not None and facts.view.epoch is not None:
             return
         self._meters[device].change(event.session, activity, now_ns, iteration_count=event.iteration_count)
         self._spans.count(event.session, event.iteration_count)
@@ -309,14 +331,14 @@ class Books:
             self._meters[device].hand_over(event.session)
 
     def _count_held(self, event: events.SessionLeft, now_ns: int) -> None:
-        """What ran under a grant that its holder took along: nobody has returned it."""
+        """Count the iterations of a holder that left without returning its grant."""
         device = self._joined.get(event.session)
         if device is not None and event.iteration_count:
             self._meters[device].change(event.session, Activity.OUTSIDE, now_ns, iteration_count=event.iteration_count)
             self._spans.count(event.session, event.iteration_count)
 
     def _set_lane(self, lane: int, size_bytes: int, now_ns: int) -> None:
-        known = self._state.lanes.get(cast(Any, lane))
+        known = self._state.engine.lane(cast(Any, lane))
         if known is not None:
             self._meters[known.device].set_lane(lane, size_bytes, now_ns)
 
@@ -333,9 +355,9 @@ class Books:
         if job is None or facts.session in self._joined:
             return
         meter = self._meters[facts.device]
-        charge = max(1, facts.persistent_bytes >> 20)
+        charge = max(1, facts.view.persistent_bytes >> 20)
         meter.join(facts.session, self.job_key(job), now_ns, charge=charge, weight=job.weight)
-        meter.set_memory(facts.session, facts.persistent_bytes, facts.ephemeral_bytes, now_ns)
+        meter.set_memory(facts.session, facts.view.persistent_bytes, facts.view.ephemeral_bytes, now_ns)
         self._joined[facts.session] = facts.device
         self._record_session(facts, job, is_over=False)
 
@@ -354,30 +376,30 @@ class Books:
         self._record(
             SessionRecord(
                 job=self.job_key(job),
-                node=self._node,
+                node=self._node.name,
                 device=facts.device,
                 session=facts.session,
-                incarnation=self._incarnation,
+                incarnation=self._node.incarnation,
                 start_utc_ns=facts.start_utc_ns,
                 start_mono_ns=facts.start_mono_ns,
                 end_utc_ns=self._utc_ns() if is_over else None,
                 end_mono_ns=self._clock() if is_over else None,
-                is_gated=facts.is_gated,
+                is_gated=facts.view.is_gated,
                 end_reason=facts.end_reason[:128] if is_over else "",
-                iteration_count=facts.iteration_count,
-                handover_count=facts.handover_count,
-                persistent_bytes_max=facts.persistent_bytes,
-                ephemeral_bytes_max=facts.ephemeral_bytes,
+                iteration_count=facts.view.iteration_count,
+                handover_count=facts.view.handover_count,
+                persistent_bytes_max=facts.view.persistent_bytes,
+                ephemeral_bytes_max=facts.view.ephemeral_bytes,
             )
         )
 
 
 def _activity(facts: SessionFacts) -> Activity:
-    if facts.is_stopped:
+    if facts.view.is_stopped:
         return Activity.SUSPENDED
-    if facts.grant_epoch is not None or (not facts.is_gated and facts.process.pid):
+    if facts.view.epoch is not None or (not facts.view.is_gated and facts.process.pid):
         return Activity.RUNNING
-    return Activity.WAITING if facts.is_waiting else Activity.OUTSIDE
+    return Activity.WAITING if facts.view.is_waiting else Activity.OUTSIDE
 
 
 def _hash_text(number: int) -> str:

@@ -1,8 +1,8 @@
 """A bounded spool on disk: records wait here until the database takes them.
 
-Segments `NNNNNNNN.V` hold records of one value class V; a batch is a segment, deleted when the database has it. So a
-batch may be sent twice after a crash: records carry keys that make that harmless. Beyond the bound the oldest segment
-of the lowest value goes first: readings, then iterations, then starts; completions last. Every loss is counted.
+A segment `NNNNNNNN.V` holds records of one value class V. A batch is one segment; it is deleted after the database has
+taken it. When the spool is full, it drops the oldest segment of the lowest value first: readings, then iterations, then
+starts, and completions last. It counts every dropped record.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HELD_RECORDS_MAX = 2000
 
 
 class Value(IntEnum):
-    """What a record is worth when not all can be kept; the lowest goes first."""
+    """How much a record is worth if not all can be kept; the lowest value is dropped first."""
 
     READING = 0
     ITERATION = 1
@@ -69,7 +69,7 @@ class Spool:
         return sum(self._sizes.values())
 
     def append(self, value: Value, payload: bytes) -> None:
-        """Keep a record; never raises. What the disk does not take waits in memory, within a bound."""
+        """Keep a record; never raises. If the disk takes none, records wait in memory, up to a bound."""
         if self.held_count:
             self._hold(value, payload)
             self._write_held()
@@ -108,7 +108,7 @@ class Spool:
             self._append(value, payload)
         except OSError as error:
             self.fault = f"write spool: {self.directory}: {error.strerror}"
-            # Our own readings may be what fills the disk: completions are worth more than they are.
+            # Our own readings may have filled the disk, and completions are worth more.
             if not self._drop_oldest(up_to=Value(max(value - 1, 0))):
                 return False
             try:

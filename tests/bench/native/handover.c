@@ -35,7 +35,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "pages.h"
+#include "daemon_pages.h"
+
+#include "../../wire/salus_wire.h"
 
 #define LANE_BYTES  (64ull << 20)
 #define WARM_ROUNDS 200
@@ -122,7 +124,7 @@ static void new_lane(void)
 
 static void send_frame(int fd, void *frame, uint16_t kind, uint32_t size, const int *fds, int count)
 {
-    struct salus_header header = {SALUS_WIRE_MAGIC, SALUS_WIRE_VERSION, kind, size, 0};
+    struct salus_header header = {SALUS_MAGIC, SALUS_WIRE_VERSION, kind, size, 0};
     union {
         char bytes[CMSG_SPACE(sizeof(int) * SALUS_FDS_MAX)];
         struct cmsghdr align;
@@ -145,12 +147,12 @@ static void send_frame(int fd, void *frame, uint16_t kind, uint32_t size, const 
 
 static void send_lane(int index)
 {
-    struct salus_lane frame = {.lane = lane_id,
+    struct salus_map frame = {.lane = lane_id,
                                .epoch = lane_epoch,
                                .lane_bytes = LANE_BYTES,
                                .ephemeral_bytes = LANE_BYTES};
 
-    send_frame(sockets[index], &frame, SALUS_LANE, sizeof(frame), &lane_fd, 1);
+    send_frame(sockets[index], &frame, SALUS_MAP, sizeof(frame), &lane_fd, 1);
 }
 
 static void sample(int round, uint64_t value_ns)
@@ -199,7 +201,7 @@ static void arm_mate(int index)
 static void run_session(int index, int rounds, const char *path, const char *mode, uint64_t bytes)
 {
     bool is_domain = !strcmp(mode, "domain"), is_notice = !strcmp(mode, "notice");
-    struct salus_options options = {.size_bytes = sizeof(options), .timeout_ms = 10000};
+    struct salus_hello_options options = {.size_bytes = sizeof(options), .timeout_ms = 10000};
     void *survivor = NULL;
     int round;
 
@@ -254,7 +256,7 @@ static int forbid_calls(void)
  */
 static void run_boundary(int rounds, const char *path)
 {
-    struct salus_options options = {.size_bytes = sizeof(options), .timeout_ms = 10000};
+    struct salus_hello_options options = {.size_bytes = sizeof(options), .timeout_ms = 10000};
     uint64_t since_ns;
     int round;
 
@@ -282,7 +284,7 @@ static int accept_session(int listener, int index, uint32_t flags)
         .slot = (uint32_t)index,
     };
     int fds[2] = {gate_fds[index], turn_fd};
-    char frame[SALUS_FRAME_MAX];
+    char frame[SALUS_FRAME_BYTES_MAX];
     int fd = accept(listener, NULL, NULL);
 
     if (fd < 0 || recv(fd, frame, sizeof(frame), 0) <= 0)
@@ -303,7 +305,7 @@ static void start(int index, uint32_t limit_count)
  */
 static void serve_domain(int index)
 {
-    char frame[SALUS_FRAME_MAX];
+    char frame[SALUS_FRAME_BYTES_MAX];
     struct salus_header header;
 
     for (;;) {
@@ -332,7 +334,7 @@ static void serve_domain(int index)
 static void serve_mates(int session_count)
 {
     struct pollfd ready[2] = {{sockets[0], POLLIN, 0}, {sockets[1], POLLIN, 0}};
-    char frame[SALUS_FRAME_MAX];
+    char frame[SALUS_FRAME_BYTES_MAX];
 
     while (!__atomic_load_n(&shared->ready_count, __ATOMIC_SEQ_CST)) {
         int index;

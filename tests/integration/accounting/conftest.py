@@ -10,7 +10,7 @@ from sqlalchemy import Connection, delete
 
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
-from accounting.storage.models import Base
+from accounting.storage.tables import METADATA
 from tests.support.databases import Server, mariadb_server, postgresql_server
 
 _NUMBERS = count()
@@ -69,7 +69,7 @@ def database(address: str) -> Iterator[Database]:
 
 def clear(database: Database) -> None:
     def work(connection: Connection) -> None:
-        for table in reversed(Base.metadata.sorted_tables):
+        for table in reversed(METADATA.sorted_tables):
             connection.execute(delete(table))
 
     database.write(work)

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from sqlalchemy import func, select
 
-from accounting.ingest.jobs import JOBS
 from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import ProfileKey, find_profile
 from accounting.records import JobKey, JobRecord, MeasurementRecord, Record, Source, UsageRecord
@@ -15,7 +14,7 @@ from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
 from accounting.storage import retention
 from accounting.storage.database import Database, open_database
-from accounting.storage.models import Base
+from accounting.storage.tables import JOBS, METADATA
 from accounting.viewer import Viewer
 from tests.support.scenario import END, MIB, MODEL, T0, S, dump, key, records
 
@@ -146,7 +145,7 @@ def test_many_nodes_write_at_once_and_nothing_is_lost(address: str, database: Da
         list(pool.map(write, range(nodes)))
     with database.reading() as connection:
         counted = {
-            name: connection.scalar(select(func.count()).select_from(Base.metadata.tables[name]))
+            name: connection.scalar(select(func.count()).select_from(METADATA.tables[name]))
             for name in ("jobs", "usage", "nodes", "profiles", "profile_runs")
         }
     expected = {"jobs": nodes + 1, "usage": nodes * batches * 20, "nodes": nodes, "profiles": 1, "profile_runs": nodes}

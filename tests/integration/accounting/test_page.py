@@ -10,14 +10,14 @@ import pytest
 from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord
 from accounting.reports.bins import BINS_MAX
-from accounting.reports.figures import Figures, make_figures
+from accounting.reports.charts import ReportCharts, make_charts
 from accounting.reports.report import Report, make_report
 from accounting.reports.selection import Selection
 from accounting.storage import schema
 from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from cli.acct.page.definitions import DEFINITIONS
-from cli.acct.page.page import charts_of, page_text, write_page
+from cli.acct.page.page import page_text, sections_of, write_page
 from tests.support.browser import Browser, browser
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, records
@@ -39,7 +39,7 @@ MARKS = {
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Figures]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, ReportCharts]:
     database = open_database(f"sqlite:///{tmp_path_factory.mktemp('page')}/salus.db")
     schema.upgrade(database)
     made = records()
@@ -48,13 +48,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Figures]:
     job = next(record for record in made if isinstance(record, JobRecord) and record.end_utc_ns is not None)
     writer.write([msgspec.structs.replace(job, user=HOSTILE[:100], account=HOSTILE[:100], name=HOSTILE)])
     report = make_report(database, ROOT, "summary", DAY, now_utc_ns=END)
-    figures = make_figures(database, ROOT, DAY, now_utc_ns=END)
+    figures = make_charts(database, ROOT, DAY, now_utc_ns=END)
     database.close()
     return report, figures
 
 
 @pytest.fixture(scope="module")
-def page(models: tuple[Report, Figures], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page(models: tuple[Report, ReportCharts], tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_page(*models, path)
     return path
@@ -99,7 +99,7 @@ def test_the_picture_is_not_blank_and_follows_the_scheme(opened: Browser, scheme
     opened.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     assert opened.run("return getComputedStyle(document.body).backgroundColor") == ground
     ink = "rgb(26, 26, 26)" if scheme == "light" else "rgb(236, 236, 236)"
-    # The page hears of the scheme by an event, and draws anew.
+    # The page redraws when an event reports the new scheme.
     drawn = "return document.querySelector('#timeline .xtick text').style.fill"
     wait_for(lambda: opened.run(drawn) == ink, lambda: f"{ink}, is {opened.run(drawn)}")
     picture = opened.picture()
@@ -118,7 +118,7 @@ def test_it_prints_with_every_table_open(opened: Browser) -> None:
     assert opened.console() == []
 
 
-def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Report, Figures]) -> None:
+def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Report, ReportCharts]) -> None:
     text = page_text(*models)
     assert text.count("Content-Security-Policy") == 1
     own = text.partition("<script>")[0] + text.rpartition("<script>")[2]
@@ -126,17 +126,17 @@ def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Repor
     assert text.count("plotly.js v") == 1
 
 
-def test_points_are_capped(models: tuple[Report, Figures]) -> None:
+def test_points_are_capped(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     assert len(figures.bins) <= BINS_MAX
     many = msgspec.structs.replace(figures, waits=figures.waits * 500)
-    waits = next(chart for chart in charts_of(report, many) if chart.key == "waits")
+    waits = next(chart for chart in sections_of(report, many) if chart.key == "waits")
     assert len(waits.table.shown) == 1000
     assert waits.table.cut_count == len(many.waits) - 1000
 
 
-def test_an_empty_period_says_so(models: tuple[Report, Figures]) -> None:
+def test_an_empty_period_says_so(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     empty = msgspec.structs.replace(figures, bins=[], memory=[], spans=[], marks=[], waits=[], changes=[])
     bare = msgspec.structs.replace(report, rows=[])
-    assert page_text(bare, empty).count("Nothing was recorded for this chart") == 7
+    assert page_text(bare, empty).count("There is no data for this chart") == 7

@@ -1,9 +1,9 @@
-"""Our book beside sacct's: canned tables of sacct 22.05, what is filled, what is told, and that held then agrees."""
+"""Reconciliation with sacct: output of sacct 22.05, what is added, what is reported, and that held time then agrees."""
 
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.ingest.reconcile import Disagreement, held_seconds, read_sacct, reconcile
+from accounting.ingest.reconcile import JobMismatch, held_seconds, read_sacct, reconcile
 from accounting.records import JobKey, JobRecord
 from accounting.storage.database import Database
 from nodedaemon.core.errors import RequestError
@@ -61,7 +61,7 @@ def test_times_in_the_local_format_and_long_durations_are_read() -> None:
     assert row.suspended_s == 93_784
 
 
-@pytest.mark.parametrize(("text", "why"), [("JobID|State\n1|X\n", "no AllocTRES"), (table("1|2|3"), "3 columns")])
+@pytest.mark.parametrize(("text", "why"), [("JobID|State\n1|X\n", "lacks AllocTRES"), (table("1|2|3"), "3 columns")])
 def test_a_table_that_is_none_is_refused(text: str, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         read_sacct(text, cluster="alpha")
@@ -94,8 +94,8 @@ def test_a_difference_is_told_and_slurms_word_taken(database: Database) -> None:
     rows = read_sacct(table(line("1", 1, 61, 60, account="")), cluster="alpha")
     found = reconcile(database, rows, window=WINDOW)
     assert found.disagreements == [
-        Disagreement(key(1), "user", "eve", "ada"),
-        Disagreement(key(1), "elapsed seconds", "75", "60"),
+        JobMismatch(key(1), "user", "eve", "ada"),
+        JobMismatch(key(1), "elapsed seconds", "75", "60"),
     ]
     assert held_seconds(database, [key(1)]) == {key(1): 60}
     assert reconcile(database, rows, window=WINDOW).disagreements == []

@@ -7,7 +7,7 @@ import pytest
 from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord, decode, encode
 from accounting.reports import queries
-from accounting.reports.figures import make_figures
+from accounting.reports.charts import make_charts
 from accounting.reports.report import Report, ReportKind, ReportRow, make_report
 from accounting.reports.selection import JobSelector, Selection
 from accounting.storage.database import Database
@@ -119,14 +119,14 @@ def test_device_time_is_given_away_once(filled: Database) -> None:
 def test_the_charts_bins_sum_to_the_table_and_hold_no_more_than_the_devices(filled: Database) -> None:
     total = report(filled).total
     for window in (DAY, Selection(start_utc_ns=T0, end_utc_ns=T0 + 3300 * S)):
-        figures = make_figures(filled, ROOT, window, now_utc_ns=END)
+        figures = make_charts(filled, ROOT, window, now_utc_ns=END)
         assert all(step.measures.busy_ns <= step.measures.occupied_ns <= 2 * step.span_ns for step in figures.bins)
-        # One term a job run and device, as in the table.
+        # One term per job run and device, as in the table.
         assert max(step.measures.share_count for step in figures.bins) <= 3
         for step in figures.memory:
             held = step.persistent_bytes + step.ephemeral_bytes + step.foreign_bytes
             assert held + step.free_bytes == pytest.approx(1024 * MIB, abs=4)
-    bins = make_figures(filled, ROOT, DAY, now_utc_ns=END).bins
+    bins = make_charts(filled, ROOT, DAY, now_utc_ns=END).bins
     assert sum(step.measures.busy_ns for step in bins) == total.busy_ns
     assert sum(step.measures.occupied_ns for step in bins) == total.occupied_ns
     assert sum(step.held_ns for step in bins) == total.held_ns
@@ -140,7 +140,7 @@ def test_suspended_time_known_only_as_a_total_is_spread_over_the_bins(database: 
     )  # fmt: skip
     LedgerWriter(database).write([job])
     window = Selection(start_utc_ns=T0, end_utc_ns=T0 + 2400 * S)
-    bins = make_figures(database, ROOT, window, now_utc_ns=END).bins
+    bins = make_charts(database, ROOT, window, now_utc_ns=END).bins
     assert sum(step.held_ns for step in bins) == report(database, selection=window).total.held_ns == 2400 * S
     inside = [step for step in bins if step.start_utc_ns < T0 + 1600 * S]
     assert len(inside) > 100
@@ -198,11 +198,11 @@ def test_a_report_read_in_pieces_is_the_same(
 
 
 def test_the_spool_replayed_twice_changes_nothing(filled: Database) -> None:
-    before, told = dump(filled), report(filled)
+    before, expected = dump(filled), report(filled)
     for batch in (records(), list(reversed(records())), [decode(encode(record)) for record in records()]):
         LedgerWriter(filled).write(batch)
         assert dump(filled) == before
-    assert report(filled) == told
+    assert report(filled) == expected
 
 
 def test_records_one_by_one_and_in_any_order_give_the_same_report(database: Database) -> None:

@@ -176,8 +176,8 @@ static void iterate(struct block *survivor, uint32_t iteration)
 
 int main(int count, char **arguments)
 {
-    struct salus_options options = {.size_bytes = sizeof(options)};
-    struct salus_figures figures;
+    struct salus_hello_options options = {.size_bytes = sizeof(options)};
+    struct salus_counters figures;
     struct block survivor;
     pthread_t beside;
     handle module;
@@ -205,7 +205,7 @@ int main(int count, char **arguments)
     }
     is_over = true;
     pthread_join(beside, NULL);
-    salus_figures(&figures);
+    salus_counters(&figures);
     OK(salus_report(1, 1, "explicit"));
     OK(salus_bye());
     check(&survivor);

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nodedaemon.wire import framing
-from nodedaemon.wire.messages import HEADER, MAGIC, VERSION, Bye, Hello, Profile, Return, Unmapped, Want
+from nodedaemon.wire.messages import HEADER, MAGIC, WIRE_VERSION, Bye, Hello, ProfileReport, Return, Unmapped, Want
 from tests.support.device_kind import IS_CUDA
 from tests.support.idle_sessions import IdleSessions
 from tests.support.salusd import Salusd, wait_until
@@ -50,7 +50,7 @@ def resident_bytes(pid):
 def malformed_frames(seed):
     """Frames that are each wrong in one way, from a small generator of our own: fast enough for ten thousand."""
     chance = random.Random(seed)
-    good = [framing.encode(m) for m in (Hello(), Want(), Return(1), Unmapped(1, 1), Bye(), Profile(1, 1))]
+    good = [framing.encode(m) for m in (Hello(), Want(), Return(1), Unmapped(1, 1), Bye(), ProfileReport(1, 1))]
     while True:
         frame = bytearray(chance.choice(good))
         match chance.randrange(5):
@@ -63,7 +63,7 @@ def malformed_frames(seed):
             case 3:
                 frame += chance.randbytes(chance.randrange(1, 64))
             case _:
-                frame[: HEADER.size] = HEADER.pack(MAGIC, VERSION, chance.randrange(16, 65536), len(frame), 0)
+                frame[: HEADER.size] = HEADER.pack(MAGIC, WIRE_VERSION, chance.randrange(16, 65536), len(frame), 0)
         if frame[:1] != b"{":
             yield bytes(frame)
 
@@ -183,7 +183,7 @@ def test_19_forged_jobs_and_verbs_of_root_are_refused_to_others(salusd, rogue):
     answers = [json.loads(line) for line in told.stdout.splitlines()]
     assert [answer.get("kind") for answer in answers] == ["not_permitted"] * 7
     stranger = rogue(daemon, uid=STRANGER)
-    assert stranger.do("hello")["kind"] == "REFUSE"
+    assert stranger.do("hello")["kind"] == "REJECT"
     assert "5" in daemon.sessions()
 
 

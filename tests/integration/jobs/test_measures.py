@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from nodedaemon.wire.messages import Profile, WelcomeFlag
+from nodedaemon.wire.messages import ProfileReport, WelcomeFlag
 from tests.support.lane_daemon import MIB, LaneDaemon
 from tests.support.torch_job import ROOT, TorchJob, example
 
@@ -50,7 +50,7 @@ def test_another_batch_is_another_job_of_the_same_model(
     assert one.input_hash != other.input_hash
 
 
-def last_profile(daemon: LaneDaemon, start_job: Callable[..., TorchJob], command: list[str]) -> Profile:
+def last_profile(daemon: LaneDaemon, start_job: Callable[..., TorchJob], command: list[str]) -> ProfileReport:
     start_job(*command, daemon=daemon).finish()
     (session,) = daemon.sessions.values()
     return session.profiles[-1]

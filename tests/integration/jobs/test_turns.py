@@ -10,7 +10,7 @@ import pytest
 
 from nodedaemon.wire.messages import WelcomeFlag
 from tests.support.lane_daemon import MIB, LaneDaemon
-from tests.support.torch_job import DEADLINE_S, ROOT, TorchJob, example
+from tests.support.torch_job import DEADLINE_S, JOB, ROOT, TorchJob, example
 
 # Iterations enough for several turns each, and sizes that keep a run at a few seconds.
 COMMANDS = {
@@ -22,6 +22,7 @@ COMMANDS = {
 }
 SEEDS = (0, 1)
 RETURNS_MIN = 3
+NO_STASH = {"SALUS_LIBRARY": str(JOB / "libsalus" / "build" / "libsalus-points.so"), "SALUS_TEST_NO_STASH": "1"}
 
 
 @functools.cache
@@ -35,9 +36,11 @@ def plain_outputs() -> dict[tuple[str, int], str]:
         job.close()
 
 
-def share_a_lane(daemon: LaneDaemon, start_job: Callable[..., TorchJob], name: str) -> list[TorchJob]:
+def share_a_lane(
+    daemon: LaneDaemon, start_job: Callable[..., TorchJob], name: str, **environment: str
+) -> list[TorchJob]:
     """Two jobs of one example; nobody starts before both wait, so that they really alternate."""
-    jobs = [start_job(*example(name, seed=seed, **COMMANDS[name]), daemon=daemon) for seed in SEEDS]
+    jobs = [start_job(*example(name, seed=seed, **COMMANDS[name]), daemon=daemon, **environment) for seed in SEEDS]
     daemon.wait_until(lambda: len(daemon.waiting) == len(jobs), "both jobs wait in the gate", DEADLINE_S)
 
     def open_gate() -> None:
@@ -77,7 +80,7 @@ def test_without_the_stash_they_compute_something_else(
     name: str, start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
 ) -> None:
     """The control: were survivors never overwritten, the test above would pass without any guard."""
-    daemon = start_daemon(**lane_settings(WelcomeFlag.NOSTASH))
-    jobs = share_a_lane(daemon, start_job, name)
+    daemon = start_daemon(**lane_settings(WelcomeFlag.RELAY))
+    jobs = share_a_lane(daemon, start_job, name, **NO_STASH)
     outputs = [job.output() for job in jobs]
     assert all(output != plain_outputs()[name, seed] for output, seed in zip(outputs, SEEDS, strict=True))

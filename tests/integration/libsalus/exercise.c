@@ -174,10 +174,10 @@ static int run_lap(void)
 
 int main(int argc, char **argv)
 {
-    struct salus_options options = {.size_bytes = sizeof(options), .timeout_ms = 20000};
+    struct salus_hello_options options = {.size_bytes = sizeof(options), .timeout_ms = 20000};
     int iteration, iteration_count = argc > 2 ? atoi(argv[2]) : 0;
     unsigned seed = (unsigned)getpid();
-    struct salus_figures figures;
+    struct salus_counters figures;
     pthread_t thread;
     int index;
 
@@ -208,7 +208,7 @@ int main(int argc, char **argv)
             salus_block_give(blocks[index].address);
         }
     }
-    salus_figures(&figures);
+    salus_counters(&figures);
     salus_report(1, 2, "rule");
     salus_bye();
     if (figures.live_bytes || figures.lane_bytes || figures.private_bytes)

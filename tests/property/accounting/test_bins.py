@@ -1,13 +1,13 @@
-"""Time cut into bins: it sums to what was recorded, and no bin holds more than its devices had."""
+"""Time grid into bins: it sums to what was recorded, and no bin holds more than its devices had."""
 
 from collections import defaultdict
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import JobKey, UsageRecord
-from accounting.reports.bins import Cut, united
+from accounting.reports.bins import BinGrid, merged_stretches
 
 ACTIVITIES = st.sampled_from(list(Activity))
 #: (nanoseconds until then, device, session, what it does): None is to come or to leave, an interval may end meanwhile.
@@ -20,7 +20,7 @@ STEPS = st.lists(
 
 def recorded(steps: list[tuple[int, int, int, Activity | None, bool]]) -> list[UsageRecord]:
     """What the meters of two devices write while sessions come and go."""
-    meters = [DeviceMeter("c", "n", f"d{n}", "i", capacity_bytes=1, now_utc_ns=0, now_mono_ns=0) for n in (0, 1)]
+    meters = [DeviceMeter(MeteredDevice("c", "n", f"d{n}", "i", 1), now_utc_ns=0, now_mono_ns=0) for n in (0, 1)]
     there: set[tuple[int, int]] = set()
     made = []
     now_ns = 0
@@ -49,38 +49,38 @@ def test_bins_sum_to_the_records_and_hold_no_more_than_a_device(
     records = [record for record in recorded(steps) if record.job.job_id not in left]
     end_ns = max((record.start_utc_ns + record.span_ns for record in records), default=0)
     for name in ("busy_ns", "occupied_ns"):
-        whole, window = Cut(0, end_ns + 1, bin_ns), Cut(start_ns, start_ns + width_ns, bin_ns)
+        whole, window = BinGrid(0, end_ns + 1, bin_ns), BinGrid(start_ns, start_ns + width_ns, bin_ns)
         assert sum(_bins(records, whole, name).values()) == sum(getattr(record, name) for record in records)
-        for cut in (whole, window):
-            for (_, number), value_ns in _bins(records, cut, name).items():
-                assert 0 <= number < cut.bin_count
-                assert 0 <= value_ns <= cut.span_of(number)
+        for grid in (whole, window):
+            for (_, number), value_ns in _bins(records, grid, name).items():
+                assert 0 <= number < grid.bin_count
+                assert 0 <= value_ns <= grid.span_of(number)
 
 
-def _bins(records: list[UsageRecord], cut: Cut, name: str) -> dict[tuple[str, int], int]:
+def _bins(records: list[UsageRecord], grid: BinGrid, name: str) -> dict[tuple[str, int], int]:
     sums: dict[tuple[str, int], int] = defaultdict(int)
     for device in ("d0", "d1"):
         mine = sorted((r for r in records if r.device == device), key=lambda record: record.start_utc_ns)
         rows = [(0, r.start_utc_ns, r.start_utc_ns + r.span_ns, r.busy_ns, r.occupied_ns) for r in mine]
-        for stretch in united(rows):
-            for number, part in cut.parts(stretch.start_ns, stretch.until_ns, getattr(stretch, name)):
+        for stretch in merged_stretches(rows):
+            for number, part in grid.parts(stretch.start_ns, stretch.until_ns, getattr(stretch, name)):
                 sums[device, number] += part
     return sums
 
 
 def test_a_record_that_crosses_an_edge_is_cut_there_to_the_nanosecond() -> None:
-    assert list(Cut(0, 100, 40).parts(30, 130, 10)) == [(0, 1), (1, 4), (2, 2)]
-    assert list(Cut(30, 130, 40).parts(30, 130, 10)) == [(0, 4), (1, 4), (2, 2)]
+    assert list(BinGrid(0, 100, 40).parts(30, 130, 10)) == [(0, 1), (1, 4), (2, 2)]
+    assert list(BinGrid(30, 130, 40).parts(30, 130, 10)) == [(0, 4), (1, 4), (2, 2)]
 
 
 def test_each_record_by_itself_would_put_more_than_a_device_into_a_bin() -> None:
     # One is alone for half of the interval, then both share the device.
     rows = [(1, 0, 60, 45, 45), (1, 30, 60, 15, 15)]
-    cut = Cut(0, 60, 30)
+    grid = BinGrid(0, 60, 30)
     apart: dict[int, int] = defaultdict(int)
     for _, start_ns, until_ns, busy_ns, _ in rows:
-        for number, part in cut.parts(start_ns, until_ns, busy_ns):
+        for number, part in grid.parts(start_ns, until_ns, busy_ns):
             apart[number] += part
     assert apart[1] > 30
-    (together,) = united(rows)
-    assert list(cut.parts(together.start_ns, together.until_ns, together.busy_ns)) == [(0, 30), (1, 30)]
+    (together,) = merged_stretches(rows)
+    assert list(grid.parts(together.start_ns, together.until_ns, together.busy_ns)) == [(0, 30), (1, 30)]

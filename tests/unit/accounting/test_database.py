@@ -49,7 +49,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     [
         ("oracle://x", "use sqlite, postgresql or mariadb"),
         ("no address", "StorageUrl"),
-        ("postgresql://salus:secret@host/salus", "holds a password"),
+        ("postgresql://salus:secret@host/salus", "contains a password"),
         ("sqlite://", "sqlite needs a file"),
     ],
 )

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import DeviceRecord, JobRecord, MeasurementRecord, Record
-from accounting.reports.figures import make_figures
+from accounting.reports.charts import make_charts
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
@@ -30,7 +30,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
     opened.close()
 
 
-def told(jobs: int, seconds: int) -> list[Record]:
+def job_records(jobs: int, seconds: int) -> list[Record]:
     """The device, the jobs and a profile with a solo iteration time of one second."""
     made: list[Record] = [
         DeviceRecord(cluster="alpha", node="n1", device="d0", model=MODEL, capacity_bytes=1024 * MIB, seen_utc_ns=T0)
@@ -52,7 +52,7 @@ def told(jobs: int, seconds: int) -> list[Record]:
 
 
 def meter(jobs: int) -> DeviceMeter:
-    made = DeviceMeter("alpha", "n1", "d0", "i1", capacity_bytes=1024 * MIB, now_utc_ns=T0, now_mono_ns=0)
+    made = DeviceMeter(MeteredDevice("alpha", "n1", "d0", "i1", 1024 * MIB), now_utc_ns=T0, now_mono_ns=0)
     for number in range(jobs):
         made.join(number, key(number), 0, charge=1)
     return made
@@ -70,7 +70,7 @@ def test_four_jobs_that_merely_take_turns_gain_nothing(database: Database) -> No
     for turn in range(40):
         device.change(turn % 4, RUN, turn * S)
         device.change(turn % 4, WAIT, (turn + 1) * S, iteration_count=1)
-    found = total(database, [*told(4, 40), *device.close(T0 + 40 * S, 40 * S)])
+    found = total(database, [*job_records(4, 40), *device.close(T0 + 40 * S, 40 * S)])
     assert found.held_ns == 160 * S
     assert found.sharing_gain == 1.0
     assert found.slowdown == 4.0
@@ -85,13 +85,13 @@ def test_lanes_that_run_at_once_gain_what_they_speed_up(database: Database) -> N
         device.change(number, RUN, 0)
     for number in range(2):
         device.change(number, OUT, 30 * S, iteration_count=30)
-    found = total(database, [*told(2, 30), *device.close(T0 + 30 * S, 30 * S)])
+    found = total(database, [*job_records(2, 30), *device.close(T0 + 30 * S, 30 * S)])
     assert (found.sharing_gain, found.slowdown) == (2.0, 1.0)
 
 
 def test_servers_that_wait_for_requests_gain_by_their_number(database: Database) -> None:
     device = meter(42)
-    found = total(database, [*told(42, 60), *device.close(T0 + 60 * S, 60 * S)])
+    found = total(database, [*job_records(42, 60), *device.close(T0 + 60 * S, 60 * S)])
     assert found.sharing_gain == pytest.approx(42.0)
     assert found.efficiency == 0.0
     assert found.occupied_ns == 60 * S
@@ -120,7 +120,7 @@ def test_percentiles_are_by_nearest_rank(counts: list[tuple[int, int]], part: fl
 def test_a_plain_user_sees_others_only_as_load(database: Database) -> None:
     LedgerWriter(database).write(records())
     ben = Viewer(uid=1002, user="ben")
-    figures = make_figures(database, ben, WHOLE, now_utc_ns=END)
+    figures = make_charts(database, ben, WHOLE, now_utc_ns=END)
     assert {(span.user, span.job) for span in figures.spans} == {("", ""), ("ben", "102")}
     assert {wait.user for wait in figures.waits} == {"ben"}
     assert {change.key.user for change in figures.changes} == {"ben"}
@@ -131,5 +131,5 @@ def test_a_plain_user_sees_others_only_as_load(database: Database) -> None:
     for forbidden in (Selection(start_utc_ns=0, end_utc_ns=END, is_for_all=True), Selection(
         start_utc_ns=0, end_utc_ns=END, users=("ada",)
     )):  # fmt: skip
-        with pytest.raises(DeniedError, match="ben is no operator"):
+        with pytest.raises(DeniedError, match="ben is not an operator"):
             make_report(database, ben, "summary", forbidden, now_utc_ns=END)

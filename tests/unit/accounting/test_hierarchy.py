@@ -11,8 +11,8 @@ NAMES = st.sampled_from("abcdefg")
 
 def test_associations_of_accounts_name_their_parents() -> None:
     accounts = "alpha|root||\nalpha|root||root\nalpha|science|root|\nalpha|vision|science|\n"
-    told = accounts + "alpha|vision||ada\nodd line\n||x|\n"
-    found = {(r.cluster, r.account): r.parent for r in read_associations(told, now_utc_ns=5)}
+    printed = accounts + "alpha|vision||ada\nodd line\n||x|\n"
+    found = {(r.cluster, r.account): r.parent for r in read_associations(printed, now_utc_ns=5)}
     assert found == {("alpha", "root"): "", ("alpha", "science"): "root", ("alpha", "vision"): "science"}
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.meter import Activity, DeviceMeter
+from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import DeviceUsageRecord, JobKey, Record, UsageRecord
 
 MIB = 1 << 20
@@ -19,7 +19,7 @@ def key(number: int) -> JobKey:
 
 
 def meter() -> DeviceMeter:
-    return DeviceMeter("alpha", "n1", "d0", "i1", capacity_bytes=100 * MIB, now_utc_ns=UTC, now_mono_ns=0)
+    return DeviceMeter(MeteredDevice("alpha", "n1", "d0", "i1", 100 * MIB), now_utc_ns=UTC, now_mono_ns=0)
 
 
 def by_job(records: list[Record]) -> dict[int, UsageRecord]:

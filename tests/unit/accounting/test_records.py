@@ -56,7 +56,7 @@ def test_an_end_is_worth_more_than_a_start_and_a_sample_least() -> None:
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\xc1", records.encode(USAGE)[:-3]])
 def test_torn_bytes_are_a_peer_error(payload: bytes) -> None:
-    with pytest.raises(PeerError, match="record not read"):
+    with pytest.raises(PeerError, match="cannot read a record"):
         records.decode(payload)
 
 

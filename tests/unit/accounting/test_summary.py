@@ -3,23 +3,24 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accounting.reports.summary import MARK, merge_summary
+from accounting.reports.summary import merge_summary
+from nodedaemon.wire.segment import SUMMARY_MARK
 
-SEGMENT = f"{MARK};held=10;occ=5"
+SEGMENT = f"{SUMMARY_MARK};held=10;occ=5"
 
 
 def test_it_is_added_beside_others_and_replaced_in_place() -> None:
     assert merge_summary("", SEGMENT) == SEGMENT
     assert merge_summary("JS1:H4sI==", SEGMENT) == f"JS1:H4sI== {SEGMENT}"
     assert merge_summary("salus:1;adm=a1;P=5  JS1:x", SEGMENT) == f"salus:1;adm=a1;P=5  JS1:x {SEGMENT}"
-    assert merge_summary(f"a  {MARK};held=1  b", SEGMENT) == f"a  {SEGMENT}  b"
+    assert merge_summary(f"a  {SUMMARY_MARK};held=1  b", SEGMENT) == f"a  {SEGMENT}  b"
 
 
 @given(st.text(max_size=60))
 def test_every_other_character_stays(comment: str) -> None:
     merged = merge_summary(comment, SEGMENT)
     assert SEGMENT in merged
-    if MARK not in comment:
+    if SUMMARY_MARK not in comment:
         assert merged.startswith(comment)
         assert merged[len(comment) :].strip() == SEGMENT
     assert merge_summary(merged, SEGMENT) == merged

@@ -78,12 +78,12 @@ def test_units_of_time_are_sreports(filled: Path, capsys: pytest.CaptureFixture[
 
 def test_json_is_in_base_units_with_its_schema(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(filled, "report", "account", "--json", *DAY) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["meta"]["schema"] == 1
-    vision = next(row for row in told["data"]["rows"] if row["account"] == "vision" and row["depth"] == 0)
+    output = json.loads(capsys.readouterr().out)
+    assert output["meta"]["schema"] == 1
+    vision = next(row for row in output["data"]["rows"] if row["account"] == "vision" and row["depth"] == 0)
     assert (vision["measures"]["held_ns"], vision["measures"]["occupied_ns"]) == (5400 * 10**9, 3600 * 10**9)
     assert vision["measures"]["sharing_gain"] == pytest.approx(4200 / 3600)
-    nlp = next(row for row in told["data"]["rows"] if row["account"] == "nlp" and row["depth"] == 0)
+    nlp = next(row for row in output["data"]["rows"] if row["account"] == "nlp" and row["depth"] == 0)
     assert nlp["measures"]["sharing_gain"] is None
 
 
@@ -115,13 +115,13 @@ def test_filters_take_sacct_lists(filled: Path, capsys: pytest.CaptureFixture[st
     ("words", "code", "text"),
     [
         (("report", "-S", "2027-01-01", "-E", "2027-01-02"), 3, "no data in this window"),
-        (("report", "-S", "soon"), 2, "time not understood"),
+        (("report", "-S", "soon"), 2, "invalid time"),
         (("report", "-S", "2026-11-02", "-E", "2026-11-01"), 2, "ends before it begins"),
         (("report", "-o", "hold"), 2, "do you mean held?"),
         (("report", "-N", "n[1-"), 2, "-N n[1-"),
         (("report", "-a", "-u", "ada"), 2, "contradict"),
         (("job", "4711"), 3, "job not found: 4711"),
-        (("job", "x"), 2, "job id not understood"),
+        (("job", "x"), 2, "invalid job id"),
         (("report", "nonsense"), 2, ""),
     ],
 )

@@ -29,7 +29,7 @@ def test_a_spelling_is_understood(text: str, jobs: list[JobSelector]) -> None:
 
 @pytest.mark.parametrize("text", ["x", "1_", "1_[", "1_[]", "1_[5-1]", "1+", "-1", "1 2", "1_[1-999999999]"])
 def test_what_is_no_job_id_is_refused(text: str) -> None:
-    with pytest.raises(RequestError, match="job id not understood"):
+    with pytest.raises(RequestError, match="invalid job id"):
         parse_jobs(text)
 
 

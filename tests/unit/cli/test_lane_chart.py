@@ -1,6 +1,6 @@
-"""The Gantt of lanes: a job's stays become bars, one row a job that takes turns in a lane."""
+"""The Gantt of lanes: a job's stays become bars, one row per job that takes turns in a lane."""
 
-from accounting.reports.figures import LaneSpan
+from accounting.reports.charts import LaneSpan
 from cli.acct.page.lanes import TOUCH_NS, _joined, _short_names, _tracks
 
 SECOND_NS = 1_000_000_000

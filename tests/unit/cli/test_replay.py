@@ -12,7 +12,7 @@ from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.segments import Journal
-from nodedaemon.service.journal.state import DigestNote, ProcessFacts, SessionNote, ShellState
+from nodedaemon.service.journal.state import DigestNote, SessionNote, ShellState
 
 DEVICE = DeviceId("HOST-1")
 
@@ -21,13 +21,13 @@ DEVICE = DeviceId("HOST-1")
 def journal(tmp_path):
     """A small day of a daemon: a device, two sessions, one grant."""
     clock = iter(range(1, 1000))
-    dispatcher = Dispatcher(Engine(), ShellState(), lambda: next(clock), digest_interval_count=1)
-    dispatcher.journal = Journal(tmp_path, "0.1.0", "boot", dispatcher.snapshot)
-    dispatcher.journal.begin()
+    dispatcher = Dispatcher(ShellState(Engine()), lambda: next(clock), digest_interval_count=1)
+    dispatcher.journal = Journal(tmp_path, "0.1.0", "boot")
+    dispatcher.journal.begin(dispatcher.snapshot)
     dispatcher.submit(events.DeviceAdded(DEVICE, DeviceLimits(64 * MIB)))
     for number in (1, 2):
         session, job = SessionId(number), JobId(str(number))
-        dispatcher.note(SessionNote(session, job, DEVICE, Domain("u"), 0, ProcessFacts(), True, "", "", 0, 0, 0))
+        dispatcher.note(SessionNote(session, job, DEVICE, 0, 0, 0))
         dispatcher.submit(events.SessionArrived(session, DEVICE, job, Domain("u"), 2 * MIB, 4 * MIB))
     dispatcher.submit(events.GrantWanted(SessionId(1)))
     dispatcher.submit(events.SessionLeft(SessionId(1)))

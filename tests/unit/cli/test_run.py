@@ -12,8 +12,8 @@ from nodedaemon.core.errors import RequestError
 
 def test_salus_stands_before_what_the_user_has_and_never_replaces_it() -> None:
     own = {"PYTHONPATH": "mine", "LD_PRELOAD": "mine.so", "HOME": "here", "OMP_NUM_THREADS": "3"}
-    given = ["SALUS_SOCKET=s", "PYTHONPATH=ours", "LD_PRELOAD=ours.so", "OMP_NUM_THREADS=1"]
-    assert environment_of(given, own) == {
+    added = ["SALUS_SOCKET=s", "PYTHONPATH=ours", "LD_PRELOAD=ours.so", "OMP_NUM_THREADS=1"]
+    assert environment_of(added, own) == {
         "SALUS_SOCKET": "s",
         "PYTHONPATH": "ours:mine",
         "LD_PRELOAD": "ours.so mine.so",

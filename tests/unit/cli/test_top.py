@@ -53,7 +53,7 @@ def test_no_line_is_wider_than_the_terminal_and_every_fact_is_there(width):
         "host0",
         "drained (dust)",
         "policy fair",
-        "database away, 3 records",
+        "no database, 3 records",
         "lane 1",
         "101",
         "waits" * (width < 120),

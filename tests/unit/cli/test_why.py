@@ -17,7 +17,7 @@ def test_a_queued_job_shows_slurms_reason_its_charge_and_what_it_would_get_now()
     assert why_lines(answer) == [
         "job 12: pending, Resources",
         "  admitted: shared, 7 shards, class normal",
-        "  profile:  keeps 64M, borrows 32M, from 3 runs",
+        "  profile:  persistent 64M, ephemeral 32M, from 3 runs",
         "  now:      5 shards by profile",
     ]
 
@@ -50,18 +50,18 @@ def test_a_job_on_the_node_shows_the_reasons_and_changes_of_each_session() -> No
     running = SessionWhy(session=3, device="gpu0", state="running", reasons=[], changes=[])
     assert why_lines(WhyAnswer(job="8", user="ada", state="RUNNING", sessions=[waiting, running])) == [
         "job 8 of ada, session 2: waiting",
-        "  - lane 1 runs job 7: 1 turns needed, 0 there",
+        "  - lane 1 runs job 7: 1 turns needed, 0 free",
         "    the policy decides",
         "  - lane memory: 1M needed, 0 free",
         "  what would change it:",
-        "    job 7 ends: it runs at once",
-        "    nothing changes: it runs after 1 boundary",
+        "    job 7 ends: it would run immediately",
+        "    nothing changes: it would run after 1 boundary",
         "job 8 of ada, session 3: running",
-        "  nothing is in its way",
+        "  nothing prevents it from running",
     ]
 
 
 def test_a_job_whose_processes_have_not_come_yet_says_so() -> None:
     assert why_lines(WhyAnswer(job="8", user="ada", state="RUNNING")) == [
-        "job 8: no session yet: its processes have not reached Salus"
+        "job 8: no session yet: none of its processes has connected to Salus"
     ]

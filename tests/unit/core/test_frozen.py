@@ -11,8 +11,8 @@ from nodedaemon.core.sessions import Session
 from nodedaemon.core.types import MIB, DeviceLimits, Domain, SessionId
 from tests.support.engine_world import World
 
-#: Heaps and maps that are made anew from the rest.
-DERIVED = {"waiters", "_sizes", "_parked", "domains", "ordering", "book"}
+#: Heaps, maps and references that are made again from the rest.
+DERIVED = {"device", "waiters", "_sizes", "_parked", "domains", "ordering", "book"}
 
 
 def names(kind):

@@ -3,7 +3,7 @@
 import ctypes
 
 from salus_job.accelerator import Accelerator
-from salus_job.binding import EntryWords
+from salus_job.layouts import Entry
 from salus_job.session import Session
 from salus_job.watch import Watch
 
@@ -88,7 +88,7 @@ class FakeLibrary:
         self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
         self.reserved: tuple[int, int] | None = None
         self.salus_enter = lambda: 0
-        self.salus_entry_words = lambda: ctypes.pointer(EntryWords(is_calm=1))
+        self.salus_entry_words = lambda: ctypes.pointer(Entry(is_calm=1))
         self.salus_exit = self.salus_persist_begin = self.salus_persist_end = lambda: None
 
     def salus_boundary(self) -> int:

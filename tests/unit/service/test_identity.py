@@ -5,7 +5,6 @@ import pytest
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import JobPlace
 from nodedaemon.service.jobs.identity import ancestors, find_job
-from nodedaemon.service.jobs.registry import parse_segment
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 
 
@@ -36,7 +35,7 @@ def test_the_cgroup_wins_over_everything(proc):
     assert find_job(50, jobs, no_list, proc.root).job is jobs[JobId("12")]
 
 
-def test_a_sluid_names_the_job_that_the_prolog_told_of(proc):
+def test_a_sluid_names_the_job_that_the_prolog_announced(proc):
     proc(50, 1, 7, "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0\n")
     jobs = {JobId("12"): job("12", sluid="s5K1KKYAYG5D00")}
     assert find_job(50, jobs, no_list, proc.root).job is jobs[JobId("12")]
@@ -70,19 +69,3 @@ def test_a_forged_loop_of_parents_ends(proc):
     proc(10, 11, 1)
     proc(11, 10, 1)
     assert len(ancestors(10, proc.root)) == 64
-
-
-@pytest.mark.parametrize(
-    ("text", "keys"),
-    [
-        ("", {}),
-        ("other:1;x=2", {}),
-        (
-            "note salus:1;adm=9;P=10;E=20;K=shared;S=a=b more",
-            {"adm": "9", "P": "10", "E": "20", "K": "shared", "S": "a=b"},
-        ),
-        ("salus:2;P=10", {}),
-    ],
-)
-def test_the_segment_of_admin_comment(text, keys):
-    assert parse_segment(text) == keys

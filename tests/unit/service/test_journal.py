@@ -33,9 +33,9 @@ EVENTS = [
 
 
 def make(directory, **options):
-    journal = Journal(directory, "0.1.0", "boot-1", lambda: (b"engine", b"shell"), **options)
+    journal = Journal(directory, "0.1.0", "boot-1", **options)
     segment = journal.recover()
-    journal.begin()
+    journal.begin(lambda: (b"engine", b"shell"))
     return journal, segment
 
 
@@ -61,7 +61,7 @@ def test_state_of_another_release_is_taken_over_and_of_another_boot_not(tmp_path
     journal, _ = make(tmp_path)
     write_events(journal)
     journal.close()
-    other = Journal(tmp_path, release, boot, lambda: (b"", b""))
+    other = Journal(tmp_path, release, boot)
     assert (other.recover() is not None) is is_taken
     assert other.refusal == ""
 
@@ -73,7 +73,7 @@ def test_a_segment_of_another_format_is_set_aside_with_a_clear_line_and_never_de
     writer.close()
     journal, segment = make(tmp_path)
     assert segment is None
-    assert journal.refusal == "journal.000003: format 1 of release 0.0.9; this release reads format 2"
+    assert journal.refusal == "journal.000003: format 1 of release 0.0.9; this release reads format 3"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal.000003.format", "journal.000004"]
 
 
@@ -116,7 +116,7 @@ def test_a_thawed_engine_equals_the_frozen_one():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"format":1', b'"format":2'),
+        (b'"format":2', b'"format":1'),
         (b'"holder":1', b'"holder":9'),
         (b'"arrivals":[]', b'"arrivals":[77]'),
         (b'"job_class":1', b'"job_class":"x"'),
@@ -157,7 +157,7 @@ def test_nothing_after_a_damaged_record_is_replayed(tmp_path):
     content = bytearray(path.read_bytes())
     content[content.index(b"GrantWanted") + 2] ^= 0xFF
     path.write_bytes(content)
-    segment = Journal(tmp_path, "0.1.0", "boot-1", lambda: (b"", b"")).recover()
+    segment = Journal(tmp_path, "0.1.0", "boot-1").recover()
     assert [event for event, _ in segment.events()] == EVENTS[:2]
 
 
@@ -193,7 +193,7 @@ def test_a_full_disk_makes_a_gap_that_no_restart_replays(tmp_path, monkeypatch):
         journal.rotate_if_due()
     assert (journal.counters.lost_count, journal.counters.gap_count) == (5, 1)
     assert "No space left" in journal.fault
-    assert Journal(tmp_path, "0.1.0", "boot-1", lambda: (b"", b"")).recover() is None
+    assert Journal(tmp_path, "0.1.0", "boot-1").recover() is None
     monkeypatch.setattr(RecordWriter, "append", real)
     for number in range(3):
         journal.append_event(EVENTS[2], number)
@@ -218,28 +218,12 @@ def test_a_place_without_a_journal_is_the_users_error(tmp_path):
 
 def test_a_session_that_was_noted_and_never_arrived_does_not_exist(tmp_path):
     """The daemon was killed between the note and the event: nobody would ever release such a session."""
-    state = ShellState()
-    dispatcher = Dispatcher(Engine(), state, lambda: 1, Journal(tmp_path, "0", "b", lambda: (b"", b"")))
-    dispatcher.journal.begin()
+    dispatcher = Dispatcher(ShellState(Engine()), lambda: 1, Journal(tmp_path, "0", "b"))
+    dispatcher.journal.begin(dispatcher.snapshot)
     dispatcher.submit(EVENTS[0])
     for number in (1, 2):
-        dispatcher.note(
-            SessionNote(
-                session=SessionId(number),
-                job=JobId("7"),
-                device=DeviceId("HOST-1"),
-                domain=Domain("user:ada"),
-                uid=1,
-                process=ProcessFacts(5, 5),
-                is_gated=True,
-                page="p",
-                turn="t",
-                slot=0,
-                start_utc_ns=0,
-                start_mono_ns=0,
-            )
-        )
+        dispatcher.note(SessionNote(SessionId(number), JobId("7"), DeviceId("HOST-1"), 1, 0, 0, ProcessFacts(5, 5)))
     dispatcher.submit(EVENTS[1])
     dispatcher.journal.close()
-    found = replay(Journal(tmp_path, "0", "b", lambda: (b"", b"")).recover())
+    found = replay(Journal(tmp_path, "0", "b").recover())
     assert list(found.state.sessions) == [1]

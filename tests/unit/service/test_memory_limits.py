@@ -1,11 +1,14 @@
-"""Limits by cgroup follow what a job was promised; a driver without them is asked once."""
+"""The memory limit of a cgroup is what the job was promised; a driver without limits is asked once."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from nodedaemon.core import commands
+from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
+from nodedaemon.core.views import SessionView
+from nodedaemon.drivers.device import Capabilities
 from nodedaemon.service.devices.memory_limits import MemoryLimits
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
 
@@ -16,7 +19,7 @@ GROUP = "/system.slice/slurmstepd.scope/job_7"
 class Gpu:
     """A device that remembers its limits."""
 
-    kind = "cuda"
+    capabilities = Capabilities(limits_memory=True)
 
     def __init__(self, *, is_able: bool = True, is_hung: bool = False) -> None:
         self.limits: dict[str, int | None] = {}
@@ -33,51 +36,56 @@ class Gpu:
 
 def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellState, list[Any]]:
     job = JobFacts(JobId("7"), 7, 1000, devices=[GPU], device=GPU, roots=[ProcessFacts(42, 1)])
-    state = ShellState()
+    state = ShellState(Engine())
     state.jobs[job.job] = job
     state.sessions[SessionId(1)] = SessionFacts(
-        SessionId(1), job.job, GPU, job.domain, 1000, persistent_bytes=100, ephemeral_bytes=20
+        cast(SessionView, SimpleNamespace(persistent_bytes=100, ephemeral_bytes=20, is_leaving=False)),
+        SessionId(1),
+        job.job,
+        GPU,
+        1000,
     )
     notes: list[Any] = []
-    devices: Any = {GPU: gpu, OTHER: SimpleNamespace(kind="host")}
+    devices: Any = {GPU: gpu, OTHER: SimpleNamespace(capabilities=Capabilities())}
     log = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
-    keeper = MemoryLimits(state, devices, note=notes.append, find_group=lambda pid: group if pid == 42 else "", log=log)
-    return keeper, job, state, notes
+    dispatcher: Any = SimpleNamespace(state=state, note=notes.append)
+    limits = MemoryLimits(dispatcher, devices, log, find_group=lambda pid: group if pid == 42 else "")
+    return limits, job, state, notes
 
 
 def test_the_limit_is_what_was_promised_and_goes_with_the_job() -> None:
     gpu = Gpu()
-    keeper, job, state, notes = make(gpu)
-    keeper.confine(job)
+    limits, job, state, notes = make(gpu)
+    limits.confine(job)
     assert gpu.limits == {GROUP: 120}
-    assert [note.facts.cgroup for note in notes] == [GROUP], "written down: the next daemon must lift it"
+    assert [note.facts.cgroup for note in notes] == [GROUP], "noted, because the next daemon must lift it"
     job.is_ended = True
     state.sessions.clear()
-    keeper.confine(job)
+    limits.confine(job)
     assert gpu.limits == {GROUP: None}
 
 
 def test_a_session_that_may_have_more_finds_the_limit_raised() -> None:
     gpu = Gpu()
-    keeper, job, state, _ = make(gpu)
-    keeper.confine(job)
-    state.sessions[SessionId(1)].persistent_bytes = 300
+    limits, job, state, _ = make(gpu)
+    limits.confine(job)
+    cast(Any, state.sessions[SessionId(1)].view).persistent_bytes = 300
     nothing: Any = None
-    keeper.watch(nothing, [commands.AllowOverrun(SessionId(1), 300, 20)], 0)
+    limits.watch(nothing, [commands.AllowOverrun(SessionId(1), 300, 20)], 0)
     assert gpu.limits == {GROUP: 320}
 
 
 def test_nothing_is_done_without_a_group_or_limits_and_a_hung_driver_ends_nobody() -> None:
     gpu = Gpu()
-    keeper, job, _, _ = make(gpu, group="")
-    keeper.confine(job)
+    limits, job, _, _ = make(gpu, group="")
+    limits.confine(job)
     assert gpu.asked_count == 0
     gpu = Gpu(is_able=False)
-    keeper, job, _, _ = make(gpu)
-    keeper.confine(job)
-    keeper.confine(job)
+    limits, job, _, _ = make(gpu)
+    limits.confine(job)
+    limits.confine(job)
     assert gpu.asked_count == 1
     gpu = Gpu(is_hung=True)
-    keeper, job, _, _ = make(gpu)
-    keeper.confine(job)
+    limits, job, _, _ = make(gpu)
+    limits.confine(job)
     assert gpu.asked_count == 1

@@ -8,7 +8,7 @@ from nodedaemon.config import load_or_raise
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.types import MIB, Profile
 from slurm_plugin.admitd import server as admitd
-from slurm_plugin.admitd.decision import Known
+from slurm_plugin.admitd.decision import ProfileLookup
 from slurm_plugin.admitd.server import AdmissionServer
 from slurm_plugin.slurm import SlurmNode
 
@@ -37,7 +37,7 @@ class FakeSlurm:
 
 class FakeRecords:
     def find(self, _user, _signature):
-        return Known(Profile(100 * MIB, 0), 1)
+        return ProfileLookup(Profile(100 * MIB, 0), 1)
 
     def has_changed(self, _since):
         return False

@@ -1,24 +1,10 @@
 """Slurm's job description as read and written back, in the spellings of all releases."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nodedaemon.core.types import GIB, KIB, MIB
-from slurm_plugin.admitd.jobdesc import (
-    Segment,
-    Tres,
-    charged_tres,
-    find_segment,
-    merge_segment,
-    number,
-    parse_size,
-    parse_time,
-    parse_tres,
-    read_segment,
-    read_submission,
-    segment_text,
-)
+from slurm_plugin.admitd.jobdesc import number, parse_size, parse_time, read_submission
+from slurm_plugin.slurm.tres import Tres, charged_tres, parse_tres
 
 
 @pytest.mark.parametrize(
@@ -104,26 +90,3 @@ def test_times_are_those_of_slurm(text, expected):
 @pytest.mark.parametrize(("value", "bits"), [(4294967294, 32), (4294967295.0, 32), (65534, 16), (-1, 32), ("x", 32)])
 def test_what_slurm_calls_unset_is_nothing(value, bits):
     assert number(value, bits) is None
-
-
-WORDS = st.text("abcdefghijklmnop:0123456789+._-", min_size=1, max_size=20)
-SIZES = st.none() | st.integers(0, 2**50)
-
-
-@given(
-    st.builds(
-        Segment, admission=WORDS, persistent_bytes=SIZES, ephemeral_bytes=SIZES, shard_count=SIZES,
-        kind=st.sampled_from(["", "shared", "exclusive"]), signature=WORDS, time_s=SIZES, throttle=SIZES,
-    ),
-    st.text(max_size=30),
-)  # fmt: skip
-def test_a_segment_is_read_as_it_was_written_beside_others_words(segment, others):
-    comment = merge_segment(others.replace("salus:1", ""), segment)
-    assert read_segment(comment) == segment
-    assert merge_segment(comment, segment) == comment
-    assert find_segment(comment) == segment_text(segment)
-
-
-def test_a_newer_segment_is_read_as_far_as_it_is_known():
-    assert read_segment("x salus:1;adm=a;Z=9;P=7;E=x y") == Segment(admission="a", persistent_bytes=7)
-    assert read_segment("nothing of ours") is None

@@ -10,13 +10,13 @@ from nodedaemon.config import Config, load_or_raise
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import MIB, Profile
+from nodedaemon.wire.rate import UserRate
+from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import check, digest
-from slurm_plugin.admitd.decision import Known
-from slurm_plugin.admitd.jobdesc import read_segment
+from slurm_plugin.admitd.decision import ProfileLookup
 from slurm_plugin.admitd.profile_cache import DECISIONS_MAX, Storage
-from slurm_plugin.admitd.rate import UserRate
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.slurm import QueuedJob, SlurmError, SlurmNode
 
@@ -35,7 +35,7 @@ class FakeRecords:
             self.hold.wait(10)
         if self.is_away:
             raise OperatingError("database: away")
-        return self.profiles.get(signature, Known())
+        return self.profiles.get(signature, ProfileLookup())
 
     def has_changed(self, _since):
         return True
@@ -110,7 +110,7 @@ def test_an_unknown_job_is_asked_for_again_and_a_known_one_comes_from_memory():
         records = FakeRecords()
         admission = service(records)
         first = await admission.answer(request())
-        records.profiles["job:ab"] = Known(Profile(100 * MIB, 0), 1)
+        records.profiles["job:ab"] = ProfileLookup(Profile(100 * MIB, 0), 1)
         second = await admission.answer(request())
         records.is_away = True
         third = await admission.answer(request())
@@ -123,7 +123,7 @@ def test_an_unknown_job_is_asked_for_again_and_a_known_one_comes_from_memory():
 
 def test_a_database_that_is_away_or_slow_makes_a_job_unknown_and_stale_profiles_serve_on():
     async def scenario():
-        records = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+        records = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
         admission = service(records, fresh_s=0.0)
         await admission.answer(request())
         records.is_away = True
@@ -203,7 +203,7 @@ def readmit(records, slurm):
 
 def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
     comment = "site salus:1;adm=x;N=48;K=exclusive;C=normal;S=job:ab;A=4"
-    known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+    known = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
     change = readmit(known, FakeSlurm([queued(comment, array_tasks="2-12%1")])).changes["7_[2-12]"]
     assert (change.gres, change.array_throttle) == ("salus:1,shard:7", 4)
     charged = queued(change.admin_comment, tres_per_node="gres:salus:1,gres:shard:7", array_tasks="2-12%1")
@@ -211,12 +211,12 @@ def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
     assert (again.gres, again.array_throttle) == (None, 4)
     assert readmit(known, FakeSlurm([replace(charged, array_tasks="2-12%4")])).changes == {}
     assert change.admin_comment.startswith("site ")
-    assert read_segment(change.admin_comment).shard_count == 7
+    assert parse_segment(change.admin_comment).shard_count == 7
     assert readmit(FakeRecords(), FakeSlurm([queued(comment)])).changes == {}
 
 
 def test_a_raised_profile_raises_waiting_jobs_and_running_ones_stay():
-    known = FakeRecords({"job:ab": Known(Profile(200 * MIB, 0), 2)})
+    known = FakeRecords({"job:ab": ProfileLookup(Profile(200 * MIB, 0), 2)})
     comment = "salus:1;adm=x;P=115343360;E=0;N=7;K=shared;C=normal;S=job:ab"
     waiting = queued(comment, target="8", tres_per_node="gres:salus:1,gres:shard:7")
     running = replace(waiting, target="9", state="RUNNING")
@@ -226,7 +226,7 @@ def test_a_raised_profile_raises_waiting_jobs_and_running_ones_stay():
 
 
 def test_a_measured_job_of_requeue_is_put_back_and_then_charged_and_started():
-    known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+    known = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
     comment = "salus:1;adm=x;N=48;K=requeue;C=normal;S=job:ab"
     assert readmit(known, FakeSlurm([queued(comment, state="RUNNING")])).requeued == ["7_[2-12]"]
     change = readmit(known, FakeSlurm([queued(comment)])).changes["7_[2-12]"]
@@ -235,7 +235,7 @@ def test_a_measured_job_of_requeue_is_put_back_and_then_charged_and_started():
 
 
 def test_jobs_of_others_and_jobs_that_started_meanwhile_are_left_alone():
-    known = FakeRecords({"job:ab": Known(Profile(100 * MIB, 0), 1)})
+    known = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
     assert readmit(known, FakeSlurm([queued("not ours"), queued("")])).changes == {}
     assert readmit(known, FakeSlurm([queued("salus:1;adm=x;N=48;K=exclusive;S=job:ab")], refuses=True)).changes == {}
 
@@ -256,8 +256,8 @@ def test_a_credential_is_good_for_its_request_and_its_time():
 
 def test_one_users_requests_do_not_count_for_another():
     now = [0.0]
-    rate = UserRate(2, clock=lambda: now[0])
-    assert [rate.allows(5) for _ in range(3)] == [True, True, False]
-    assert rate.allows(6)
+    rate = UserRate(clock=lambda: now[0])
+    assert [rate.allows(5, 2) for _ in range(3)] == [True, True, False]
+    assert rate.allows(6, 2)
     now[0] = 1.0
-    assert rate.allows(5)
+    assert rate.allows(5, 2)

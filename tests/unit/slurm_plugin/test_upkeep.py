@@ -9,11 +9,11 @@ import pytest
 from accounting.ingest.ledger import LedgerWriter
 from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
-from accounting.reports.summary import MARK
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
+from nodedaemon.wire.segment import SUMMARY_MARK
 from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import SlurmError
 from tests.support.lab import wait_for
@@ -113,9 +113,9 @@ def test_a_finished_job_gets_its_summary_beside_other_words(
     slurm.living = {"101": "salus:1;adm=a101 other:y"}
     upkeep = upkeep_of(tmp_path, database, slurm)
     upkeep.compare()
-    assert slurm.kept["101"].startswith(f"salus:1;adm=a101 js1:x other:y {MARK};held=3600;occ=2250;busy=1500;")
+    assert slurm.kept["101"].startswith(f"salus:1;adm=a101 js1:x other:y {SUMMARY_MARK};held=3600;occ=2250;busy=1500;")
     # slurmctld has forgotten this one.
-    assert slurm.kept["102"].startswith(f"salus:1;adm=a102 {MARK};held=1800;")
+    assert slurm.kept["102"].startswith(f"salus:1;adm=a102 {SUMMARY_MARK};held=1800;")
     before = len(slurm.changes)
     upkeep.compare()
     assert len(slurm.changes) == before == 2
@@ -148,7 +148,7 @@ def test_words_that_sacctmgr_would_change_are_not_touched(tmp_path: Path, databa
     # Where slurmctld still takes changes, nothing is in danger.
     slurm.is_strict = False
     upkeep.compare()
-    assert slurm.kept["101"].startswith(f"salus:1;adm=a101;P=5 JS1:H4sIAB {MARK};held=3600;")
+    assert slurm.kept["101"].startswith(f"salus:1;adm=a101;P=5 JS1:H4sIAB {SUMMARY_MARK};held=3600;")
 
 
 def test_a_summary_waits_for_the_usage_but_not_for_ever(tmp_path: Path, database: Database) -> None:
@@ -158,7 +158,7 @@ def test_a_summary_waits_for_the_usage_but_not_for_ever(tmp_path: Path, database
     early.compare()
     assert slurm.changes == []
     upkeep_of(tmp_path, database, slurm, "UsageInterval=300", now_ns=T0 + 500 * S).compare()
-    assert slurm.kept["900"].startswith(f"{MARK};held=60;")
+    assert slurm.kept["900"].startswith(f"{SUMMARY_MARK};held=60;")
 
 
 def test_a_run_that_was_requeued_is_summed_up_once_the_job_has_ended(tmp_path: Path, database: Database) -> None:
@@ -174,8 +174,8 @@ def test_a_run_that_was_requeued_is_summed_up_once_the_job_has_ended(tmp_path: P
     assert "run=" not in slurm.kept["201"]
     slurm.rows.append(("201", "gpu", 1800, 3000))
     upkeep.compare()
-    assert f"{MARK};run=1;held=1200;" in slurm.kept["201"]
-    assert slurm.kept["201"].count(MARK) == 1
+    assert f"{SUMMARY_MARK};run=1;held=1200;" in slurm.kept["201"]
+    assert slurm.kept["201"].count(SUMMARY_MARK) == 1
     upkeep.compare()
     assert len(slurm.changes) == 2
 
@@ -186,12 +186,12 @@ def test_a_partition_without_summaries_gets_none(tmp_path: Path, database: Datab
     slurm.kept = slurm.living = {"101": "", "102": ""}
     upkeep_of(tmp_path, database, slurm, "PartitionName=quiet JobSummary=no").compare()
     assert slurm.kept["101"] == ""
-    assert MARK in slurm.kept["102"]
+    assert SUMMARY_MARK in slurm.kept["102"]
 
 
 def test_slurms_times_and_accounts_are_taken_over(tmp_path: Path, database: Database) -> None:
     slurm = FakeSlurm()
-    slurm.rows, slurm.kept = [("101", "gpu", 0, 3500)], {"101": f"{MARK};held=1"}
+    slurm.rows, slurm.kept = [("101", "gpu", 0, 3500)], {"101": f"{SUMMARY_MARK};held=1"}
     upkeep_of(tmp_path, database, slurm).compare()
     whole = Selection(start_utc_ns=0, end_utc_ns=END)
     made = make_report(database, ROOT, "job", whole, now_utc_ns=END)
@@ -214,7 +214,7 @@ def test_one_job_that_slurm_refuses_does_not_keep_the_others(tmp_path: Path, dat
     upkeep = upkeep_of(tmp_path, database, slurm)
     upkeep.compare()
     assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (1, 1)
-    assert MARK in slurm.kept["102"]
+    assert SUMMARY_MARK in slurm.kept["102"]
 
 
 def test_roll_up_and_purge_follow_their_keys(tmp_path: Path, database: Database) -> None:

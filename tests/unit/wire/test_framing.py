@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodedaemon.core.errors import PeerError
-from nodedaemon.wire.framing import decode, encode, receive, send
-from nodedaemon.wire.messages import MESSAGE_TYPES, Deny, Kind, Lane, Message, Notice, Want, field_codes
+from nodedaemon.wire.framing import decode, encode, field_codes, receive, send
+from nodedaemon.wire.messages import MESSAGE_TYPES, Deny, Map, Message, MessageKind, Notice, Want
 
 _NUMBERS = {"B": 2**8 - 1, "I": 2**32 - 1, "Q": 2**64 - 1}
 
 
 @st.composite
 def messages(draw: st.DrawFn) -> Message:
-    message = MESSAGE_TYPES[draw(st.sampled_from(list(Kind)))]
+    message = MESSAGE_TYPES[draw(st.sampled_from(list(MessageKind)))]
     values: list[int | str] = []
     for _, code in field_codes(message):
         if code.endswith("x"):
@@ -51,7 +51,7 @@ def test_noise_is_the_peers_fault_and_nothing_else(noise: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "value"), [(0, 0), (4, 99), (6, 200), (6, max(Kind) + 1), (6, Kind.LANE), (8, 1)], ids=str
+    ("offset", "value"), [(0, 0), (4, 99), (6, 200), (6, max(MessageKind) + 1), (6, MessageKind.MAP), (8, 1)], ids=str
 )
 def test_a_wrong_header_word_is_refused(offset: int, value: int) -> None:
     frame = bytearray(encode(Want(7)))
@@ -73,12 +73,12 @@ def test_a_text_too_long_is_cut_at_a_whole_letter() -> None:
 
 def test_descriptors_travel_with_their_frame(pair: tuple[socket.socket, socket.socket]) -> None:
     reader, writer = os.pipe()
-    send(pair[0], Lane(1, 2, 4096, 4096), [writer])
+    send(pair[0], Map(1, 2, 4096, 4096), [writer])
     os.close(writer)
     received = receive(pair[1])
     assert received is not None
     message, descriptors = received
-    assert message == Lane(1, 2, 4096, 4096)
+    assert message == Map(1, 2, 4096, 4096)
     os.write(descriptors[0], b"x")
     assert os.read(reader, 1) == b"x"
     for descriptor in (reader, *descriptors):

@@ -1,4 +1,4 @@
-"""MPS comes with a user's first job and goes with the last; where it cannot come the job runs all the same."""
+"""MPS starts with a user's first job and stops with the last; a job runs even if MPS does not start."""
 
 import asyncio
 from pathlib import Path
@@ -8,6 +8,7 @@ from typing import Any
 from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
+from nodedaemon.drivers.device import Capabilities
 from nodedaemon.drivers.mps import MpsLimits
 from nodedaemon.service.devices.mps import MpsServers
 
@@ -45,22 +46,26 @@ def make(
         return servers[-1]
 
     settings: Any = SimpleNamespace(daemon=SimpleNamespace(share_mode=mode, mps_thread_percent=50, mps_pinned_bytes=7))
-    devices: Any = {GPU: SimpleNamespace(kind="cuda"), HOST: SimpleNamespace(kind="host")}
+    devices: Any = {
+        GPU: SimpleNamespace(capabilities=Capabilities(runs_mps=True)),
+        HOST: SimpleNamespace(capabilities=Capabilities()),
+    }
     state: Any = SimpleNamespace(jobs=jobs)
     log = SimpleNamespace(error=lambda text, **_: errors.append(text))
-    return MpsServers(state, devices, lambda _: settings, Path("run"), make=start, log=log), servers, errors
+    configuration: Any = SimpleNamespace(for_device=lambda _: settings, run_directory=Path("run"))
+    return MpsServers(state, devices, configuration, log, make=start), servers, errors
 
 
 def test_a_server_is_started_for_its_user_and_stopped_after_the_last_job() -> None:
     jobs = {"1": SimpleNamespace(uid=0, is_ended=False)}
-    keeper, servers, _ = make(ShareMode.MPS, jobs)
-    assert asyncio.run(keeper.environment(GPU, 0)) == {"percent": "50", "pinned": "7"}
-    asyncio.run(keeper.environment(GPU, 0))
-    asyncio.run(keeper.stop_unused())
+    mps, servers, _ = make(ShareMode.MPS, jobs)
+    assert asyncio.run(mps.environment(GPU, 0)) == {"percent": "50", "pinned": "7"}
+    asyncio.run(mps.environment(GPU, 0))
+    asyncio.run(mps.stop_unused())
     assert len(servers) == 1
     assert "stop" not in servers[0].calls
     jobs["1"].is_ended = True
-    asyncio.run(keeper.stop_unused())
+    asyncio.run(mps.stop_unused())
     assert servers[0].calls[-1] == "stop"
 
 
@@ -70,6 +75,6 @@ def test_no_server_without_the_mode_or_on_another_device() -> None:
 
 
 def test_a_job_runs_with_time_slices_where_mps_cannot_start() -> None:
-    keeper, _, errors = make(ShareMode.MPS, {}, is_broken=True)
-    assert asyncio.run(keeper.environment(GPU, 0)) == {}
+    mps, _, errors = make(ShareMode.MPS, {}, is_broken=True)
+    assert asyncio.run(mps.environment(GPU, 0)) == {}
     assert errors

@@ -1,4 +1,4 @@
-"""A job's limit grows by the whole minutes that it waited at the gate, once each, up to the bound."""
+"""A job's time limit grows by each whole minute that it waited at the gate, up to the bound."""
 
 import asyncio
 from dataclasses import replace
@@ -15,16 +15,31 @@ from nodedaemon.service.jobs.time_limits import MINUTE_NS, TimeLimits
 class Node:
     def __init__(self):
         self.jobs, self.sessions, self.now_ns = {}, [], 0
-        self.given, self.noted, self.is_refused = [], [], False
+        self.extended, self.noted, self.is_refused = [], [], False
         self.order = replace(Settings().order, extend_time=True)
         self.limits = self.make()
 
     def make(self):
         silent = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
-        return TimeLimits(
-            lambda: self, self, sessions=lambda: self.sessions, note=self.noted.append, clock=lambda: self.now_ns,
-            settings=lambda partition: replace(Settings(), order=self.order), log=silent,
-        )  # fmt: skip
+        slurm = SimpleNamespace(commands=lambda: self)
+        configuration = SimpleNamespace(for_partition=lambda _: replace(Settings(), order=self.order))
+        return TimeLimits(slurm, self, configuration, silent)
+
+    # What a dispatcher has.
+
+    @property
+    def state(self):
+        return self
+
+    @property
+    def engine(self):
+        return SimpleNamespace(snapshot=lambda: SimpleNamespace(devices=[self]))
+
+    def note(self, note):
+        self.noted.append(note)
+
+    def clock(self):
+        return self.now_ns
 
     def add(self, job, *, is_local=False):
         self.jobs[job] = SimpleNamespace(job=job, partition="p", is_local=is_local, is_ended=False, extended_minutes=0)
@@ -36,10 +51,10 @@ class Node:
     async def extend_limit(self, job, minutes):
         if self.is_refused:
             raise OperatingError("scontrol: Access denied")
-        self.given.append((job, minutes))
+        self.extended.append((job, minutes))
 
     def look(self):
-        asyncio.run(self.limits.look())
+        asyncio.run(self.limits.extend())
 
 
 @pytest.fixture
@@ -55,7 +70,7 @@ def test_whole_minutes_are_given_once(node):
         node.wait_of("7", waited_ns)
         node.look()
         node.look()
-        assert [minutes for _, minutes in node.given] == given
+        assert [minutes for _, minutes in node.extended] == given
     assert node.noted == [1, 4]
 
 
@@ -66,7 +81,7 @@ def test_a_wait_under_way_and_sessions_that_left_count(node):
     node.now_ns = 10 * MINUTE_NS
     node.wait_of("7", 0, session=2, state=SessionState.WAITING, wanted_ns=9 * MINUTE_NS)
     node.look()
-    assert node.given == [("7", 2), ("7", 1)]
+    assert node.extended == [("7", 2), ("7", 1)]
 
 
 def test_no_job_gets_more_than_the_bound_and_a_restart_gives_nothing_twice(node):
@@ -75,7 +90,7 @@ def test_no_job_gets_more_than_the_bound_and_a_restart_gives_nothing_twice(node)
     node.look()
     node.limits = node.make()
     node.look()
-    assert node.given == [("7", 5)]
+    assert node.extended == [("7", 5)]
 
 
 def test_a_refusal_is_tried_again(node):
@@ -85,7 +100,7 @@ def test_a_refusal_is_tried_again(node):
     assert node.jobs["7"].extended_minutes == 0
     node.is_refused = False
     node.look()
-    assert node.given == [("7", 1)]
+    assert node.extended == [("7", 1)]
 
 
 def test_without_the_key_and_for_local_jobs_nothing_is_extended(node):
@@ -95,4 +110,4 @@ def test_without_the_key_and_for_local_jobs_nothing_is_extended(node):
     node.order = Settings().order
     node.wait_of("7", 9 * MINUTE_NS)
     node.look()
-    assert node.given == []
+    assert node.extended == []

@@ -1,6 +1,6 @@
-"""Read models of the HTML report's charts: the same window as a table, cut into bins or spans, capped in size.
+"""What the charts of the HTML report show: bins, lane spans, events, waits and profile changes, limited in number.
 
-Others' jobs appear only as load.
+Jobs of other users appear without their names.
 """
 
 from collections import defaultdict
@@ -10,27 +10,22 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from accounting.ingest.jobs import ADMISSIONS, JOBS, REASONS
-from accounting.ingest.usage import LANE_SPANS, USAGE
 from accounting.profiles import ProfileChange, list_changes
 from accounting.reports import queries
-from accounting.reports.bins import Bin, MemoryBin, bins_of, cut_of, memory_of
-from accounting.reports.report import job_name
+from accounting.reports.bins import Bin, MemoryBin, bins_of, grid_of, memory_of
+from accounting.reports.report import JOB_NAME_COLUMNS, job_name
 from accounting.reports.selection import Selection
-from accounting.storage.catalog import DEVICES, NODES, Row, table_of
 from accounting.storage.database import Database
-from accounting.storage.models import EventRow
+from accounting.storage.tables import ADMISSIONS, DEVICES, EVENTS, JOBS, LANE_SPANS, NODES, REASONS, USAGE
 from accounting.viewer import Viewer
 
 SPANS_MAX = 4000
 MARKS_MAX = 500
 WAITS_MAX = 20
 
-EVENTS = table_of(EventRow)
-
 
 class LaneSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's stay in a lane. `user` and `job` are empty where the viewer may not know them."""
+    """A job's stay in a lane. `user` and `job` are empty if the viewer may not see them."""
 
     node: str
     device: str
@@ -43,8 +38,8 @@ class LaneSpan(msgspec.Struct, frozen=True, kw_only=True):
     iteration_count: int
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """An event on the time axis of a device, or of the node where no device is named."""
+class EventMark(msgspec.Struct, frozen=True, kw_only=True):
+    """An event on the time axis of a device, or of its node if no device is named."""
 
     happened_utc_ns: int
     kind: str
@@ -55,7 +50,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LongWait(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the longest waits in the queue, with what its admission said."""
+    """One of the longest waits in the queue, with the reasons that admission stated."""
 
     job: str
     restart_count: int
@@ -66,46 +61,46 @@ class LongWait(msgspec.Struct, frozen=True, kw_only=True):
     reasons: list[str]
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """All charts of one report. `span_count` is how many stays there were, of which `spans` shows the longest."""
+class ReportCharts(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of all charts of one report. `spans` holds the longest of `span_count` stays."""
 
     bin_ns: int
     bins: list[Bin]
     memory: list[MemoryBin]
     spans: list[LaneSpan]
     span_count: int
-    marks: list[Mark]
+    marks: list[EventMark]
     waits: list[LongWait]
     changes: list[ProfileChange]
 
 
-def make_figures(
+def make_charts(
     database: Database,
     viewer: Viewer,
     selection: Selection,
     *,
     now_utc_ns: int,
     on_step: Callable[[str], None] | None = None,
-) -> Figures:
-    """Everything that the charts of a report over `selection` show."""
+) -> ReportCharts:
+    """The charts of a report over `selection`, as far as `viewer` may see it."""
     selection = queries.restricted(selection, viewer)
-    tell = on_step or (lambda _step: None)
+    report_step = on_step or (lambda _step: None)
     with database.reading() as connection:
         selection = _narrowed(connection, selection, now_utc_ns)
-        cut = cut_of(connection, selection)
-        tell("time line")
-        bins = bins_of(connection, selection, cut, now_utc_ns)
-        tell("memory")
-        memory = memory_of(connection, selection, cut)
-        tell("lanes")
+        grid = grid_of(connection, selection)
+        report_step("time line")
+        bins = bins_of(connection, selection, grid, now_utc_ns)
+        report_step("memory")
+        memory = memory_of(connection, selection, grid)
+        report_step("lanes")
         spans, span_count = _spans(connection, viewer, selection)
         marks = _marks(connection, viewer, selection)
         waits = _waits(connection, selection)
-    tell("profiles")
+    report_step("profiles")
     window = (selection.start_utc_ns, selection.end_utc_ns)
     changes = list_changes(database, viewer, users=selection.users, window=window, count_max=100)
-    return Figures(
-        bin_ns=cut.bin_ns,
+    return ReportCharts(
+        bin_ns=grid.bin_ns,
         bins=bins,
         memory=memory,
         spans=spans,
@@ -117,7 +112,7 @@ def make_figures(
 
 
 def _narrowed(connection: Connection, selection: Selection, now_utc_ns: int) -> Selection:
-    """The part of the window in which anything happened: a chart of an hour in a month would be a line."""
+    """The part of the window in which anything happened: one hour within a month would be an invisible line."""
     first = select(func.min(JOBS.c.start_utc_ns), func.max(JOBS.c.until_utc_ns)).where(
         JOBS.c.start_utc_ns < selection.end_utc_ns,
         func.coalesce(JOBS.c.until_utc_ns, now_utc_ns) > selection.start_utc_ns,
@@ -150,19 +145,19 @@ def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tupl
         .where(*here, *queries.job_conditions(wide))
     )
     total = connection.scalar(select(func.count()).select_from(base.with_only_columns(LANE_SPANS.c.job_id).subquery()))
-    # The longest first: what is left out is what a screen could not show anyway.
+    # Longest first: what the limit drops would be too short to see.
     found: list[LaneSpan] = []
     for row in connection.execute(base.order_by(LANE_SPANS.c.span_ns.desc()).limit(SPANS_MAX)):
         values = row._mapping
-        is_known = viewer.is_operator or values[JOBS.c.user] == viewer.user
+        is_visible = viewer.is_operator or values[JOBS.c.user] == viewer.user
         start_ns = values[LANE_SPANS.c.start_utc_ns]
         found.append(
             LaneSpan(
                 node=values["node"],
                 device=values[DEVICES.c.uuid],
                 lane=values[LANE_SPANS.c.lane_number],
-                job=_name_of(values) if is_known else "",
-                user=values[JOBS.c.user] if is_known else "",
+                job=_name_of(values) if is_visible else "",
+                user=values[JOBS.c.user] if is_visible else "",
                 start_utc_ns=start_ns,
                 end_utc_ns=start_ns + values[LANE_SPANS.c.span_ns],
                 lane_bytes=values[LANE_SPANS.c.lane_bytes],
@@ -173,7 +168,7 @@ def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tupl
     return found, total or 0
 
 
-def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list[Mark]:
+def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list[EventMark]:
     statement = (
         select(EVENTS, JOBS, DEVICES.c.uuid, NODES.c.name.label("node"))
         .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
@@ -186,7 +181,7 @@ def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list
     if not viewer.is_operator:
         statement = statement.where((JOBS.c.user == viewer.user) | JOBS.c.user.is_(None))
     return [
-        Mark(
+        EventMark(
             happened_utc_ns=row._mapping[EVENTS.c.happened_utc_ns],
             kind=row._mapping[EVENTS.c.kind],
             node=row._mapping["node"] or "",
@@ -236,12 +231,10 @@ def _reasons(connection: Connection, admissions: list[str]) -> dict[tuple[int, s
 
 
 def reason_text(row: Any) -> str:
-    """One shortfall in words, as admission told it."""
-    told = f"{row['what']}: {row['needed']} {row['unit']} needed, {row['free']} free"
-    return f"{told}; {row['advice']}" if row["advice"] else told
+    """One shortfall of an admission as text."""
+    shortfall = f"{row['what']}: {row['needed']} {row['unit']} needed, {row['free']} free"
+    return f"{shortfall}; {row['advice']}" if row["advice"] else shortfall
 
 
 def _name_of(values: Any) -> str:
-    names = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
-    row: Row = {name: values[JOBS.c[name]] for name in names}
-    return job_name(row)
+    return job_name({name: values[JOBS.c[name]] for name in JOB_NAME_COLUMNS})

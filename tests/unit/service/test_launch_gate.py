@@ -1,4 +1,4 @@
-"""Who is held back: literals in, words on a page out."""
+"""Which best-effort sessions the gate pages hold back."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,24 +7,28 @@ import pytest
 
 from nodedaemon.core import events
 from nodedaemon.core.types import DeviceId, Epoch, JobClass, SessionId
-from nodedaemon.service.devices.launch_gate import LaunchKeeper
+from nodedaemon.drivers.device import Capabilities
+from nodedaemon.service.devices.launch_gate import LaunchGate
 
 GPU, OTHER = DeviceId("GPU-1"), DeviceId("GPU-2")
 
 
 class Page:
     def __init__(self) -> None:
-        self.told: tuple[int, bool] = (0, False)
+        self.limits: tuple[int, bool] = (0, False)
 
     def hold_launches(self, limit: int, *, is_held: bool) -> None:
-        self.told = (limit, is_held)
+        self.limits = (limit, is_held)
 
 
 def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
     """Sessions as (class, device, holds a grant); what each one's page says afterwards."""
     facts = {
         index: SimpleNamespace(
-            session=index, job=str(index), device=device, is_leaving=False, grant_epoch=5 if is_granted else None
+            session=index,
+            job=str(index),
+            device=device,
+            view=SimpleNamespace(is_leaving=False, epoch=5 if is_granted else None),
         )
         for index, (_, device, is_granted) in enumerate(sessions)
     }
@@ -33,14 +37,15 @@ def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
     roster: Any = SimpleNamespace(get=lambda index: SimpleNamespace(page=pages[index]))
     state: Any = SimpleNamespace(sessions=facts, jobs=jobs)
     settings: Any = SimpleNamespace(daemon=SimpleNamespace(best_effort_launches_max=3))
-    devices: Any = {GPU: SimpleNamespace(kind="cuda"), OTHER: SimpleNamespace(kind="cuda")}
-    keeper = LaunchKeeper(state, roster, devices, lambda _: settings)
-    keeper.watch(events.GrantReturned(SessionId(0), Epoch(1), 1, wants_next=False), [], 0)
-    return [page.told for page in pages]
+    gpu = SimpleNamespace(capabilities=Capabilities(gates_launches=True))
+    configuration: Any = SimpleNamespace(for_device=lambda _: settings)
+    gate = LaunchGate(state, roster, {GPU: gpu, OTHER: gpu}, configuration)  # type: ignore[dict-item]
+    gate.watch(events.GrantReturned(SessionId(0), Epoch(1), 1, wants_next=False), [], 0)
+    return [page.limits for page in pages]
 
 
 @pytest.mark.parametrize(
-    ("sessions", "told"),
+    ("sessions", "limits"),
     [
         ([(JobClass.HIGH, GPU, True), (JobClass.BEST_EFFORT, GPU, True)], [(0, False), (3, True)]),
         ([(JobClass.HIGH, GPU, False), (JobClass.BEST_EFFORT, GPU, True)], [(0, False), (3, False)]),
@@ -49,6 +54,6 @@ def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
     ],
 )
 def test_best_effort_is_held_back_only_by_a_high_grant_on_its_device(
-    sessions: list[tuple[JobClass, DeviceId, bool]], told: list[tuple[int, bool]]
+    sessions: list[tuple[JobClass, DeviceId, bool]], limits: list[tuple[int, bool]]
 ) -> None:
-    assert look(*sessions) == told
+    assert look(*sessions) == limits

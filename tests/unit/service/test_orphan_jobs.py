@@ -1,4 +1,4 @@
-"""Jobs whose end no hook told are ended on slurmctld's word, at the second look, and never on silence."""
+"""A job whose Epilog failed is ended in the second look, if slurmctld says that it is over."""
 
 import asyncio
 import os
@@ -10,8 +10,8 @@ import pytest
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.drivers.process import read_stat
-from nodedaemon.drivers.slurm import JobWord, NodeCommands, StartWord
-from nodedaemon.service.jobs.orphan_jobs import JOBS_ASKED_MAX, StepWatch
+from nodedaemon.drivers.slurm import JobAtStart, JobState, NodeCommands
+from nodedaemon.service.jobs.orphan_jobs import JOBS_ASKED_MAX, OrphanJobs
 from nodedaemon.service.journal.state import ProcessFacts
 
 
@@ -19,8 +19,8 @@ class FakeSlurm:
     """A node's Slurm: steps and their processes, jobs and their states, and its faults."""
 
     def __init__(self):
-        self.steps, self.words, self.asked = {}, {}, []
-        self.is_there, self.fault = True, None
+        self.steps, self.states, self.asked = {}, {}, []
+        self.is_installed, self.fault = True, None
 
     async def step_pids(self):
         if self.fault:
@@ -29,20 +29,23 @@ class FakeSlurm:
 
     async def job(self, job):
         self.asked.append(job)
-        if isinstance(self.words.get(job), str):
-            raise OperatingError(self.words[job])
-        return self.words.get(job, JobWord(""))
+        if isinstance(self.states.get(job), str):
+            raise OperatingError(self.states[job])
+        return self.states.get(job, JobState(""))
 
 
 class Node:
     def __init__(self):
         self.slurm, self.jobs, self.sessions = FakeSlurm(), {}, {}
         self.ended, self.forgotten, self.looks, self.log = [], [], 0, []
-        self.watch = StepWatch(
-            lambda: self.slurm, self, end=self.end, forget=self.forgotten.append, look_at_processes=self.count_look,
-            also=self.count_look,
-            log=SimpleNamespace(info=self.say, warning=self.say),
-        )  # fmt: skip
+        self.orphans = OrphanJobs(
+            SimpleNamespace(commands=lambda: self.slurm),
+            self,
+            SimpleNamespace(job_end=self.end),
+            SimpleNamespace(remove=self.forgotten.append),
+            SimpleNamespace(look_at_processes=self.count_look),
+            SimpleNamespace(info=self.say, warning=self.say),
+        )
 
     def say(self, text, **fields):
         self.log.append(text)
@@ -65,7 +68,7 @@ class Node:
     def look(self, times=1):
         async def scenario():
             for _ in range(times):
-                await self.watch.look()
+                await self.orphans.compare()
 
         asyncio.run(scenario())
 
@@ -86,7 +89,7 @@ def process():
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PENDING", ""])
 def test_a_job_without_processes_that_slurm_calls_over_is_ended_at_the_second_look(node, state):
     node.add("7")
-    node.slurm.words["7"] = JobWord(state)
+    node.slurm.states["7"] = JobState(state)
     node.look()
     assert (node.ended, node.slurm.asked) == ([], [])
     node.look()
@@ -96,14 +99,14 @@ def test_a_job_without_processes_that_slurm_calls_over_is_ended_at_the_second_lo
 @pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"])
 def test_an_allocation_between_two_steps_stays(node, state):
     node.add("7")
-    node.slurm.words["7"] = JobWord(state)
+    node.slurm.states["7"] = JobState(state)
     node.look(times=4)
     assert (node.ended, node.forgotten) == ([], [])
 
 
 def test_a_requeued_job_that_runs_again_elsewhere_is_over_here(node):
     node.add("7", restart=1)
-    node.slurm.words["7"] = JobWord("RUNNING", 2)
+    node.slurm.states["7"] = JobState("RUNNING", 2)
     node.look(times=2)
     assert node.ended == ["7"]
 
@@ -116,13 +119,13 @@ def test_a_job_that_was_restarted_between_two_looks_is_a_new_suspect(node):
     assert node.slurm.asked == []
 
 
-@pytest.mark.parametrize("fault", ["steps", "word"])
-def test_a_slurm_that_is_down_or_hung_ends_nobody_and_is_told_once(node, fault):
+@pytest.mark.parametrize("fault", ["steps", "state"])
+def test_a_slurm_that_is_down_or_hung_ends_no_job_and_is_logged_once(node, fault):
     node.add("7")
     if fault == "steps":
         node.slurm.fault = "scontrol: no answer in 10 s"
     else:
-        node.slurm.words["7"] = "squeue: no answer in 10 s"
+        node.slurm.states["7"] = "squeue: no answer in 10 s"
     node.look(times=5)
     assert node.ended == []
     assert node.log == ["jobs not compared with Slurm's"]
@@ -132,7 +135,7 @@ def test_without_slurm_and_for_local_jobs_nothing_is_asked(node):
     node.add("local-1", is_local=True)
     node.look(times=3)
     node.add("7")
-    node.slurm.is_there = False
+    node.slurm.is_installed = False
     node.look(times=3)
     assert (node.ended, node.slurm.asked) == ([], [])
 
@@ -173,8 +176,8 @@ def test_suspension_is_seen_when_all_processes_of_a_job_are_stopped(node, proces
 def test_many_idle_allocations_do_not_hide_one_that_is_over(node):
     for number in range(3 * JOBS_ASKED_MAX):
         node.add(str(number))
-        node.slurm.words[str(number)] = JobWord("RUNNING")
-    node.slurm.words[str(3 * JOBS_ASKED_MAX - 1)] = JobWord("COMPLETED")
+        node.slurm.states[str(number)] = JobState("RUNNING")
+    node.slurm.states[str(3 * JOBS_ASKED_MAX - 1)] = JobState("COMPLETED")
     node.look(times=2)
     assert len(node.slurm.asked) == JOBS_ASKED_MAX
     node.look(times=2)
@@ -200,23 +203,23 @@ def test_slurms_answers_are_read_and_its_faults_are_no_answers(tmp_path):
         tmp_path, scontrol=listing, squeue=f"echo '{row('8', 'RUNNING', 0)}'; echo '{row('7', 'PENDING', 3)}'"
     )
     assert asyncio.run(slurm.step_pids()) == {"7": {12, 13}}
-    assert asyncio.run(slurm.job("7")) == JobWord("PENDING", 3)
+    assert asyncio.run(slurm.job("7")) == JobState("PENDING", 3)
     slurm = commands(tmp_path, scontrol="echo PID JOBID; echo No job steps >&2; exit 1",
                      squeue="echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")  # fmt: skip
     assert asyncio.run(slurm.step_pids()) == {}
-    assert asyncio.run(slurm.job("7")) == JobWord("")
+    assert asyncio.run(slurm.job("7")) == JobState("")
 
 
 def start_row(job, state, segment):
     return f"{row(job, state, 1)}{'physics':64}{'normal':64}{'main':64}{segment:2048}"
 
 
-def test_what_a_prolog_would_tell_is_read_for_jobs_of_ours_that_run(tmp_path):
+def test_what_a_prolog_would_report_is_read_for_our_running_jobs(tmp_path):
     segment = "salus:1;P=5;E=6"
     rows = [start_row("7", "RUNNING", f"other=1 {segment}"), start_row("8", "PENDING", segment),
             start_row("9", "RUNNING", "(null)")]  # fmt: skip
     slurm = commands(tmp_path, squeue="".join(f"echo '{one}'\n" for one in rows))
-    assert asyncio.run(slurm.start("7")) == StartWord(1, "physics", "normal", "main", segment)
+    assert asyncio.run(slurm.start("7")) == JobAtStart(1, "physics", "normal", "main", segment)
     assert asyncio.run(slurm.start("8")) is None
     assert asyncio.run(slurm.start("9")) is None
     with pytest.raises(OperatingError):
@@ -233,6 +236,6 @@ def test_an_answer_that_is_none_is_a_fault(tmp_path, fault):
 
 def test_a_node_without_slurm_is_told_apart(tmp_path):
     slurm = NodeCommands("node1", str(tmp_path))
-    assert not slurm.is_there
+    assert not slurm.is_installed
     with pytest.raises(OperatingError, match="SlurmBinDir"):
         asyncio.run(slurm.job("7"))

@@ -1,20 +1,18 @@
-/*
- * salusd's side of the pages in C, for tests and benchmarks that stand in for it; salusd itself has
- * its own in Python.
- */
-#include "pages.h"
+#include "daemon_pages.h"
+
+#include "../../wire/salus_wire.h"
 
 void salus_page_init_gate(struct salus_gate_page *gate, uint64_t session)
 {
     gate->session = session;
     gate->version = SALUS_PAGE_VERSION;
-    __atomic_store_n(&gate->magic, SALUS_WIRE_MAGIC, __ATOMIC_RELEASE);
+    __atomic_store_n(&gate->magic, SALUS_MAGIC, __ATOMIC_RELEASE);
 }
 
 void salus_page_init_turn(struct salus_turn_page *turn)
 {
     turn->version = SALUS_PAGE_VERSION;
-    __atomic_store_n(&turn->magic, SALUS_WIRE_MAGIC, __ATOMIC_RELEASE);
+    __atomic_store_n(&turn->magic, SALUS_MAGIC, __ATOMIC_RELEASE);
 }
 
 void salus_page_arm(struct salus_gate_page *gate, uint64_t lane, uint64_t lane_epoch,

@@ -1,14 +1,17 @@
-"""What etc/ ships for systemd, Prometheus and Grafana speaks of metrics and programs that exist."""
+"""The files of etc/ for systemd, Prometheus and Grafana name metrics and programs that exist."""
 
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from nodedaemon.service.control.metrics import NodeCollector, Tally
+from nodedaemon.core.engine import Engine
+from nodedaemon.service.control.metrics import EventMetrics, NodeCollector
 from nodedaemon.service.journal.state import ShellState
+from nodedaemon.service.usage.spool import Value
 from tests.unit.cli.test_top import NODE
 
 ETC = Path(__file__).resolve().parents[3] / "etc"
@@ -18,8 +21,11 @@ NAME = re.compile(r"\bsalus_[a-z_]+")
 @pytest.fixture(scope="module")
 def served():
     registry = CollectorRegistry()
-    Tally(ShellState(), registry)
-    registry.register(NodeCollector(lambda: NODE, lambda: {"reading": 1}, lambda: {"hung": 1}, lambda: 5.0))
+    EventMetrics(ShellState(Engine()), registry)
+    status = SimpleNamespace(status=lambda _caller: NODE)
+    ledger = SimpleNamespace(spool=SimpleNamespace(dropped={Value.READING: 1}))
+    recorder, administration = SimpleNamespace(event_counts={"hung": 1}), SimpleNamespace(reload_utc_s=5.0)
+    registry.register(NodeCollector(status, ledger, recorder, administration))
     return generate_latest(registry).decode()
 
 

@@ -1,46 +1,12 @@
 /*
- * Words of the shared pages. The salus_page_* calls are salusd's side as tests and benchmarks need
- * it (pages.c is no part of libsalus.so): single writer, safe to repeat, never trusting what the
- * session wrote.
+ * salusd's side of the shared pages, for tests and benchmarks that stand in for salusd. It is not
+ * part of libsalus.so; salusd has its own in nodedaemon/service/sessions/gate_memory.py.
  */
-#ifndef SALUS_PAGES_H
-#define SALUS_PAGES_H
+#ifndef SALUS_DAEMON_PAGES_H
+#define SALUS_DAEMON_PAGES_H
 
-#include <stdbool.h>
-#include <stdint.h>
-#include <time.h>
-
-#include "../../wire/salus_wire.h"
+#include "page_words.h"
 #include "salus.h"
-
-static inline uint64_t lease_word(uint64_t epoch, uint32_t limit_count)
-{
-    return epoch << 32 | limit_count;
-}
-
-static inline uint64_t state_word(uint64_t epoch, uint8_t sequence, enum salus_state state)
-{
-    return epoch << 16 | (uint64_t)sequence << 8 | (uint64_t)state;
-}
-
-static inline enum salus_state state_of(uint64_t word)
-{
-    return (enum salus_state)(word & 0xff);
-}
-
-static inline uint64_t state_epoch(uint64_t word)
-{
-    return word >> 16;
-}
-
-static inline uint8_t state_sequence(uint64_t word)
-{
-    return (uint8_t)(word >> 8);
-}
-
-/* Both answer 0 or -errno and are async-signal-safe. `timeout` is relative; NULL waits for ever. */
-int futex_wait(uint32_t *word, uint32_t seen, const struct timespec *timeout);
-int futex_wake(uint32_t *word);
 
 /* Lays the page out; the memory is zero before. */
 SALUS_API void salus_page_init_gate(struct salus_gate_page *gate, uint64_t session);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from accounting.records import JobKey, LaneSpanRecord
+from nodedaemon.service.node import Clock, NodeIdentity
 from nodedaemon.service.usage.lane_spans import LaneSpans
 
 JOB = JobKey(cluster="alpha", job_id=7)
@@ -15,7 +16,8 @@ def spans_of(records: list[object]) -> list[tuple[int, int, int, int]]:
 
 def make() -> tuple[LaneSpans, list[object]]:
     records: list[object] = []
-    return LaneSpans("node1", "first", records.append, lambda: 1_000_000), records
+    node = NodeIdentity("node1", "alpha", "1", "boot", "first", Clock(utc_ns=lambda: 1_000_000))
+    return LaneSpans(node, records.append), records
 
 
 def test_a_move_ends_one_stay_and_begins_the_next() -> None:

@@ -1,0 +1,1 @@
+"""Generators of files that are written from the code or from measurements. Nothing here is installed."""
