@@ -118,7 +118,7 @@ def sidebyside_ends():
         for name, colour in zip(CONFIGURATIONS, COLOURS, strict=True)
         if name in ("gpu", "gpu-shortest", "shard", "srtf", "fair") and name in found
     }
-    return steps("How many jobs took at most so long (last run)", "seconds from submit to end", "jobs", curves).done()
+    return steps("Completed jobs by completion time (last run)", "seconds from submit to end", "jobs", curves).done()
 
 
 def sidebyside_simulated():

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = "docs/boundaries.md"
 SETS = {
     "known": "Made with: the loops on which the rule was designed",
-    "held_out": "Held out: written after the rule was frozen; two of them made us mend it",
-    "fresh": "Fresh: written after that; the rule was mended once more by what they showed",
+    "held_out": "Held out: written after the rule was frozen; two of them made us fix it",
+    "fresh": "Fresh: written after that; the rule was fixed once more by what they showed",
     "sealed": "Held out for good: written after the last change of the rule",
 }
 MARKS = ("<!-- table begins -->\n", "<!-- table ends -->\n")

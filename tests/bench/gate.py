@@ -5,7 +5,7 @@ random order; a null control compares blocks without them to each other in the s
 compared, since other programs' work would drown the difference; the wall clock is printed beside it. What it costs to
 place blocks in the lane instead of private memory is compared apart, without the wrappers. The size of an iteration is
 set by warm ones; what is reported as its time is that of the compared blocks themselves, without the wrappers, and
-where the first of them miss the target by more than a tenth the size is set anew and all begins again.
+where the first of them miss the target by more than a tenth the size is set again and all begins again.
 
 usage: make bench BENCH=gate [ARGS="--pairs 200"]
 """

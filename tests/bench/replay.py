@@ -2,7 +2,7 @@
 
 Each size has its share of the cluster (8,000 jobs: 1,200 nodes with 6,200 devices), so jobs meet equally often at every
 size; all are submitted at once, the most crowded case. Sizes take turns, so all see the same machine. The same jobs are
-also replayed one a device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
+also replayed one per device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ tests/support/mix.py run once in every configuration, submitted at the same time
 - `gpu`: --gres=gpu:1 in the order of submission; `gpu-shortest`: the same with --nice by length, so that Slurm takes
   the shortest of those that wait.
 - `shard`: --gres=shard:N by peak memory, without Salus: whoever fits runs at once on the device's core.
-- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. srtf is told the time that the job takes alone.
+- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. Jobs declare to srtf the time that they take alone.
 
-Jobs have the lengths of the mix on whatever machine: how many iterations they are is taken from the plain runs alone.
+Jobs have the same lengths on every machine: the plain runs alone decide how many iterations a job has.
 
 These machines change their speed by the minute: in a row of runs each begins with another configuration.
 A job that fails, is lost or has another checksum than in the first configuration ends the benchmark. Last, the same

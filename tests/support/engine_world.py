@@ -1,4 +1,4 @@
-"""A hand that feeds the engine in tests: it carries out commands as an executor would and keeps a real journal.
+"""Drives the engine in tests: carries out commands as the executor would and keeps a real journal.
 
 It knows nothing of lanes or order: it only remembers which answers are due, so that a test may give them late or in
 another order, and what is really held, so that a test may check the engine's sums against it.

@@ -1,6 +1,6 @@
-"""A session that speaks the protocol by hand and lies, as its commands say. One command a line, one JSON answer a line.
+"""A session that speaks the protocol by hand and lies, as its commands say. One command per line, one JSON answer per line.
 
-It runs as another process, and as another user where `--uid` is given, because identity is the kernel's word.
+It runs as another process, and as another user where `--uid` is given, because the daemon identifies processes through the kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The shell blocks of a page: what its reader is told to type, each with its line, so that a test can run them."""
+"""The shell blocks of a page, each with its line number, so that a test can run what a reader would type."""
 
 import re
 from dataclasses import dataclass

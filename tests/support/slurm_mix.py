@@ -95,7 +95,7 @@ class Ended:
 
 @contextmanager
 def cluster_of(device_mib, reserve_mib, *, devices=2, say, salus_lines=()):
-    """A cluster with one device a node and a core for each; jobs go to the node with the fewest."""
+    """A cluster with one device per node and a core for each; jobs go to the node with the fewest."""
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     directory.chmod(0o755)
     plan = ClusterPlan(
@@ -223,7 +223,7 @@ class Stage:
             states.update(line.split("|") for line in lines)
             return len(states) == len(numbers) and not {"RUNNING", "PENDING"} & set(states.values())
 
-        wait_for(are_all_ended, lambda: f"the books of {name}: {states}", 30)
+        wait_for(are_all_ended, lambda: f"the accounting of {name}: {states}", 30)
         wrong = {number: state for number, state in states.items() if state != "COMPLETED"}
         if wrong:
             raise LostError(f"{name}: not completed: {wrong}")
@@ -276,7 +276,7 @@ def jain(values):
 
 
 def figures(ended, solo_s, device_count):
-    """What is told of a configuration. `solo_s` is how long each job takes alone, from submit to end."""
+    """The figures of one configuration. `solo_s` is how long each job takes alone, from submit to end."""
     completions = [job.completion_s for job in ended.values()]
     slowdowns = [job.completion_s / solo_s[name] for name, job in ended.items()]
     first, last = min(job.submitted for job in ended.values()), max(job.ended for job in ended.values())

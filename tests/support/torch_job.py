@@ -15,7 +15,7 @@ DEADLINE_S = 240.0
 
 
 def environment_of(socket: Path | None) -> dict[str, str]:
-    """One thread a job: two jobs with two OpenMP threads each on two cores take six times as long (measured)."""
+    """One thread per job: two jobs with two OpenMP threads each on two cores take six times as long (measured)."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SALUS_", "PYTHONPATH"))}
     kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if socket is not None:

@@ -1,4 +1,4 @@
-"""A watched process without torch: it does what a list of operations says, and its session notes what it is told."""
+"""A watched process without torch: it carries out a list of operations, and its session logs every call."""
 
 from __future__ import annotations
 

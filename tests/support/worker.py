@@ -2,7 +2,7 @@
 
 Each iteration is inside an entry point, as a framework's are: between its start and its end the lane is its own.
 Run as a program. Each line on standard output is a JSON object: what it did and when (monotonic). Commands come on
-standard input, one a line: `go` starts the loop, end of file ends it after the present iteration.
+standard input, one per line: `go` starts the loop, end of file ends it after the present iteration.
 """
 
 from __future__ import annotations

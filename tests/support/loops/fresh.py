@@ -1,4 +1,4 @@
-"""Loops written after the rule was mended by what the first held-out set showed.
+"""Loops written after the rule was changed by what the first held-out set showed.
 
 The rule was right on all of them at first sight. It was changed twice afterwards: optimizers that are gone count no
 more, and the watching costs less.

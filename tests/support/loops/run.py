@@ -1,6 +1,6 @@
 """Runs loops under the adaptor's hooks and prints, as one JSON line, what each showed. One process, since hooks stay.
 
-Instead of a daemon there is a session that only counts: where a boundary lies does not depend on who is told.
+A session that only counts takes the daemon's place: the position of a boundary does not depend on the daemon.
 usage: python -m tests.support.loops.run known|held_out|fresh|sealed
 """
 
