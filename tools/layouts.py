@@ -213,7 +213,7 @@ def libsalus() -> str:
     text += NOTE.format(source="salus.h, cuda_lane.h and salus_wire.h") + '\n"""\n\nimport ctypes\n'
     text += "from typing import Any, ClassVar, List, Tuple\n\n" + _constants(wire) + _constants(header)
     for block in (*wire.enums, *header.enums):
-        if block.name in ("salus_framework", "salus_hello_flag", "salus_lap_key"):
+        if block.name in ("salus_framework", "salus_hello_flag", "salus_follower_pending"):
             text += "".join(f"{name.removeprefix('SALUS_')} = {value}\n" for name, value in block.members.items())
     text += f"FAULT = {wire.enums[0].members['SALUS_FAULT']}\n"
     text += f'FAULT_FORMAT = "<{"".join(codes)}"  # header and body of a FAULT frame\n\n'

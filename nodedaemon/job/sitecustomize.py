@@ -1,8 +1,8 @@
 """Loads the adaptor into every Python process of a job, then the sitecustomize that this one shadows.
 
-Python imports the first `sitecustomize` on its path at start-up; salusd puts this directory on PYTHONPATH. The rule: a
-process never notices us unless it imports torch, and nothing of ours ever raises here. What the shadowed module raises
-is passed on, since Python reports it as it would without us.
+Python imports the first `sitecustomize` on its path at start-up, and salusd puts this directory on PYTHONPATH. Programs
+that import no framework do not notice. Nothing of Salus raises here. An exception of the shadowed module is passed on,
+so that Python reports it as it would without Salus.
 """
 
 import os
@@ -16,12 +16,12 @@ def _is_wanted() -> bool:
 
 def _install() -> None:
     try:
-        from salus_job import importhook
+        from salus_job import import_hook
 
-        importhook.install()
-    except Exception as error:  # A job never fails for a fault of ours, and its output is its own.
+        import_hook.install()
+    except Exception as error:  # A fault of Salus never fails a job, and the job's output stays its own.
         if os.environ.get("SALUS_VERBOSE", "") not in ("", "0"):
-            sys.stderr.write("salus: start: %r; the job goes on without Salus\n" % (error,))
+            sys.stderr.write("salus: start: %r; the job continues without Salus\n" % (error,))
 
 
 def _chain() -> None:

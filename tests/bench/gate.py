@@ -213,7 +213,7 @@ def run_job(pairs: int) -> None:
     watch = process.current_watch()
     assert watch is not None
     assert watch._is_attached
-    session = watch._session
+    session = watch.session
     dice = random.Random(0)
     switch = Switch(torch, session)
     for _ in range(CALIBRATIONS_MAX):

@@ -150,7 +150,7 @@ class _Session:
     def boundary_of_adaptor(self, is_held_up: bool = False) -> int:
         """As the adaptor for Python passes it; `is_held_up`: after the call into C not before the next line comes."""
         sys.path.insert(0, str(LIBSALUS.parent))
-        adaptor = importlib.import_module("salus_job.session").Session(
+        adaptor = importlib.import_module("salus_job.session").JobSession(
             importlib.import_module("salus_job.binding").load(self.library._name)
         )
         pass_boundary = adaptor._boundary
@@ -164,25 +164,27 @@ class _Session:
             adaptor._boundary = hold_up
         return int(adaptor.boundary())
 
-    def lap_boundary(self) -> int:
-        """One that libsalus passes in the adaptor's place, the adaptor doing what is left; 1: something was left."""
+    def follow_boundary(self) -> int:
+        """A boundary that libsalus passes while it follows a loop. 1: it left a part of it to the adaptor."""
         sys.path.insert(0, str(LIBSALUS.parent))
-        adaptor = {
-            name: importlib.import_module(f"salus_job.{name}") for name in ("binding", "lap", "session", "watch")
-        }
-        library = adaptor["binding"].load(self.library._name)
-        watch = adaptor["watch"].Watch()
-        watch._session, watch._is_attached, watch._is_hashed = adaptor["session"].Session(library), True, True
-        watch._report_due_ns, watch._thread_id = 1 << 62, threading.get_ident()
-        place = watch._track.place = library.salus_lap_words().contents
-        place.thread, place.report_due_ns = watch._thread_id, watch._report_due_ns
+        from salus_job import binding, follower, session, watch
+
+        library = binding.load(self.library._name)
+        watching = watch.Watch()
+        watching._use_session(session.JobSession(library))
+        watching.profile._report_due_ns, watching.profile._is_model_hashed = 1 << 62, True
+        watching.follower = follower.LoopFollower(library)
+        watching._is_attached, watching._thread_id = True, threading.get_ident()
+        watching.follower.use_thread(watching._thread_id)
+        watching.follower.set_report_due(1 << 62)
         # A loop whose iterations are one batch each.
-        key = adaptor["watch"].LOADER_ENTERED
-        place.keys[0], place.last, place.count, place.at = key, 0, 1, 0
-        if adaptor["lap"].make(library).event(key):
+        watching.follower.loader_entered()
+        state = library.salus_follower_state().contents
+        state.keys[0], state.count, state.at = state.key, 1, 0
+        if watching.follower.loader_entered():
             return 0
-        assert watch.on_loader_entered()
-        assert not watch.is_off
+        assert watching.on_loader_entered()
+        assert not watching.is_off
         return 1
 
     def hold_at(self, point: int) -> None:

@@ -69,7 +69,7 @@ def main():
 
     for _ in range(2):
         iterate()
-    session = process.current_watch()._session
+    session = process.current_watch().session
     session.reset_figures()
     for _ in range(ITERATIONS):
         iterate()

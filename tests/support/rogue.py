@@ -1,6 +1,6 @@
-"""A session that speaks the protocol by hand and lies, as its commands say. One command per line, one JSON answer per line.
+"""A session that speaks the protocol by hand and lies on command: one command per line, one JSON answer per line.
 
-It runs as another process, and as another user where `--uid` is given, because the daemon identifies processes through the kernel.
+It is a process of its own, run by another user with `--uid`, because the daemon identifies sessions through the kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A watched process without torch: it carries out a list of operations, and its session logs every call."""
+"""A watched process without a framework: it carries out a list of operations, and its session logs every call."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from threading import get_ident
 from typing import Any
 
 from hypothesis import strategies as st
-from salus_job.lap import Followers
-from salus_job.track import BACKWARD_ENTERED, BACKWARD_LEFT, LOADER_ENTERED, LOADER_LEFT, Track
-from salus_job.watch import Numbers, Watch
+from salus_job.follower import LoopFollower
+from salus_job.watch import Watch
+
+Operation = tuple[Any, ...]
+Phase = tuple[list[Operation], int, list[Operation]]
 
 
 class Module:
@@ -20,14 +22,7 @@ class Optimizer:
     """Only its identity counts."""
 
 
-class NoTrack(Track):
-    """The rule is always asked."""
-
-    def note(self, *_: Any) -> None:
-        pass
-
-
-class CountingSession:
+class LoggingSession:
     def __init__(self) -> None:
         self.log: list[str] = []
 
@@ -43,30 +38,31 @@ class CountingSession:
         self.log.append("leave")
 
     def persist_begin(self) -> None:
-        self.log.append("persist")
+        self.log.append("persist begin")
 
     def persist_end(self) -> None:
-        self.log.append("end")
+        self.log.append("persist end")
 
     def report(self, *_: Any) -> None: ...
 
 
-class Loop:
-    """A watched process that does what a list of operations says."""
+class WatchedLoop:
+    """Without `library`, no loop is followed and the rule is always asked."""
 
-    def __init__(self, track: Track, followers: Followers | None = None) -> None:
-        self.followers = followers or Followers()
-        self.session = CountingSession()
+    def __init__(self, library: Any = None) -> None:
+        self.session = LoggingSession()
         self.watch = Watch()
-        self.watch._track = track
-        self.watch._roots, self.watch._optimizers = Numbers(track), Numbers(track)
-        self.watch._session, self.watch._is_attached, self.watch._thread_id = self.session, True, get_ident()
-        track.place.thread = get_ident()
-        self.watch._report_due_ns, self.watch._is_hashed = 1 << 80, True
+        self.watch._use_session(self.session)  # type: ignore[arg-type]
+        self.watch.profile._report_due_ns, self.watch.profile._is_model_hashed = 1 << 80, True
+        self.follower = self.watch.follower = LoopFollower(library)
+        self.watch._is_attached, self.watch._thread_id = True, get_ident()
+        # A report is always due for libsalus, so that the session sees every boundary.
+        self.follower.use_thread(get_ident())
+        self.watch.follower.set_report_due = lambda _: None  # type: ignore[method-assign]
         self.modules = [Module() for _ in range(3)]
         self.optimizers = [Optimizer() for _ in range(2)]
 
-    def run(self, operations: list[tuple[Any, ...]]) -> list[str]:
+    def run(self, operations: list[Operation]) -> list[str]:
         for name, *arguments in operations:
             getattr(self, name)(*arguments)
         assert not self.watch.is_off
@@ -75,33 +71,34 @@ class Loop:
     def forward(self, module: int, grad: bool, training: bool) -> None:
         root = self.modules[module]
         root.training = training
-        assert self.followers.forward(root, grad, training) or self.watch.on_forward_entered(root, grad, ())
-        if not self.followers.forward_left(True):
-            self.watch.on_forward_left(root, grad, object())
+        expected = self.follower.forward_entered(root, grad, training)
+        assert expected or self.watch.on_forward_entered(root, grad, training, ())
+        if not self.follower.forward_left(True):
+            self.watch.on_forward_left(root, grad, True)
 
     def backward(self) -> None:
-        assert self.followers.event(BACKWARD_ENTERED) or self.watch.on_backward_entered()
-        if not self.followers.event(BACKWARD_LEFT):
-            self.watch.on_backward_left(True)
+        assert self.follower.backward_entered() or self.watch.on_backward_entered()
+        if not self.follower.backward_left():
+            self.watch.on_backward_left()
 
-    def step(self, optimizer: int) -> None:
-        one = self.optimizers[optimizer]
-        if not self.followers.step(one):
-            self.watch.on_step_entered(one)
-        if not self.followers.step_left(one):
-            self.watch.on_step_left(one)
+    def step(self, number: int) -> None:
+        optimizer = self.optimizers[number]
+        if not self.follower.step_entered(optimizer):
+            self.watch.on_step_entered(optimizer)
+        if not self.follower.step_left(optimizer):
+            self.watch.on_step_left(optimizer)
 
     def load(self) -> None:
-        assert self.followers.event(LOADER_ENTERED) or self.watch.on_loader_entered()
-        if not self.followers.event(LOADER_LEFT):
-            self.watch.on_loader_left(True)
+        assert self.follower.loader_entered() or self.watch.on_loader_entered()
+        if not self.follower.loader_left():
+            self.watch.on_loader_left()
 
-    def make(self, optimizer: int) -> None:
-        self.optimizers[optimizer] = Optimizer()
-        self.watch.on_optimizer_made(self.optimizers[optimizer])
+    def make(self, number: int) -> None:
+        self.optimizers[number] = Optimizer()
+        self.watch.on_optimizer_made(self.optimizers[number])
 
-    def replace(self, module: int) -> None:
-        self.modules[module] = Module()
+    def replace(self, number: int) -> None:
+        self.modules[number] = Module()
 
 
 OPERATIONS = st.one_of(
@@ -113,6 +110,7 @@ OPERATIONS = st.one_of(
 RARE = st.one_of(
     OPERATIONS, st.tuples(st.just("make"), st.integers(0, 1)), st.tuples(st.just("replace"), st.integers(0, 2))
 )
-TRAINING = [("forward", 0, True, True), ("backward",), ("step", 0)]
-ITERATIONS = st.one_of(st.just(TRAINING), st.lists(OPERATIONS, min_size=1, max_size=6))
+TRAINING: list[Operation] = [("forward", 0, True, True), ("backward",), ("step", 0)]
+FUNCTIONAL: list[Operation] = [("backward",), ("step", 0)]
+ITERATIONS = st.one_of(st.just(TRAINING), st.just(FUNCTIONAL), st.lists(OPERATIONS, min_size=1, max_size=6))
 PHASES = st.lists(st.tuples(ITERATIONS, st.integers(1, 12), st.lists(RARE, max_size=2)), min_size=1, max_size=6)

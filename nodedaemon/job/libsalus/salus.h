@@ -130,54 +130,51 @@ SALUS_API struct salus_entry *salus_entry_words(void);
 SALUS_API int salus_boundary(void);
 
 /*
- * A loop whose iterations repeat: while each event is the expected one, what the adaptor has to do
- * for it is done here, because a call that comes once in milliseconds finds nothing of the
- * interpreter's in the caches. The words are shared with the adaptor and changed only by whoever
- * holds the interpreter's lock. `at` is the place of the next event in `keys`, or -1; `last` is the
- * boundary; `count` is 0 where nothing is expected any more.
+ * The loop follower compares the events of a loop that repeats itself with those of its last
+ * iteration, so that the adaptor need not ask the boundary rule. follower.c explains how it works
+ * and who changes which field.
  */
-#define SALUS_LAP_EVENTS_MAX 257
+#define SALUS_FOLLOWER_EVENTS_MAX 256
 
-struct salus_lap {
-    int64_t at;
-    int64_t last;
-    uint64_t count;
-    uint64_t laps;
-    uint64_t thread;        /* the only one whose events count, as pthread_self() has it; 0: none */
-    uint64_t report_due_ns; /* a boundary from then on is left to the adaptor */
-    uint64_t is_passed; /* 1: of the last event the boundary is passed, salus_enter is left to do */
-    uint64_t keys[SALUS_LAP_EVENTS_MAX];
-};
-SALUS_API struct salus_lap *salus_lap_words(void);
-
-/* Keys of events without an object; the others are made from its address. */
-enum salus_lap_key {
-    SALUS_LAP_FORWARD_LEFT_OPEN = 2,
-    SALUS_LAP_FORWARD_LEFT = 4,
-    SALUS_LAP_LOADER_ENTERED = 6,
-    SALUS_LAP_LOADER_LEFT = 8,
-    SALUS_LAP_BACKWARD_ENTERED = 10,
-    SALUS_LAP_BACKWARD_LEFT = 12,
+/* What an expected event has left for the adaptor to do. */
+enum salus_follower_pending {
+    SALUS_FOLLOWER_NOTHING = 0,
+    SALUS_FOLLOWER_ENTER = 1,
+    SALUS_FOLLOWER_BOUNDARY = 2,
 };
 
-/* What the functions below need of the interpreter; this library is not linked to one. */
+struct salus_follower {
+    int64_t at;             /* position of the next event in `keys`; -1: the rule is asked */
+    uint64_t count;         /* events of an iteration, the last at the boundary; 0: none expected */
+    uint64_t lap_count;     /* iterations followed since the keys were stored */
+    uint64_t thread;        /* pthread_self() of the thread whose events count; 0: none */
+    uint64_t report_due_ns; /* the adaptor passes the boundaries from then on */
+    uint64_t key;           /* of the last event of that thread; 0: it cannot be identified */
+    uint64_t pending;       /* enum salus_follower_pending, for the last event */
+    uint64_t keys[SALUS_FOLLOWER_EVENTS_MAX];
+};
+SALUS_API struct salus_follower *salus_follower_state(void);
+
+/* What the follower needs from the interpreter; this library is not linked to one. */
 struct salus_interpreter {
-    void *yes, *no;                /* its True and False */
-    void (*keep)(void *object);    /* Py_IncRef */
-    long (*as_long)(void *object); /* PyLong_AsLong */
+    void *true_object, *false_object;
+    void (*add_reference)(void *object); /* Py_IncRef */
 };
-SALUS_API void salus_lap_interpreter(const struct salus_interpreter *interpreter);
+SALUS_API void salus_follower_interpreter(const struct salus_interpreter *interpreter);
 
 /*
- * Built-in functions of the interpreter, by the signatures of METH_FASTCALL and METH_O. True: the
- * event was the expected one and is dealt with. False: nothing was done, or nothing but what
- * `is_passed` says, and the adaptor does it.
+ * Built-in functions of the interpreter: METH_FASTCALL for forward_entered (module, whether
+ * gradients are on, whether it is in training mode), METH_O for events with one argument, and
+ * METH_NOARGS for the others. True: the event was expected and is complete.
  */
-SALUS_API void *salus_lap_forward(void *self, void *const *arguments, long count);
-SALUS_API void *salus_lap_forward_left(void *self, void *opens);
-SALUS_API void *salus_lap_event(void *self, void *key);
-SALUS_API void *salus_lap_step(void *self, void *optimizer);
-SALUS_API void *salus_lap_step_left(void *self, void *optimizer);
+SALUS_API void *salus_follow_forward_entered(void *self, void *const *arguments, long count);
+SALUS_API void *salus_follow_forward_left(void *self, void *has_gradients);
+SALUS_API void *salus_follow_loader_entered(void *self, void *unused);
+SALUS_API void *salus_follow_loader_left(void *self, void *unused);
+SALUS_API void *salus_follow_backward_entered(void *self, void *unused);
+SALUS_API void *salus_follow_backward_left(void *self, void *unused);
+SALUS_API void *salus_follow_step_entered(void *self, void *optimizer);
+SALUS_API void *salus_follow_step_left(void *self, void *optimizer);
 
 /* The iteration is over and no other begins: gives the grant back. The next enter or boundary asks
  * again. */

@@ -17,7 +17,7 @@ With several optimizers a boundary lies only where the learned cycle of their st
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from salus_job.stepcycle import StepCycle
+from salus_job.step_cycle import StepCycle
 
 # A forward in evaluation mode that is followed by so many of its kind and no backward is inference.
 EVALUATION_FORWARDS = 2
@@ -252,7 +252,8 @@ class BoundaryRule:
 
     def _close(self) -> None:
         """An iteration's last work is done: learn what it was made of."""
-        self._openings_missed = 0 if self._opening in self._interval else self._openings_missed + 1
+        is_missed = self._opening not in self._interval
+        self._openings_missed = min(self._openings_missed + 1, OPENINGS_MISSED) if is_missed else 0
         if self._opening is None or (self._openings_missed >= OPENINGS_MISSED and self._first is not None):
             # At first, or where the first forward of the job was not a typical one.
             self._opening = self._first

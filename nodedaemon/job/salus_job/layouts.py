@@ -15,18 +15,15 @@ FRAME_BYTES_MAX = 512
 FDS_MAX = 3
 API_VERSION = 1
 INTERRUPTIBLE = 256
-LAP_EVENTS_MAX = 257
+FOLLOWER_EVENTS_MAX = 256
 FRAMEWORK_NONE = 0
 FRAMEWORK_TORCH = 1
 HELLO_RESUME = 1
 HELLO_FORKED = 2
 HELLO_UNGATED = 4
-LAP_FORWARD_LEFT_OPEN = 2
-LAP_FORWARD_LEFT = 4
-LAP_LOADER_ENTERED = 6
-LAP_LOADER_LEFT = 8
-LAP_BACKWARD_ENTERED = 10
-LAP_BACKWARD_LEFT = 12
+FOLLOWER_NOTHING = 0
+FOLLOWER_ENTER = 1
+FOLLOWER_BOUNDARY = 2
 FAULT = 13
 FAULT_FORMAT = "<IHHIIII192s"  # header and body of a FAULT frame
 
@@ -77,17 +74,17 @@ class Entry(ctypes.Structure):
     ]
 
 
-class Lap(ctypes.Structure):
+class Follower(ctypes.Structure):
     _fields_: ClassVar[FieldList] = [
-        *_fields(ctypes.c_int64, "at last"),
-        *_fields(ctypes.c_uint64, "count laps thread report_due_ns is_passed"),
-        *_fields(ctypes.c_uint64 * 257, "keys"),
+        *_fields(ctypes.c_int64, "at"),
+        *_fields(ctypes.c_uint64, "count lap_count thread report_due_ns key pending"),
+        *_fields(ctypes.c_uint64 * 256, "keys"),
     ]
 
 
 class Interpreter(ctypes.Structure):
     _fields_: ClassVar[FieldList] = [
-        *_fields(ctypes.c_void_p, "yes no keep as_long"),
+        *_fields(ctypes.c_void_p, "true_object false_object add_reference"),
     ]
 
 
@@ -106,13 +103,16 @@ PROTOTYPES: List[Tuple[str, Any, List[Any]]] = [
     ("salus_exit", None, []),
     ("salus_entry_words", ctypes.POINTER(Entry), []),
     ("salus_boundary", ctypes.c_int, []),
-    ("salus_lap_words", ctypes.POINTER(Lap), []),
-    ("salus_lap_interpreter", None, [ctypes.POINTER(Interpreter)]),
-    ("salus_lap_forward", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]),
-    ("salus_lap_forward_left", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
-    ("salus_lap_event", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
-    ("salus_lap_step", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
-    ("salus_lap_step_left", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follower_state", ctypes.POINTER(Follower), []),
+    ("salus_follower_interpreter", None, [ctypes.POINTER(Interpreter)]),
+    ("salus_follow_forward_entered", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_long]),
+    ("salus_follow_forward_left", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follow_loader_entered", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follow_loader_left", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follow_backward_entered", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follow_backward_left", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follow_step_entered", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
+    ("salus_follow_step_left", ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_void_p]),
     ("salus_leave", ctypes.c_int, []),
     ("salus_persist_begin", None, []),
     ("salus_persist_end", None, []),

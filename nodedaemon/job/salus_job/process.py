@@ -1,4 +1,4 @@
-"""The one watch of this process: the framework calls hooks without a context of ours, so there is one place for it."""
+"""The one watch of this process. A framework calls its hooks without a context, so it is kept in one place."""
 
 import os
 from typing import TYPE_CHECKING, Optional
@@ -10,12 +10,12 @@ _watch = None  # type: Optional[Watch]
 
 
 def is_wanted() -> bool:
-    """Whether this process runs under Salus and nobody switched it off."""
+    """Whether this process runs under Salus and Salus is not disabled."""
     return bool(os.environ.get("SALUS_SOCKET")) and os.environ.get("SALUS_DISABLE", "") in ("", "0")
 
 
 def current_watch() -> "Optional[Watch]":
-    """The watch of this process, made at first use; None without Salus."""
+    """The watch of this process, created at its first use; None without Salus."""
     global _watch
     if _watch is None and is_wanted():
         from salus_job.watch import Watch

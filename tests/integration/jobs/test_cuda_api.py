@@ -48,21 +48,21 @@ def test_what_the_wrappers_stand_on_is_there() -> None:
 
 
 def test_without_a_gpu_there_is_no_accelerator() -> None:
-    from salus_job.accelerator import Accelerator
+    from salus_job.frameworks.torch.accelerator import TorchAccelerator
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert Accelerator.find(torch) is None
+    assert TorchAccelerator.find(torch) is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here (CPU build or no driver)")
 def test_boundaries_on_a_gpu_measure_what_the_model_keeps_and_borrows() -> None:
-    from salus_job.accelerator import Accelerator
+    from salus_job.frameworks.torch.accelerator import TorchAccelerator
 
     model = torch.nn.Linear(1024, 1024).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    device = Accelerator.find(torch)
+    device = TorchAccelerator.find(torch)
     assert device is not None
 
     def iterate() -> None:

@@ -30,7 +30,7 @@ for _ in range(12):
     optimizer.step()
 from salus_job import process
 watch = process.current_watch()
-figures = watch._session.figures() if watch else {}
+figures = watch.session.figures() if watch else {}
 names = ("lane_count", "live_bytes", "live_ephemeral_bytes", "live_persistent_bytes", "ephemeral_bytes")
 print(json.dumps([loss.item(), {name: figures.get(name, 0) for name in names}]))
 """

@@ -52,7 +52,7 @@ def test_a_refused_or_unreachable_job_runs_alone(
     asked = start_job(*command, daemon=daemon, SALUS_VERBOSE="1")
     assert refused.output() == lost.output() == asked.output() != ""
     assert (refused.errors, lost.errors) == ("", "")
-    assert asked.errors == "salus: hello: not today; the job goes on without Salus\n"
+    assert asked.errors == "salus: hello: not today; the job continues without Salus\n"
 
 
 def test_disabled_means_absent(start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]) -> None:

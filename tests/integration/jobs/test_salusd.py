@@ -51,7 +51,7 @@ for _ in range(8):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
 from salus_job import process
-print(bool(os.environ.get("LD_PRELOAD")), process.current_watch()._session.figures()["lane_count"] > 0)
+print(bool(os.environ.get("LD_PRELOAD")), process.current_watch().session.figures()["lane_count"] > 0)
 """
 
 StartJob = Callable[..., subprocess.Popen[str]]

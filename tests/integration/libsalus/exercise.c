@@ -107,69 +107,66 @@ static void fork_once(void)
     damaged_count += status != 0;
 }
 
-/* Stands in for an interpreter: its objects are addresses, and a number is its own object. */
-static char yes, no;
+/* Stands in for an interpreter: its objects are addresses. */
+static char true_object, false_object;
 
-static void keep(void *object)
+static void add_reference(void *object)
 {
     (void)object;
 }
 
-static long as_long(void *object)
+/* As the adaptor does for an entry that libsalus has not completed. */
+static int finish_entry(void *answer)
 {
-    return (long)(intptr_t)object;
-}
-
-#define NUMBER(key) ((void *)(intptr_t)(key))
-
-static void prepare_lap(void)
-{
-    static const struct salus_interpreter interpreter = {
-        .yes = &yes, .no = &no, .keep = keep, .as_long = as_long};
-    uint64_t key = (uint64_t)(uintptr_t)blocks * 8;
-    uint64_t keys[] = {
-        SALUS_LAP_LOADER_LEFT,   key + 7, SALUS_LAP_FORWARD_LEFT_OPEN, key + 2, key + 4,
-        SALUS_LAP_LOADER_ENTERED};
-    struct salus_lap *lap = salus_lap_words();
-
-    salus_lap_interpreter(&interpreter);
-    memcpy(lap->keys, keys, sizeof(keys));
-    lap->count = sizeof(keys) / sizeof(*keys);
-    lap->last = (int64_t)lap->count - 1;
-    lap->at = 1;
-    lap->thread = (uint64_t)pthread_self();
-    lap->report_due_ns = UINT64_MAX;
-}
-
-/* As the adaptor does it where an event is left to it. */
-static int pass_entry(void *answer)
-{
-    struct salus_lap *lap = salus_lap_words();
-    bool is_boundary = lap->at == lap->last && !lap->is_passed;
-
-    if (answer == &yes)
+    if (answer == &true_object)
         return 0;
-    lap->at = lap->at == lap->last ? 0 : lap->at + 1;
-    lap->is_passed = 0;
-    return is_boundary ? salus_boundary() : salus_enter();
+    return salus_follower_state()->pending == SALUS_FOLLOWER_BOUNDARY ? salus_boundary()
+                                                                      : salus_enter();
 }
 
 /* The events of an iteration. Its blocks are made outside them, where a session may look idle. */
-static int run_lap(void)
+static int run_followed(void)
 {
-    void *arguments[] = {blocks, &yes, &yes};
+    void *arguments[] = {blocks, &true_object, &true_object};
 
-    damaged_count += salus_lap_event(NULL, NUMBER(SALUS_LAP_BACKWARD_ENTERED)) != &no;
-    if (pass_entry(salus_lap_forward(NULL, arguments, 3)) < 0)
+    if (finish_entry(salus_follow_forward_entered(NULL, arguments, 3)) < 0)
         return -1;
-    damaged_count += salus_lap_forward_left(NULL, &yes) != &yes;
-    if (pass_entry(salus_lap_step(NULL, blocks)) < 0)
+    damaged_count += salus_follow_forward_left(NULL, &true_object) != &true_object;
+    if (finish_entry(salus_follow_step_entered(NULL, blocks)) < 0)
         return -1;
-    damaged_count += salus_lap_step_left(NULL, blocks) != &yes;
-    if (pass_entry(salus_lap_event(NULL, NUMBER(SALUS_LAP_LOADER_ENTERED))) < 0)
+    damaged_count += salus_follow_step_left(NULL, blocks) != &true_object;
+    if (finish_entry(salus_follow_loader_entered(NULL, NULL)) < 0)
         return -1;
-    damaged_count += salus_lap_event(NULL, NUMBER(SALUS_LAP_LOADER_LEFT)) != &yes;
+    damaged_count += salus_follow_loader_left(NULL, NULL) != &true_object;
+    damaged_count += salus_follow_backward_entered(NULL, NULL) != &false_object;
     return 0;
+}
+
+/* Records the keys of one iteration, as the adaptor does, and expects the next. */
+static void prepare_follower(void)
+{
+    static const struct salus_interpreter interpreter = {&true_object, &false_object,
+                                                         add_reference};
+    struct salus_follower *follower = salus_follower_state();
+    void *arguments[] = {blocks, &true_object, &true_object};
+
+    salus_follower_interpreter(&interpreter);
+    follower->thread = (uint64_t)pthread_self();
+    salus_follow_loader_left(NULL, NULL);
+    follower->keys[0] = follower->key;
+    salus_follow_forward_entered(NULL, arguments, 3);
+    follower->keys[1] = follower->key;
+    salus_follow_forward_left(NULL, &true_object);
+    follower->keys[2] = follower->key;
+    salus_follow_step_entered(NULL, blocks);
+    follower->keys[3] = follower->key;
+    salus_follow_step_left(NULL, blocks);
+    follower->keys[4] = follower->key;
+    salus_follow_loader_entered(NULL, NULL);
+    follower->keys[5] = follower->key;
+    follower->count = 6;
+    follower->at = 1;
+    follower->report_due_ns = UINT64_MAX;
 }
 
 int main(int argc, char **argv)
@@ -185,7 +182,7 @@ int main(int argc, char **argv)
         return 100;
     if (pthread_create(&thread, NULL, disturb, NULL))
         return 101;
-    prepare_lap();
+    prepare_follower();
     for (iteration = 0; iteration < iteration_count; iteration++) {
         int step;
 
@@ -196,7 +193,7 @@ int main(int argc, char **argv)
         }
         if (iteration % 50 == 25)
             fork_once();
-        if (run_lap() < 0)
+        if (run_followed() < 0)
             return 102;
     }
     __atomic_store_n(&is_over, true, __ATOMIC_SEQ_CST);

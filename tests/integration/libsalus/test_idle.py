@@ -100,7 +100,7 @@ def test_who_is_held_up_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
     held_up, peer = start_session(node), start_session(node)
     assert held_up.ask("boundary_of_adaptor") == 1
     held_up.ask("hold_at", point=_NAMES.index(point))
-    held_up.send("lap_boundary")
+    held_up.send("follow_boundary")
     node.wait_for_state(held_up, GateState.IDLE)
     assert peer.ask("enter") == 1
     assert node.gate(held_up).state is GateState.REVOKED
@@ -117,7 +117,7 @@ def test_who_is_held_up_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
 def test_libsalus_passes_a_calm_boundary_alone(node: LaneNode, start_session: StartSession) -> None:
     busy = start_session(node)
     assert busy.ask("boundary_of_adaptor") == 1
-    assert busy.ask("lap_boundary") == 0
+    assert busy.ask("follow_boundary") == 0
     assert busy.ask("figures")["iteration_count"] == 2
 
 

@@ -1,6 +1,6 @@
-"""Runs loops under the adaptor's hooks and prints, as one JSON line, what each showed. One process, since hooks stay.
+"""Runs loops under the adaptor's hooks and prints the results as one line of JSON. A process runs one set: hooks stay.
 
-A session that only counts takes the daemon's place: the position of a boundary does not depend on the daemon.
+A recorder takes the place of the daemon: the position of a boundary does not depend on it.
 usage: python -m tests.support.loops.run known|held_out|fresh|sealed
 """
 
@@ -19,10 +19,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "nodedaemon" / "job"))
 
-from salus_job import binding, hooks, lap
+from salus_job import binding
 from salus_job.boundary import BoundaryRule
-from salus_job.track import Track
-from salus_job.watch import Numbers, Watch
+from salus_job.follower import LoopFollower
+from salus_job.frameworks.torch.adaptor import TorchAdaptor
+from salus_job.object_numbers import ObjectNumbers
+from salus_job.watch import Watch
 
 from tests.support.loops.recorder import Recorder
 
@@ -30,25 +32,23 @@ UNMARKED = ("compile",)
 NEVER_NS = 1 << 80
 
 
-class CountingSession:
+class RecordingSession:
     """Takes the place of the session with salusd: every boundary goes to the recorder."""
+
+    cap_bytes = 0
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.depth = 0
 
     def enter(self) -> int:
-        self.depth += 1
         return 0
 
-    def take_over(self) -> None: ...
+    def change_thread(self) -> None: ...
 
-    def leave_entry(self) -> None:
-        self.depth = max(0, self.depth - 1)
+    def leave_entry(self) -> None: ...
 
     def boundary(self) -> int:
         self.recorder.fire()
-        self.depth = 1
         return 0
 
     def persist_begin(self) -> None: ...
@@ -58,29 +58,36 @@ class CountingSession:
     def report(self, *_: Any) -> None: ...
 
 
-class LoopWatch(Watch):
-    """A watch that is attached to a recorder and can start afresh for the next loop.
+class RecordedWatch(Watch):
+    """A watch of a recorder that can start again for the next loop.
 
-    libsalus follows the loops that repeat themselves; boundaries are left to the watch, which tells the recorder.
+    libsalus follows the loops that repeat themselves. A report is always due, so it leaves every boundary to the watch,
+    which passes it to the recorder.
     """
 
-    def follow(self, library: Any) -> None:
-        self._library = library
-        self.followers = lap.make(library)
-        library.salus_entry_words().contents.is_calm = 1
+    def __init__(self, adaptor: TorchAdaptor) -> None:
+        super().__init__()
+        self._adaptor = adaptor
+        self._library = binding.load()
+        self._library.salus_entry_words().contents.is_calm = 1
+        self.follower = LoopFollower(self._library)
+        adaptor.install_hooks(self)
 
     def start(self, recorder: Recorder, learned: str) -> None:
         self.is_off = False
         self._is_attached = True
-        self._session = CountingSession(recorder)
-        self._track, self._later = Track(self._library.salus_lap_words().contents), []
-        self._roots, self._optimizers = Numbers(self._track), Numbers(self._track)
+        self._use_session(RecordingSession(recorder))  # type: ignore[arg-type]
+        self.profile._report_due_ns = NEVER_NS
+        self.follower, self._postponed = LoopFollower(self._library), []
+        self.follower.set_report_due = lambda _: None  # type: ignore[method-assign]
+        self._roots, self._optimizers = ObjectNumbers(self._on_object_gone), ObjectNumbers(self._on_object_gone)
         self._stepped, self._first_step = set(), None
-        self._report_due_ns = NEVER_NS
         self.rule = BoundaryRule(learned)
 
+    def _attach(self) -> None: ...
 
-def run_loop(watch: LoopWatch, name: str, loop: Any, learned: str) -> tuple[Recorder, str]:
+
+def run_loop(watch: RecordedWatch, name: str, loop: Any, learned: str) -> tuple[Recorder, str]:
     recorder = Recorder()
     gc.collect()
     torch.manual_seed(0)
@@ -96,11 +103,7 @@ def run_loop(watch: LoopWatch, name: str, loop: Any, learned: str) -> tuple[Reco
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    watch = LoopWatch()
-    watch._torch, watch._tensor_type = torch, torch.Tensor
-    watch.follow(binding.load())
-    watch._attach = lambda: None  # type: ignore[method-assign]
-    hooks.install(torch, watch)
+    watch = RecordedWatch(TorchAdaptor(torch))
     results = {}
     for name, loop in importlib.import_module(f"tests.support.loops.{sys.argv[1]}").LOOPS.items():
         began = time.monotonic()

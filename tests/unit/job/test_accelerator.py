@@ -1,30 +1,34 @@
-"""The CUDA side against a stand-in for torch.cuda that behaves like its allocator: live bytes in reserved segments."""
+"""CUDA memory, with a stand-in for torch.cuda that keeps live bytes in reserved segments as its allocator does."""
 
 import ctypes
+from collections.abc import Callable
 
-from salus_job.accelerator import Accelerator
+from salus_job.boundary import BoundaryRule
+from salus_job.frameworks.torch.accelerator import TorchAccelerator
+from salus_job.frameworks.torch.adaptor import TorchAdaptor
 from salus_job.layouts import Entry
-from salus_job.session import Session
-from salus_job.watch import Watch
+from salus_job.object_numbers import ObjectNumbers
+from salus_job.profile_reporter import ProfileReporter
+from salus_job.session import JobSession
 
 MIB = 1 << 20
 
 
 class FakeCuda:
-    """Memory is taken and given; segments of 2 MiB stay reserved. Records what was called."""
+    """Keeps segments of 2 MiB reserved, and records the calls."""
 
     def __init__(self) -> None:
         self.live_bytes = self.peak_bytes = self.reserved_bytes = self.reserved_peak_bytes = 0
         self.calls: list[str] = []
         self.fraction = 0.0
 
-    def take(self, size_bytes: int) -> None:
+    def allocate(self, size_bytes: int) -> None:
         self.live_bytes += size_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
         self.reserved_bytes = max(self.reserved_bytes, -(-self.live_bytes // (2 * MIB)) * 2 * MIB)
         self.reserved_peak_bytes = max(self.reserved_peak_bytes, self.reserved_bytes)
 
-    def give(self, size_bytes: int) -> None:
+    def free(self, size_bytes: int) -> None:
         self.live_bytes -= size_bytes
 
     def is_available(self) -> bool:
@@ -82,7 +86,7 @@ class FakeTorch:
 
 
 class FakeLibrary:
-    """The calls of libsalus that a boundary makes, in the order in which they come, beside those of torch.cuda."""
+    """Records the calls of libsalus at a boundary, in one list with those of torch.cuda."""
 
     def __init__(self, calls: list[str]) -> None:
         self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
@@ -106,7 +110,7 @@ class FakeLibrary:
 
     def salus_cuda_live(self, segments, segment_count, blocks, block_count) -> int:
         self.ranges = tuple(
-            [(one.address, one.size_bytes) for one in list(array)[:count]]
+            [(item.address, item.size_bytes) for item in list(array)[:count]]
             for array, count in ((segments, segment_count), (blocks, block_count))
         )
         return 0
@@ -116,60 +120,73 @@ class FakeLibrary:
 
 
 def iterate(cuda: FakeCuda, size_bytes: int) -> None:
-    cuda.take(size_bytes)
-    cuda.give(size_bytes)
+    cuda.allocate(size_bytes)
+    cuda.free(size_bytes)
 
 
 def test_persistent_and_ephemeral_bytes_are_running_maxima() -> None:
     torch = FakeTorch()
-    torch.cuda.take(MIB)
-    device = Accelerator.find(torch)
+    torch.cuda.allocate(MIB)
+    device = TorchAccelerator.find(torch)
     for size_bytes in (3 * MIB, 5 * MIB, 2 * MIB):
         iterate(torch.cuda, size_bytes)
         device.before_boundary()
         device.after_boundary()
     assert (device.live_persistent_bytes, device.live_ephemeral_bytes) == (MIB, 5 * MIB)
-    # In segments: together they are the reserved peak.
+    # In segments, P + E is the reserved peak.
     assert device.persistent_bytes + device.ephemeral_bytes == 6 * MIB
 
 
-def test_a_process_that_uses_no_gpu_has_none() -> None:
+def test_a_process_that_uses_no_gpu_has_no_accelerator() -> None:
     torch = FakeTorch()
     torch.cuda.is_initialized = lambda: False
-    assert Accelerator.find(torch) is None
+    assert TorchAccelerator.find(torch) is None
 
 
 def test_the_cap_is_a_share_of_the_device() -> None:
     torch = FakeTorch()
-    assert Accelerator.find(torch).cap(2 * MIB)
+    assert TorchAccelerator.find(torch).cap(2 * MIB)
     assert torch.cuda.fraction == 0.25
     torch.cuda.set_per_process_memory_fraction = None
-    assert not Accelerator.find(torch).cap(2 * MIB)
+    assert not TorchAccelerator.find(torch).cap(2 * MIB)
 
 
-def test_live_ranges_leave_out_what_is_not_understood() -> None:
-    assert Accelerator.find(FakeTorch()).live_ranges() == {(4096, 4096): [(4096, 512), (6144, 2048)]}
+def test_live_ranges_leave_out_segments_in_an_unknown_state() -> None:
+    assert TorchAccelerator.find(FakeTorch()).live_ranges() == {(4096, 4096): [(4096, 512), (6144, 2048)]}
 
 
-def test_the_device_is_done_before_the_gate_and_measured_after_it() -> None:
+def make_reporter(torch: FakeTorch, library: FakeLibrary) -> tuple[ProfileReporter, Callable[[], None]]:
+    """The reporter of a session, and a function that passes one boundary."""
+    session = JobSession(library)
+    reporter, rule, roots = ProfileReporter(session, TorchAdaptor(torch)), BoundaryRule(), ObjectNumbers(lambda: None)
+
+    def pass_boundary() -> None:
+        reporter.before_boundary()
+        session.boundary()
+        reporter.after_boundary(rule, roots)
+
+    return reporter, pass_boundary
+
+
+def test_a_boundary_waits_for_the_device_and_measures_before_the_gate() -> None:
     torch = FakeTorch()
     library = FakeLibrary(torch.cuda.calls)
-    watch = Watch()
-    watch._torch, watch._has_accelerator, watch._session = torch, True, Session(library)
-    torch.cuda.take(MIB)
-    watch._boundary()
+    reporter, pass_boundary = make_reporter(torch, library)
+    torch.cuda.allocate(MIB)
+    pass_boundary()
     iterate(torch.cuda, 3 * MIB)
     torch.cuda.calls.clear()
-    watch._boundary()
+    pass_boundary()
     assert torch.cuda.calls == ["synchronize", "peak", "boundary", "reset"]
     assert library.live == (MIB, 3 * MIB)
     assert library.reserved is None, "libsalus in the driver's place counts segments itself"
     assert library.ranges == ([(4096, 4096)], [(4096, 512), (6144, 2048)])
+    assert reporter.next_due_ns == 0, "libsalus passes no boundary by itself"
 
 
-def test_segments_are_told_where_libsalus_does_not_see_the_device() -> None:
+def test_segments_are_reported_if_libsalus_is_not_in_the_drivers_place() -> None:
     class PlainLibrary(FakeLibrary):
-        """As libsalus.so: it has nothing of the driver's."""
+        """As libsalus.so, without the CUDA part."""
 
         def __getattribute__(self, name: str) -> object:
             if name.startswith("salus_cuda_"):
@@ -178,11 +195,10 @@ def test_segments_are_told_where_libsalus_does_not_see_the_device() -> None:
 
     torch = FakeTorch()
     library = PlainLibrary(torch.cuda.calls)
-    watch = Watch()
-    watch._torch, watch._has_accelerator, watch._session = torch, True, Session(library)
-    torch.cuda.take(MIB)
+    _, pass_boundary = make_reporter(torch, library)
+    torch.cuda.allocate(MIB)
     for _ in range(2):
         iterate(torch.cuda, 3 * MIB)
-        watch._boundary()
+        pass_boundary()
     assert library.reserved == (MIB, 3 * MIB)
     assert library.ranges == ([], [])

@@ -52,7 +52,7 @@ def test_what_fails_of_ours_goes_to_the_daemon_and_to_nobody_else_unasked(tmp_pa
         connection.close()
     assert (result.returncode, result.stdout) == (0, "True\n")
     assert result.stderr.count("\n") == is_verbose
-    assert not is_verbose or result.stderr.endswith("; the job goes on without Salus\n")
+    assert not is_verbose or result.stderr.endswith("; the job continues without Salus\n")
     assert received is not None
     fault = received[0]
     assert isinstance(fault, Fault)

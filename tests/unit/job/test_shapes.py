@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import pytest
-from salus_job import shapes
 from salus_job.api import to_bytes
+from salus_job.frameworks.torch import shapes
 
 
 @dataclass(frozen=True)

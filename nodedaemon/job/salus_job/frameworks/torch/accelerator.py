@@ -1,30 +1,24 @@
-"""The CUDA side: what must happen on the device around a boundary, and what torch's own allocator says of memory.
+"""PyTorch's CUDA memory, as its own caching allocator reports it.
 
-Launches are asynchronous, so a boundary is none before the device has finished. P and E are told in reserved segments
-as the design wants them (P + E is the reserved peak), the plain live-byte figures beside them. Private names and
-arguments differ between builds: everything is looked up, and what is missing is left out.
+Kernel launches are asynchronous, so a boundary has to wait until the device is idle. P and E are measured in reserved
+segments (P + E is the reserved peak), and the live bytes beside them. Names and arguments differ between builds:
+everything is looked up, and what is missing is left out.
 """
 
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
+
+from salus_job.frameworks.base import Accelerator, Range
 
 LIVE_STATES = ("active_allocated", "active_pending_free", "active_awaiting_free")
-Range = Tuple[int, int]
 
 
-class Accelerator:
-    """Torch's CUDA memory, as running maxima over the iterations of one process."""
-
+class TorchAccelerator(Accelerator):
     def __init__(self, cuda: Any) -> None:
         self._cuda = cuda
         self._start_bytes = cuda.memory_allocated()
-        self.live_persistent_bytes = 0
-        self.live_ephemeral_bytes = 0
-        self.persistent_bytes = 0
-        self.ephemeral_bytes = 0
 
     @classmethod
-    def find(cls, torch: Any) -> "Optional[Accelerator]":
-        """None while the process has not used a GPU; asking does not make it use one."""
+    def find(cls, torch: Any) -> "Optional[TorchAccelerator]":
         cuda = getattr(torch, "cuda", None)
         if cuda is None or not cuda.is_available() or not cuda.is_initialized():
             return None
@@ -37,7 +31,7 @@ class Accelerator:
         reserved_bytes = self._cuda.max_memory_reserved()
         self.live_persistent_bytes = max(self.live_persistent_bytes, live_bytes)
         self.live_ephemeral_bytes = max(self.live_ephemeral_bytes, peak_bytes - self._start_bytes)
-        # Segments are lent whole: what is reserved above the bytes that stay is what an iteration borrows.
+        # A segment is lent whole: an iteration borrows what is reserved beyond the bytes that stay.
         self.persistent_bytes = max(self.persistent_bytes, live_bytes)
         self.ephemeral_bytes = max(self.ephemeral_bytes, reserved_bytes - live_bytes)
 
@@ -46,7 +40,6 @@ class Accelerator:
         self._cuda.reset_peak_memory_stats()
 
     def cap(self, limit_bytes: int) -> bool:
-        """The back-stop behind libsalus' own counting: torch itself refuses beyond `limit_bytes`. False: it cannot."""
         limit = getattr(self._cuda, "set_per_process_memory_fraction", None)
         information = getattr(self._cuda, "mem_get_info", None)
         if limit is None or information is None:
@@ -56,14 +49,9 @@ class Accelerator:
         return True
 
     def drop_cache(self) -> None:
-        """Once, at the end of learning: what the first iterations reserved is no measure of the later ones."""
         self._cuda.empty_cache()
 
     def live_ranges(self) -> Optional[Dict[Range, List[Range]]]:
-        """Of each segment (address, bytes) the blocks live in it; None where this build cannot say.
-
-        It narrows what is kept at a hand-over, so a segment that is not understood is left out and kept whole.
-        """
         snapshot = getattr(self._cuda, "memory_snapshot", None)
         if snapshot is None:
             return None
@@ -80,7 +68,7 @@ def _live_blocks(segment: Dict[str, Any]) -> Optional[List[Range]]:
         address = segment["address"]
         live: List[Range] = []
         for block in segment["blocks"]:
-            # Older builds give no address: blocks follow each other without a gap.
+            # Older builds give no address; their blocks follow each other without a gap.
             address = block.get("address", address)
             if block["state"] in LIVE_STATES:
                 live.append((address, block["size"]))
