@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
 
 from accounting.records import DETAIL_LENGTH_MAX, MeasurementRecord, clean_text
-from accounting.storage.catalog import Catalog, Row
+from accounting.storage.catalog import Row, RowCatalog
 from accounting.storage.database import Database, insert_rows
 from accounting.storage.tables import CLUSTERS, PROFILES, RUNS, VERSIONS
 from accounting.viewer import AbsentError, DeniedError, Viewer
@@ -186,7 +186,7 @@ def set_profile(
     _require_owner(viewer, key)
 
     def work(connection: Connection) -> None:
-        catalog = Catalog()
+        catalog = RowCatalog()
         catalog.find_clusters(connection, [key.cluster])
         row = _locked_or_new(connection, catalog.clusters[key.cluster], key.user, key.signature, key.device_model)
         _require_measured(row, key, persistent_bytes, ephemeral_bytes)

@@ -6,14 +6,14 @@ filters by it. Only root and SlurmUser may open the database itself.
 
 from dataclasses import dataclass
 
-from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError
 
 
-class DeniedError(RequestError):
+class DeniedError(NotPermittedError):
     """The viewer may not see or change this."""
 
 
-class AbsentError(RequestError):
+class AbsentError(NotFoundError):
     """There is no such job or profile."""
 
 

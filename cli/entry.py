@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from nodedaemon.core.errors import OperatingError, RequestError, SalusError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
 
 
 class ExitCode(IntEnum):
@@ -24,18 +25,6 @@ class ExitCode(IntEnum):
     NOT_FOUND = 3
     NOT_PERMITTED = 4
     UNREACHABLE = 5
-
-
-class NotFoundError(RequestError):
-    """The user named a job, device, profile or file that does not exist."""
-
-
-class NotPermittedError(RequestError):
-    """The user may not see or do this; an operator or admin may."""
-
-
-class UnreachableError(OperatingError):
-    """A daemon or the database does not answer; its administrator must act."""
 
 
 class FailedError(OperatingError):

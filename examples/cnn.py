@@ -50,12 +50,8 @@ def evaluate(model, loader, device):
 
 
 def checksum(*modules):
-    digest = hashlib.sha256()
-    for module in modules:
-        for name, tensor in module.state_dict().items():
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    tensors = [tensor for module in modules for tensor in module.state_dict().values()]
+    return hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in tensors)).hexdigest()
 
 
 def main():

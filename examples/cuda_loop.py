@@ -1,12 +1,12 @@
-"""A training-like loop over cuda-python: weights that stay, activations that come and go, data that is checked.
+"""A loop like training, over cuda-python: persistent weights, temporary activations, and checks of the data.
 
-Used where a framework would be: on a real GPU, and on the emulator, which no framework runs on. Two ways of allocating:
-plainly, or through a small caching allocator that keeps freed segments as PyTorch does. Runs the same with and without
-Salus; with it (`SALUS_SOCKET` set, libsalus preloaded) it says where its iterations begin.
+It takes the place of a framework on a real GPU and on the emulator, on which no framework runs. It allocates plainly or
+through a small caching allocator that keeps freed segments as PyTorch does. It runs the same with and without Salus.
+With Salus (`SALUS_SOCKET` set, libsalus preloaded) it marks where its iterations begin.
 
     python examples/cuda_loop.py --iterations 100 --weights-mib 64 --activations-mib 128 --cached
 
-SIGTERM ends it after the iteration under way, with its report.
+SIGTERM ends it after the current iteration, with its report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:
 MIB = 1 << 20
 MULTIPLIER = 1664525
 WORD = 1 << 32
-# Words of each block that the kernel changes and the program checks: enough to catch another's bytes.
+# Words of each block that the kernel changes and the program checks: enough to notice bytes of another job.
 CHECKED_WORDS = 1024
 SEGMENT_BYTES = 2 * MIB
 
@@ -80,10 +80,10 @@ def ok(answer: tuple[Any, ...]) -> Any:
 class PlainAllocator:
     """Every block is the driver's own."""
 
-    def take(self, size_bytes: int) -> int:
+    def allocate(self, size_bytes: int) -> int:
         return int(ok(driver.cuMemAlloc(size_bytes)))
 
-    def give(self, address: int) -> None:
+    def free(self, address: int) -> None:
         ok(driver.cuMemFree(address))
 
     def live(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -106,12 +106,12 @@ class Segment:
 
 
 class CachingAllocator:
-    """Keeps freed segments and cuts blocks out of them; on out-of-memory it gives empty ones back and tries again."""
+    """Keeps freed segments and places blocks in them. Without memory, it frees empty segments and tries again."""
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
 
-    def take(self, size_bytes: int) -> int:
+    def allocate(self, size_bytes: int) -> int:
         size_bytes = -(-size_bytes // 512) * 512
         for segment in self._segments:
             if (offset := segment.place(size_bytes)) is not None:
@@ -126,7 +126,7 @@ class CachingAllocator:
         self._segments.append(Segment(address, whole, {0: size_bytes}))
         return address
 
-    def give(self, address: int) -> None:
+    def free(self, address: int) -> None:
         for segment in self._segments:
             if segment.used.pop(address - segment.address, None) is not None:
                 return
@@ -143,7 +143,7 @@ class CachingAllocator:
 
 
 class Salus:
-    """What a loop tells Salus; does nothing where Salus is absent."""
+    """The loop's calls to Salus; without Salus they do nothing."""
 
     def __init__(self, device_uuid: str, listing: str = "live") -> None:
         self._library: Any = None
@@ -177,7 +177,7 @@ class Salus:
         self._library.salus_boundary()
 
     def handed_over(self) -> tuple[int, int]:
-        """How often the lane went to another, and the bytes that were saved for that in all."""
+        """How often the lane was handed over, and how many bytes were saved for it."""
         if self._library is None:
             return 0, 0
         counters = layouts.Counters()
@@ -185,7 +185,7 @@ class Salus:
         return counters.handover_count, counters.stash_copied_bytes
 
     def leave(self) -> None:
-        """No iteration follows for now: hold no lane meanwhile."""
+        """No iteration follows for now: give up the lane."""
         if self._library is not None:
             self._library.salus_leave()
 
@@ -230,7 +230,7 @@ class Loop:
         self._weights = self._make(arguments.weights_mib * MIB, 1)
 
     def _make(self, size_bytes: int, word: int) -> Block:
-        block = Block(self.allocator.take(size_bytes), word)
+        block = Block(self.allocator.allocate(size_bytes), word)
         ok(driver.cuMemsetD32Async(block.address, word, CHECKED_WORDS, self._stream))
         return block
 
@@ -264,16 +264,16 @@ class Loop:
         for survivor in self._survivors:
             self._mix(survivor, number)
             self._check(survivor)
-            self.allocator.give(survivor.address)
+            self.allocator.free(survivor.address)
         self._survivors = [self._make(self._arguments.survivor_kib * 1024, (salt + 7) % WORD)]
         self._mix(self._weights, number)
         self._check(self._weights)
-        self.allocator.give(activations.address)
+        self.allocator.free(activations.address)
 
     def close(self) -> None:
         self.handed_over = self.salus.handed_over()
         for block in (*self._survivors, self._weights):
-            self.allocator.give(block.address)
+            self.allocator.free(block.address)
         if isinstance(self.allocator, CachingAllocator):
             self.allocator.empty()
         self.salus.bye()
@@ -285,7 +285,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--weights-mib", type=int, default=16)
     parser.add_argument("--activations-mib", type=int, default=32)
     parser.add_argument("--survivor-kib", type=int, default=256)
-    parser.add_argument("--kernels", type=int, default=2, help="launches an iteration")
+    parser.add_argument("--kernels", type=int, default=2, help="launches per iteration")
     parser.add_argument("--kernel-us", type=int, default=100, help="their modelled time on the emulator")
     parser.add_argument("--sm-percent", type=int, default=100, help="their modelled share of the emulated device")
     parser.add_argument("--priority", type=int, default=0, help="of the stream, lower runs first")
@@ -294,7 +294,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--listing",
         choices=["live", "off", "empty"],
         default="live",
-        help="with --cached, what Salus is told of segments: their live blocks, nothing, or wrongly that none is live",
+        help="with --cached, what the loop reports of its segments: live blocks, nothing, or wrongly no live block",
     )
     parser.add_argument("--leave", action="store_true", help="hold no lane between iterations, as a server would")
     parser.add_argument("--pause-us", type=int, default=0, help="host work between iterations")

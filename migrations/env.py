@@ -1,4 +1,4 @@
-"""Alembic's way in: runs migrations on the connection that accounting.storage.schema hands over, in its transaction.
+"""Entry point of Alembic: runs migrations in the transaction of accounting.storage.schema.
 
 There is no alembic.ini and no address here; `salus-acct db upgrade` is the only caller.
 """

@@ -16,10 +16,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 DOCUMENT = "docs/boundaries.md"
 SETS = {
-    "known": "Made with: the loops on which the rule was designed",
-    "held_out": "Held out: written after the rule was frozen; two of them made us fix it",
-    "fresh": "Fresh: written after that; the rule was fixed once more by what they showed",
-    "sealed": "Held out for good: written after the last change of the rule",
+    "known": "Design set: the rule was designed on these loops",
+    "held_out": "Held-out set: written after the rule was frozen. Two of them led to a fix",
+    "fresh": "Fresh set: written after that fix. They led to one more",
+    "sealed": "Sealed set: written after the last change of the rule",
 }
 MARKS = ("<!-- table begins -->\n", "<!-- table ends -->\n")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nodedaemon.core.types import GIB, SECOND_NS, JobClass, JobId
 from nodedaemon.sim.builtin import Draw, built_in
-from nodedaemon.sim.run import Setting, prepare, run_baseline, run_policy
+from nodedaemon.sim.run import SimulationSetup, prepare, run_baseline, run_policy
 from nodedaemon.sim.workload import Job, Workload
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73")
@@ -29,7 +29,7 @@ JOBS = (
 def turns_of(jobs, policy, device_bytes=16 * GIB):
     """Turns of the jobs on one device under a policy."""
     turns = []
-    setting = Setting(device_bytes, lane_reserve_bytes=4 * GIB)
+    setting = SimulationSetup(device_bytes, lane_reserve_bytes=4 * GIB)
     run_policy(prepare(Workload("three", jobs, device_bytes=device_bytes), setting), policy, watch=turns.append)
     return turns
 
@@ -103,7 +103,7 @@ def draw_bars(title, rows, unit, note):
 def draw_completion():
     """Average completion time of a hundred jobs that arrive over time on one device."""
     workload = built_in("paper", Draw(1, None, None, None))[0]
-    prepared = prepare(workload, Setting(workload.device_bytes))
+    prepared = prepare(workload, SimulationSetup(workload.device_bytes))
     rows = [(name, run_baseline(prepared, name).average_completion_s, False) for name in ("exclusive", "peak")]
     rows += [(name, run_policy(prepared, name).average_completion_s, True) for name in ("fifo", "fair", "srtf")]
     return draw_bars(
@@ -114,7 +114,7 @@ def draw_completion():
 def draw_devices():
     """Devices on which 42 model servers could be at once."""
     workload = built_in("inference", Draw(1, None, None, None))[0]
-    prepared = prepare(workload, Setting(14 * GIB, context_bytes=300 * 1024 * 1024))
+    prepared = prepare(workload, SimulationSetup(14 * GIB, context_bytes=300 * 1024 * 1024))
     rows = [(name, run_baseline(prepared, name).gpus_needed, False) for name in ("exclusive", "peak")]
     rows.append(("Salus", run_policy(prepared, "fair").gpus_needed, True))
     note = "salus simulate --workload inference --gpu-memory 14G --context 300M"

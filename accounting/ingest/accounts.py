@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import Connection, select, update
 
 from accounting.records import AccountRecord, clean_text
-from accounting.storage.catalog import Catalog, ensure_rows
+from accounting.storage.catalog import RowCatalog, ensure_rows
 from accounting.storage.tables import ACCOUNTS, CLUSTERS
 
 ROOT = "root"
@@ -31,7 +31,7 @@ def read_associations(text: str, *, now_utc_ns: int) -> list[AccountRecord]:
     return list(found.values())
 
 
-def record_accounts(connection: Connection, catalog: Catalog, records: Sequence[AccountRecord]) -> None:
+def record_accounts(connection: Connection, catalog: RowCatalog, records: Sequence[AccountRecord]) -> None:
     """Store the newest parent of each account."""
     if not records:
         return

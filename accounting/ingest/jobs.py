@@ -20,7 +20,7 @@ from accounting.records import (
     SuspensionRecord,
     clean_text,
 )
-from accounting.storage.catalog import CHUNK, Catalog, Row, ensure_rows
+from accounting.storage.catalog import CHUNK, Row, RowCatalog, ensure_rows
 from accounting.storage.database import insert_rows, select_rows
 from accounting.storage.tables import ADMISSIONS, JOBS, REASONS, SUSPENSIONS
 
@@ -77,7 +77,7 @@ def merge_job(stored: Row, new: Row) -> Row:
 class JobStore:
     """Writes jobs and finds their row ids within one transaction; `row_ids` is valid once it is committed."""
 
-    def __init__(self, connection: Connection, catalog: Catalog, row_ids: dict[JobKey, int]) -> None:
+    def __init__(self, connection: Connection, catalog: RowCatalog, row_ids: dict[JobKey, int]) -> None:
         self._connection = connection
         self._catalog = catalog
         self.row_ids = row_ids
@@ -149,7 +149,7 @@ class JobStore:
         insert_rows(self._connection, SUSPENSIONS, names, rows, keys=("job_id", "start_utc_ns"))
 
 
-def record_admissions(connection: Connection, catalog: Catalog, records: Sequence[AdmissionRecord]) -> None:
+def record_admissions(connection: Connection, catalog: RowCatalog, records: Sequence[AdmissionRecord]) -> None:
     """Store each admission once, with all its reasons. An admission never changes, so a repeated id is ignored."""
     catalog.find_clusters(connection, (record.cluster for record in records))
     rows = [

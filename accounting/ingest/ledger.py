@@ -4,10 +4,11 @@ Many nodes may write at once, and a batch may be repeated: a record that is alre
 keeps its spool until `write` returns and may submit the same batch again after any failure.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
@@ -30,14 +31,14 @@ from accounting.records import (
     SuspensionRecord,
     UsageRecord,
 )
-from accounting.storage.catalog import Catalog
+from accounting.storage.catalog import RowCatalog
 from accounting.storage.database import Database, select_rows
 from accounting.storage.tables import WATERMARKS
 
 # Row ids of jobs that a writer caches. A node runs a few hundred jobs per day.
 JOBS_CACHED_MAX = 100_000
 
-
+_Kind = TypeVar("_Kind")
 _head_of = attrgetter(*HEAD)
 
 
@@ -49,24 +50,19 @@ class Written:
     late_count: int = 0
 
 
-@dataclass
 class _Batch:
-    """Records by kind; each kind refers only to earlier ones."""
+    """Records by kind. Nearly all of a batch is usage, so one comprehension takes it and the rest is small."""
 
-    incarnations: list[IncarnationRecord] = field(default_factory=list)
-    devices: list[DeviceRecord] = field(default_factory=list)
-    accounts: list[AccountRecord] = field(default_factory=list)
-    jobs: list[JobRecord] = field(default_factory=list)
-    suspensions: list[SuspensionRecord] = field(default_factory=list)
-    admissions: list[AdmissionRecord] = field(default_factory=list)
-    sessions: list[SessionRecord] = field(default_factory=list)
-    lane_spans: list[LaneSpanRecord] = field(default_factory=list)
-    usage: list[UsageRecord] = field(default_factory=list)
-    # The distinct heads of the usage records: all that has to be looked up for them.
-    usage_heads: set[Head] = field(default_factory=set)
-    device_usage: list[DeviceUsageRecord] = field(default_factory=list)
-    events: list[NodeEventRecord] = field(default_factory=list)
-    measurements: list[MeasurementRecord] = field(default_factory=list)
+    def __init__(self, records: Sequence[Record]) -> None:
+        self._records: dict[type, list[Any]] = defaultdict(list)
+        self._records[UsageRecord] = [record for record in records if type(record) is UsageRecord]
+        for record in [record for record in records if type(record) is not UsageRecord]:
+            self._records[type(record)].append(record)
+        # The distinct heads of the usage records: all that has to be looked up for them.
+        self.usage_heads: set[Head] = set(map(_head_of, self.of(UsageRecord)))
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        return self._records[kind]
 
 
 class LedgerWriter:
@@ -74,18 +70,18 @@ class LedgerWriter:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._catalog = Catalog()
+        self._catalog = RowCatalog()
         self._jobs: dict[JobKey, int] = {}
 
     def write(self, records: Sequence[Record]) -> Written:
         """Write all of `records` or raise OperatingError. A good batch has a few hundred to a few thousand."""
 
-        def work(connection: Connection) -> tuple[Catalog, dict[JobKey, int], int]:
+        def work(connection: Connection) -> tuple[RowCatalog, dict[JobKey, int], int]:
             # Clear the cache first: row ids from an attempt that is rolled back must not stay in it.
             catalog, row_ids = self._catalog.copy(), self._jobs
             self._jobs = {}
             kept = _without_late(connection, records)
-            _write_batch(connection, catalog, row_ids, _sort(kept))
+            _write_batch(connection, catalog, row_ids, _Batch(kept))
             return catalog, row_ids, len(records) - len(kept)
 
         catalog, row_ids, late_count = self._database.write(work)
@@ -94,31 +90,31 @@ class LedgerWriter:
         return Written(len(records), late_count)
 
 
-def _write_batch(connection: Connection, catalog: Catalog, row_ids: dict[JobKey, int], batch: _Batch) -> None:
+def _write_batch(connection: Connection, catalog: RowCatalog, row_ids: dict[JobKey, int], batch: _Batch) -> None:
     _find_devices(connection, catalog, batch)
-    catalog.record_incarnations(connection, batch.incarnations)
-    catalog.record_devices(connection, batch.devices)
-    accounts.record_accounts(connection, catalog, batch.accounts)
+    catalog.record_incarnations(connection, batch.of(IncarnationRecord))
+    catalog.record_devices(connection, batch.of(DeviceRecord))
+    accounts.record_accounts(connection, catalog, batch.of(AccountRecord))
     store = jobs.JobStore(connection, catalog, row_ids)
-    store.record(batch.jobs, _mentioned(batch))
-    store.record_suspensions(batch.suspensions)
-    jobs.record_admissions(connection, catalog, batch.admissions)
-    usage.record_sessions(connection, catalog, row_ids, batch.sessions)
-    usage.record_lane_spans(connection, catalog, row_ids, batch.lane_spans)
-    usage.record_usage(connection, catalog, row_ids, batch.usage, batch.usage_heads)
-    usage.record_device_usage(connection, catalog, batch.device_usage)
-    usage.record_events(connection, catalog, row_ids, batch.events)
-    for measurement in batch.measurements:
+    store.record(batch.of(JobRecord), _mentioned(batch))
+    store.record_suspensions(batch.of(SuspensionRecord))
+    jobs.record_admissions(connection, catalog, batch.of(AdmissionRecord))
+    usage.record_sessions(connection, catalog, row_ids, batch.of(SessionRecord))
+    usage.record_lane_spans(connection, catalog, row_ids, batch.of(LaneSpanRecord))
+    usage.record_usage(connection, catalog, row_ids, batch.of(UsageRecord), batch.usage_heads)
+    usage.record_device_usage(connection, catalog, batch.of(DeviceUsageRecord))
+    usage.record_events(connection, catalog, row_ids, batch.of(NodeEventRecord))
+    for measurement in batch.of(MeasurementRecord):
         learn(connection, catalog.clusters[measurement.job.cluster], row_ids[measurement.job], measurement)
 
 
-def _find_devices(connection: Connection, catalog: Catalog, batch: _Batch) -> None:
+def _find_devices(connection: Connection, catalog: RowCatalog, batch: _Batch) -> None:
     found = set(batch.usage_heads)
-    for records in (batch.sessions, batch.lane_spans):
+    for records in (batch.of(SessionRecord), batch.of(LaneSpanRecord)):
         found.update(map(_head_of, records))
     devices = {(job.cluster, node, device) for job, node, device, _ in found}
     incarnations = {(job.cluster, node, incarnation) for job, node, _, incarnation in found}
-    happened: list[DeviceUsageRecord | NodeEventRecord] = [*batch.device_usage, *batch.events]
+    happened: list[DeviceUsageRecord | NodeEventRecord] = [*batch.of(DeviceUsageRecord), *batch.of(NodeEventRecord)]
     for event in happened:
         incarnations.add((event.cluster, event.node, event.incarnation))
         if event.device:
@@ -127,35 +123,13 @@ def _find_devices(connection: Connection, catalog: Catalog, batch: _Batch) -> No
     catalog.find_incarnations(connection, incarnations)
 
 
-def _sort(records: Sequence[Record]) -> _Batch:
-    """Sort records by kind. Nearly all of a batch is usage, so one comprehension takes it and the rest is small."""
-    usages = [record for record in records if type(record) is UsageRecord]
-    batch = _Batch(usage=usages, usage_heads=set(map(_head_of, usages)))
-    lists: dict[type, list[Any]] = {
-        IncarnationRecord: batch.incarnations,
-        DeviceRecord: batch.devices,
-        AccountRecord: batch.accounts,
-        JobRecord: batch.jobs,
-        SuspensionRecord: batch.suspensions,
-        AdmissionRecord: batch.admissions,
-        SessionRecord: batch.sessions,
-        LaneSpanRecord: batch.lane_spans,
-        DeviceUsageRecord: batch.device_usage,
-        NodeEventRecord: batch.events,
-        MeasurementRecord: batch.measurements,
-    }
-    for record in [record for record in records if type(record) is not UsageRecord]:
-        lists[type(record)].append(record)
-    return batch
-
-
 def _mentioned(batch: _Batch) -> set[JobKey]:
     found = {job for job, _, _, _ in batch.usage_heads}
-    found |= {record.key for record in batch.suspensions}
-    for records in (batch.sessions, batch.lane_spans, batch.measurements):
+    found |= {record.key for record in batch.of(SuspensionRecord)}
+    for records in (batch.of(SessionRecord), batch.of(LaneSpanRecord), batch.of(MeasurementRecord)):
         found |= {record.job for record in records}
-    found |= {event.job for event in batch.events if event.job is not None}
-    return found | {admission.job for admission in batch.admissions if admission.job is not None}
+    found |= {event.job for event in batch.of(NodeEventRecord) if event.job is not None}
+    return found | {admission.job for admission in batch.of(AdmissionRecord) if admission.job is not None}
 
 
 def _without_late(connection: Connection, records: Sequence[Record]) -> list[Record]:

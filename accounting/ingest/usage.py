@@ -19,7 +19,7 @@ from accounting.records import (
     UsageRecord,
     clean_text,
 )
-from accounting.storage.catalog import CHUNK, Catalog, Row
+from accounting.storage.catalog import CHUNK, Row, RowCatalog
 from accounting.storage.database import insert_rows, select_rows
 from accounting.storage.tables import DEVICE_USAGE, EVENTS, LANE_SPANS, SESSIONS, USAGE
 
@@ -37,7 +37,7 @@ Head = tuple[JobKey, str, str, str]
 
 
 def record_usage(
-    connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[UsageRecord], heads: Iterable[Head]
+    connection: Connection, catalog: RowCatalog, jobs: JobIds, records: Sequence[UsageRecord], heads: Iterable[Head]
 ) -> None:
     """Insert usage intervals; `heads` are their distinct heads.
 
@@ -51,7 +51,7 @@ def record_usage(
     insert_rows(connection, USAGE, _USAGE_COLUMNS, rows, keys=USAGE_NAMES[:4])
 
 
-def record_device_usage(connection: Connection, catalog: Catalog, records: Sequence[DeviceUsageRecord]) -> None:
+def record_device_usage(connection: Connection, catalog: RowCatalog, records: Sequence[DeviceUsageRecord]) -> None:
     """Insert the intervals of whole devices."""
     rows = [
         (
@@ -65,7 +65,7 @@ def record_device_usage(connection: Connection, catalog: Catalog, records: Seque
 
 
 def record_lane_spans(
-    connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[LaneSpanRecord]
+    connection: Connection, catalog: RowCatalog, jobs: JobIds, records: Sequence[LaneSpanRecord]
 ) -> None:
     """Insert stays in lanes."""
     names = tuple(column.name for column in LANE_SPANS.columns)
@@ -84,7 +84,9 @@ def record_lane_spans(
     insert_rows(connection, LANE_SPANS, names, rows, keys=names[:4])
 
 
-def record_sessions(connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[SessionRecord]) -> None:
+def record_sessions(
+    connection: Connection, catalog: RowCatalog, jobs: JobIds, records: Sequence[SessionRecord]
+) -> None:
     """Store each session once, with the latest state that its daemon reported."""
     pending: dict[tuple[int, int, int], Row] = {}
     for record in records:
@@ -128,7 +130,9 @@ def merge_session(stored: Row, new: Row) -> Row:
     return merged
 
 
-def record_events(connection: Connection, catalog: Catalog, jobs: JobIds, records: Sequence[NodeEventRecord]) -> None:
+def record_events(
+    connection: Connection, catalog: RowCatalog, jobs: JobIds, records: Sequence[NodeEventRecord]
+) -> None:
     """Insert events."""
     names = tuple(column.name for column in EVENTS.columns)
     rows = [

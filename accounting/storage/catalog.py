@@ -22,7 +22,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 
 
 @dataclass
-class Catalog:
+class RowCatalog:
     """Cached ids: cluster by name, node by (cluster, node), device by (cluster, node, uuid)."""
 
     clusters: dict[str, int] = field(default_factory=dict)
@@ -30,8 +30,8 @@ class Catalog:
     devices: dict[tuple[str, str, str], int] = field(default_factory=dict)
     incarnations: dict[str, int] = field(default_factory=dict)
 
-    def copy(self) -> "Catalog":
-        return Catalog(dict(self.clusters), dict(self.nodes), dict(self.devices), dict(self.incarnations))
+    def copy(self) -> "RowCatalog":
+        return RowCatalog(dict(self.clusters), dict(self.nodes), dict(self.devices), dict(self.incarnations))
 
     def find_clusters(self, connection: Connection, names: Iterable[str]) -> None:
         missing = sorted(set(names) - self.clusters.keys())

@@ -18,6 +18,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.sql import ColumnElement, func
 
 from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.wire.envelope import UnreachableError
 
 T = TypeVar("T")
 
@@ -46,7 +47,7 @@ RETRY_SQLSTATES = {"40001", "40P01", "55P03"}
 RETRY_ERRNOS = {1205, 1213, 1020}
 
 
-class DatabaseUnreachableError(OperatingError):
+class DatabaseUnreachableError(UnreachableError):
     """The database does not answer or rejects the connection; its administrator must act."""
 
 

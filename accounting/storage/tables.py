@@ -63,16 +63,19 @@ def _columns(kind: TypeEngine[Any], names: str, *, is_optional: bool = False) ->
     return [Column(name, kind, nullable=is_optional) for name in names.split()]
 
 
+def _table(name: str, *parts: Any, **options: Any) -> Table:
+    return Table(name, METADATA, *parts, **options)
+
+
 _WHOLE, _SMALL = BigInteger(), Integer()
 
-CLUSTERS = Table("clusters", METADATA, _id(), *_columns(NAME, "name"), Unique("name"))
+CLUSTERS = _table("clusters", _id(), *_columns(NAME, "name"), Unique("name"))
 
-NODES = Table("nodes", METADATA, _id(), _refers("cluster_id"), *_columns(NAME, "name"), Unique("cluster_id", "name"))
+NODES = _table("nodes", _id(), _refers("cluster_id"), *_columns(NAME, "name"), Unique("cluster_id", "name"))
 
 # One lifetime of a daemon. `stopped_utc_ns` stays empty if the daemon was killed.
-INCARNATIONS = Table(
+INCARNATIONS = _table(
     "incarnations",
-    METADATA,
     _id(),
     _refers("node_id"),
     *_columns(NAME, "name boot_id version"),
@@ -81,9 +84,8 @@ INCARNATIONS = Table(
     Index(None, "node_id"),
 )
 
-DEVICES = Table(
+DEVICES = _table(
     "devices",
-    METADATA,
     _id(),
     _refers("node_id"),
     *_columns(NAME, "uuid model"),
@@ -93,9 +95,8 @@ DEVICES = Table(
 )
 
 # A Slurm account and its parent account, as they were when Slurm's associations were last read.
-ACCOUNTS = Table(
+ACCOUNTS = _table(
     "accounts",
-    METADATA,
     _id(),
     _refers("cluster_id"),
     *_columns(NAME, "name parent"),
@@ -104,9 +105,8 @@ ACCOUNTS = Table(
 )
 
 # One run of a job. `elapsed_ns` excludes suspended time; `until_utc_ns` = start + elapsed + suspended.
-JOBS = Table(
+JOBS = _table(
     "jobs",
-    METADATA,
     _id(),
     _refers("cluster_id"),
     *_columns(_WHOLE, "slurm_job_id"),
@@ -128,17 +128,15 @@ JOBS = Table(
     Index(None, "admission"),
 )
 
-SUSPENSIONS = Table(
+SUSPENSIONS = _table(
     "suspensions",
-    METADATA,
     _refers("job_id", is_key=True),
     _key("start_utc_ns", _WHOLE),
     *_columns(_WHOLE, "span_ns"),
 )
 
-ADMISSIONS = Table(
+ADMISSIONS = _table(
     "admissions",
-    METADATA,
     _id(),
     _refers("cluster_id"),
     *_columns(NAME, "name user account partition signature device_model"),
@@ -152,9 +150,8 @@ ADMISSIONS = Table(
 )
 
 # Every reason of an admission, in the order in which the admission stated them.
-REASONS = Table(
+REASONS = _table(
     "admission_reasons",
-    METADATA,
     _refers("admission_id", is_key=True),
     _key("position", _SMALL),
     *_columns(NAME, "what"),
@@ -163,9 +160,8 @@ REASONS = Table(
     *_columns(DETAIL, "advice"),
 )
 
-SESSIONS = Table(
+SESSIONS = _table(
     "sessions",
-    METADATA,
     _id(),
     _refers("job_id"),
     _refers("device_id"),
@@ -180,9 +176,8 @@ SESSIONS = Table(
     Index(None, "start_utc_ns"),
 )
 
-LANE_SPANS = Table(
+LANE_SPANS = _table(
     "lane_spans",
-    METADATA,
     _refers("device_id", is_key=True),
     _refers("incarnation_id", is_key=True),
     _key("session_number", _WHOLE),
@@ -194,9 +189,8 @@ LANE_SPANS = Table(
 )
 
 # A job on a device in one interval. After the roll-up, one interval per day, incarnation, job and device.
-USAGE = Table(
+USAGE = _table(
     "usage",
-    METADATA,
     _refers("job_id", is_key=True),
     _refers("device_id", is_key=True),
     _refers("incarnation_id", is_key=True),
@@ -208,9 +202,8 @@ USAGE = Table(
     sqlite_with_rowid=False,
 )
 
-DEVICE_USAGE = Table(
+DEVICE_USAGE = _table(
     "device_usage",
-    METADATA,
     _refers("device_id", is_key=True),
     _refers("incarnation_id", is_key=True),
     _key("start_mono_ns", _WHOLE),
@@ -222,9 +215,8 @@ DEVICE_USAGE = Table(
 )
 
 # What admission uses for a user's signature on a device model. Every change is a row of profile_versions.
-PROFILES = Table(
+PROFILES = _table(
     "profiles",
-    METADATA,
     _id(),
     _refers("cluster_id"),
     *_columns(text(64), "user"),
@@ -238,9 +230,8 @@ PROFILES = Table(
 )
 
 # One change of a profile: its values from then on, who changed it, and why.
-VERSIONS = Table(
+VERSIONS = _table(
     "profile_versions",
-    METADATA,
     _refers("profile_id", is_key=True),
     _key("version", _SMALL),
     *_columns(_WHOLE, "persistent_bytes ephemeral_bytes changed_utc_ns"),
@@ -252,18 +243,16 @@ VERSIONS = Table(
 )
 
 # The runs behind a profile. A run that reports again updates its row and counts once.
-RUNS = Table(
+RUNS = _table(
     "profile_runs",
-    METADATA,
     _refers("profile_id", is_key=True),
     _refers("job_id", is_key=True),
     *_columns(_WHOLE, "measured_utc_ns persistent_bytes ephemeral_bytes iteration_count"),
     *_columns(_WHOLE, "solo_iteration_ns", is_optional=True),
 )
 
-EVENTS = Table(
+EVENTS = _table(
     "events",
-    METADATA,
     _refers("incarnation_id", is_key=True),
     _key("sequence", _WHOLE),
     *_columns(text(32), "kind"),
@@ -277,4 +266,4 @@ EVENTS = Table(
 )
 
 # Up to when usage has been rolled up or purged. Older records that arrive later are dropped and counted.
-WATERMARKS = Table("watermarks", METADATA, _key("name", text(32)), *_columns(_WHOLE, "before_utc_ns"))
+WATERMARKS = _table("watermarks", _key("name", text(32)), *_columns(_WHOLE, "before_utc_ns"))

@@ -5,16 +5,16 @@ from importlib.metadata import version
 
 import msgspec
 
+from accounting.questions import AskJob
 from accounting.reports.job_page import JobPage
-from accounting.service import AskJob
 from cli.acct.job_ids import parse_jobs
 from cli.acct.job_text import notes, page_lines
 from cli.acct.report_text import DERIVED, JSON_SCHEMA
-from cli.entry import NotPermittedError
 from cli.output.render import write_json
 from cli.remote.accounting import ask, may_open
 from nodedaemon.config import Config
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.envelope import NotPermittedError
 
 
 def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> list[JobPage]:

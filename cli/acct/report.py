@@ -7,9 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO
 
+from accounting.questions import AskFigures, AskReport
 from accounting.reports.report import Report
 from accounting.reports.selection import ReportKind, Selection
-from accounting.service import AskFigures, AskReport
 from cli.acct.job_ids import parse_jobs
 from cli.acct.report_fields import DEFAULTS, FLAT_SUMMARY, Scale, choose, help_rows
 from cli.acct.report_options import TimeUnit

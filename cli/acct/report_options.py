@@ -32,13 +32,18 @@ class TimeUnit(StrEnum):
 
 
 KindArgument = Annotated[
-    ReportKind, typer.Argument(metavar="[KIND]", show_default=False, help="cluster|account|user|device|job|profile")
+    ReportKind,
+    typer.Argument(metavar="[KIND]", show_default=False, help="One of cluster, account, user, device, job, profile."),
 ]
 Start = Annotated[
-    str, typer.Option("--starttime", "-S", metavar="TIME", help="Start of the window, in the format of sacct [today].")
+    str,
+    typer.Option(
+        "--starttime", "-S", metavar="TIME", help="Start of the window, in the format of sacct. Default: today."
+    ),
 ]
 End = Annotated[
-    str, typer.Option("--endtime", "-E", metavar="TIME", help="End of the window, in the format of sacct [now].")
+    str,
+    typer.Option("--endtime", "-E", metavar="TIME", help="End of the window, in the format of sacct. Default: now."),
 ]
 Users = Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")]
 Accounts = Annotated[str, typer.Option("--accounts", "-A", metavar="LIST", help="Only these accounts.")]
@@ -51,7 +56,8 @@ Clusters = Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help=
 AllUsers = Annotated[bool, typer.Option("--allusers", "-a", help="Jobs of all users (operators only).")]
 Allocations = Annotated[bool, typer.Option("--allocations", "-X", help="With job: no lines for sessions.")]
 Time = Annotated[
-    TimeUnit | None, typer.Option("--time", "-t", case_sensitive=False, help="Unit of time [Hours; job: D-HH:MM:SS].")
+    TimeUnit | None,
+    typer.Option("--time", "-t", case_sensitive=False, help="Unit of time. Default: Hours; for job, D-HH:MM:SS."),
 ]
 Tree = Annotated[bool, typer.Option("--tree", help="Nest accounts as in Slurm, with users below their accounts.")]
 Format = Annotated[str, typer.Option("--format", "-o", metavar="FIELDS", help="Columns: name[%[-]width],...")]

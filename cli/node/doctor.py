@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.entry import ExitCode
-from cli.output.render import Column, form_of, write_rows
+from cli.output.render import form_of, parse_columns, write_rows
 from cli.remote.salusd import node_name
 from cli.site.config import config_of
 from nodedaemon.config import Config
@@ -16,12 +16,7 @@ from nodedaemon.core.errors import SalusError
 if TYPE_CHECKING:
     from nodedaemon.service.checks.doctor import Diagnosis
 
-COLUMNS = (
-    Column("level", "LEVEL"),
-    Column("check", "CHECK"),
-    Column("seen", "SEEN"),
-    Column("advice", "WHAT TO DO"),
-)
+COLUMNS = parse_columns("level=LEVEL check=CHECK seen=SEEN advice=WHAT_TO_DO")
 
 
 def register(app: typer.Typer) -> None:

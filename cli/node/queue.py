@@ -9,30 +9,21 @@ import msgspec
 import typer
 
 from cli.entry import FailedError
-from cli.output.render import Column, Form, write_json, write_rows
+from cli.output.render import Form, parse_columns, write_json, write_rows
 from cli.output.units import size_text
 from cli.remote.admitd import ask_admission
 from cli.site.config import config_of
 from nodedaemon.wire.control import WhyAnswer
 
-COLUMNS = (
-    Column("target", "JOB"),
-    Column("user", "USER"),
-    Column("partition", "PARTITION"),
-    Column("state", "STATE"),
-    Column("kind", "KIND"),
-    Column("class", "CLASS"),
-    Column("persistent_bytes", "P", "right"),
-    Column("ephemeral_bytes", "E", "right"),
-    Column("shards", "SHARDS", "right"),
-    Column("nodes", "NODES"),
-    Column("reason", "REASON"),
+COLUMNS = parse_columns(
+    "target=JOB user=USER partition=PARTITION state=STATE kind=KIND class=CLASS persistent_bytes=P> "
+    "ephemeral_bytes=E> shards=SHARDS> nodes=NODES reason=REASON"
 )
 
 
 def show_queue(context: typer.Context, job: str, form: Form) -> None:
     """Print the caller's jobs in Slurm's queue, or only `job`."""
-    jobs: list[dict[str, Any]] = ask_admission(config_of(context).settings.admission, {"op": "status"})["jobs"]
+    jobs: list[dict[str, Any]] = ask_admission(config_of(context).settings.admission, {"verb": "status"})["jobs"]
     jobs = [row for row in jobs if not job or job in (str(row["id"]), row["target"])]
     if form is Form.JSON:
         write_json(jobs)
@@ -47,7 +38,7 @@ _SIZES = ("persistent_bytes", "ephemeral_bytes")
 
 def ask_queue_why(context: typer.Context, job: str) -> WhyAnswer:
     """Ask salus-admitd why a job has its charge, and what it would get if it were submitted now."""
-    answer = ask_admission(config_of(context).settings.admission, {"op": "why", "job": job})
+    answer = ask_admission(config_of(context).settings.admission, {"verb": "why", "job": job})
     try:
         return msgspec.convert(answer, WhyAnswer)
     except msgspec.ValidationError as error:

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.entry import NotFoundError
 from cli.output.units import size_text
 from cli.remote.salusd import DaemonClient, connect, node_name
 from nodedaemon.config import load_or_raise
@@ -26,6 +25,7 @@ from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.service.private import PrivateOptions, ensure_private, is_running, private_directory
 from nodedaemon.wire.control import NodeStatus
+from nodedaemon.wire.envelope import NotFoundError
 
 WAIT_STEP_MS = 1000
 # These values go in front of the user's, so that both work.

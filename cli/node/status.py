@@ -1,13 +1,13 @@
 """`salus status`: devices, lanes and sessions. `salus why`: why a job is not running, and what would change that."""
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from cli.entry import NotFoundError, UnreachableError
 from cli.node.queue import ask_queue_why, show_queue
-from cli.output.render import Cell, Column, Form, form_of, write_json, write_rows
+from cli.output.render import Cell, Column, Form, form_of, parse_columns, write_json, write_rows
 from cli.output.units import percent_text, size_text, span_text
 from cli.remote.salusd import connect
 from nodedaemon.wire.control import (
@@ -20,47 +20,25 @@ from nodedaemon.wire.control import (
     SessionWhy,
     WhyAnswer,
 )
+from nodedaemon.wire.envelope import NotFoundError, UnreachableError
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and nanoseconds.")]
 Parsable = Annotated[
     bool, typer.Option("--parsable2", "-P", help="Print columns separated by |, in bytes and nanoseconds.")
 ]
 
-DEVICE_COLUMNS = (
-    Column("index", "DEVICE", "right"),
-    Column("name", "NAME"),
-    Column("state", "STATE"),
-    Column("policy", "POLICY"),
-    Column("capacity_bytes", "MEMORY", "right"),
-    Column("persistent_bytes", "PERSISTENT", "right"),
-    Column("lane_bytes", "LANES", "right"),
-    Column("free_bytes", "FREE", "right"),
-    Column("session_count", "SESSIONS", "right"),
-    Column("waiting_count", "WAITING", "right"),
+DEVICE_COLUMNS = parse_columns(
+    "index=DEVICE> name=NAME state=STATE policy=POLICY capacity_bytes=MEMORY> "
+    "persistent_bytes=PERSISTENT> lane_bytes=LANES> free_bytes=FREE> session_count=SESSIONS> "
+    "waiting_count=WAITING>"
 )
-LANE_COLUMNS = (
-    Column("lane", "LANE", "right"),
-    Column("device", "DEVICE", "right"),
-    Column("state", "STATE"),
-    Column("size_bytes", "SIZE", "right"),
-    Column("held_bytes", "HELD", "right"),
-    Column("holder", "HOLDER", "right"),
-    Column("sessions", "SESSIONS"),
+LANE_COLUMNS = parse_columns(
+    "lane=LANE> device=DEVICE> state=STATE size_bytes=SIZE> held_bytes=HELD> holder=HOLDER> sessions=SESSIONS"
 )
-SESSION_COLUMNS = (
-    Column("job", "JOB"),
-    Column("user", "USER"),
-    Column("session", "SESSION", "right"),
-    Column("device", "DEVICE", "right"),
-    Column("lane", "LANE", "right"),
-    Column("state", "STATE"),
-    Column("job_class", "CLASS"),
-    Column("persistent_bytes", "P", "right"),
-    Column("ephemeral_bytes", "E", "right"),
-    Column("share_permille", "SHARE", "right"),
-    Column("iteration_count", "ITERATIONS", "right"),
-    Column("waited_ns", "WAITED", "right"),
-    Column("reason", "REASON"),
+SESSION_COLUMNS = parse_columns(
+    "job=JOB user=USER session=SESSION> device=DEVICE> lane=LANE> state=STATE job_class=CLASS "
+    "persistent_bytes=P> ephemeral_bytes=E> share_permille=SHARE> iteration_count=ITERATIONS> "
+    "waited_ns=WAITED> reason=REASON"
 )
 
 
@@ -99,7 +77,9 @@ def status(
     if is_plain:
         write_rows(sessions, SESSION_COLUMNS, form)
         return
-    write_rows([device_row(device) for device in node.devices], DEVICE_COLUMNS, form)
+    write_rows(
+        [_row(device, DEVICE_COLUMNS, state=device_state(device)) for device in node.devices], DEVICE_COLUMNS, form
+    )
     for heading, rows, columns in (
         ("lanes", [lane_row(lane, indices) for lane in node.lanes], LANE_COLUMNS),
         ("sessions", sessions, SESSION_COLUMNS),
@@ -138,51 +118,33 @@ def device_state(device: DeviceStatus) -> str:
     return "up"
 
 
-def device_row(device: DeviceStatus) -> dict[str, Cell]:
-    return {
-        "index": device.index,
-        "name": device.name,
-        "state": device_state(device),
-        "policy": device.policy,
-        "capacity_bytes": size_text(device.capacity_bytes),
-        "persistent_bytes": size_text(device.persistent_bytes),
-        "lane_bytes": size_text(device.lane_bytes),
-        "free_bytes": size_text(device.free_bytes),
-        "session_count": device.session_count,
-        "waiting_count": device.waiting_count,
-    }
+def _row(status: object, columns: Sequence[Column], *, is_plain: bool = False, **computed: Cell) -> dict[str, Cell]:
+    """The attributes of `status` that `columns` name, or their `computed` values; sizes are text unless `is_plain`."""
+    row: dict[str, Cell] = {}
+    for key in (column.key for column in columns):
+        value: Any = computed[key] if key in computed else getattr(status, key)
+        row[key] = size_text(value) if key.endswith("_bytes") and not is_plain else value
+    return row
 
 
 def lane_row(lane: LaneStatus, indices: dict[str, int]) -> dict[str, Cell]:
-    return {
-        "lane": lane.lane,
-        "device": indices[lane.device],
-        "state": lane.state,
-        "size_bytes": size_text(lane.size_bytes),
-        "held_bytes": size_text(lane.held_bytes),
-        "holder": lane.holder,
-        "sessions": ",".join(str(session) for session in lane.sessions),
-    }
+    sessions = ",".join(str(session) for session in lane.sessions)
+    return _row(lane, LANE_COLUMNS, device=indices[lane.device], sessions=sessions)
 
 
 def session_row(session: SessionStatus, indices: dict[str, int], *, is_plain: bool) -> dict[str, Cell]:
     """A row of the table; with `is_plain`, in base units."""
-    state = session.state + ("*" if session.is_stopped else "")
-    return {
-        "job": session.job or "-",
-        "user": session.user or "-",
-        "session": session.session,
-        "device": indices[session.device],
-        "lane": session.lane,
-        "state": state,
-        "job_class": session.job_class,
-        "persistent_bytes": session.persistent_bytes if is_plain else size_text(session.persistent_bytes),
-        "ephemeral_bytes": session.ephemeral_bytes if is_plain else size_text(session.ephemeral_bytes),
-        "share_permille": session.share_permille if is_plain else percent_text(session.share_permille),
-        "iteration_count": session.iteration_count,
-        "waited_ns": session.waited_ns if is_plain else span_text(session.waited_ns),
-        "reason": session.reason,
-    }
+    return _row(
+        session,
+        SESSION_COLUMNS,
+        is_plain=is_plain,
+        job=session.job or "-",
+        user=session.user or "-",
+        device=indices[session.device],
+        state=session.state + ("*" if session.is_stopped else ""),
+        share_permille=session.share_permille if is_plain else percent_text(session.share_permille),
+        waited_ns=session.waited_ns if is_plain else span_text(session.waited_ns),
+    )
 
 
 def why(

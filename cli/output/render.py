@@ -33,6 +33,16 @@ class Column:
     align: Literal["left", "right"] = "left"
 
 
+def parse_columns(text: str) -> tuple[Column, ...]:
+    """Columns from "key=HEADING ..."; a heading that ends in > is right-aligned, an underscore in it is a space."""
+    made = []
+    for part in text.split():
+        key, _, heading = part.partition("=")
+        align: Literal["left", "right"] = "right" if heading.endswith(">") else "left"
+        made.append(Column(key, heading.rstrip(">").replace("_", " "), align))
+    return tuple(made)
+
+
 def form_of(*, parsable: bool = False, json: bool = False, csv: bool = False) -> Form:
     """The format that the flags select; --json overrides --csv, which overrides -P."""
     if json:

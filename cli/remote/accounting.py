@@ -1,6 +1,6 @@
-"""Who answers questions about accounting: the database itself for those who may open it, salus-admitd for all others.
+"""Asks questions about accounting: the database directly if the user may open it, salus-admitd otherwise.
 
-Both ways go through accounting.service.answer, so that they cannot differ.
+Both ways go through accounting.questions.answer_question, so that they cannot differ.
 """
 
 import os
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from cli.entry import NotFoundError, NotPermittedError, UnreachableError
 from cli.remote.admitd import ask_admission
 from nodedaemon.config import Config
+from nodedaemon.wire.envelope import NotPermittedError
 from nodedaemon.wire.users import user_name
 
 if TYPE_CHECKING:
-    from accounting.service import Question
+    from accounting.questions import Question
     from accounting.storage.database import Database
 
 T = TypeVar("T")
@@ -24,19 +24,19 @@ SQLITE = "sqlite:///"
 
 
 def ask(config: Config, question: "Question", kind: type[T], on_step: Callable[[str], None] | None = None) -> T:
-    """The answer to `question` as `kind`, from wherever the caller may have it."""
-    from accounting import service
+    """The answer to `question` as `kind`."""
+    from accounting.questions import read_answer, request_of
 
-    reply = (
+    answer = (
         _ask_database(config, question, on_step)
         if may_open(config)
-        else ask_admission(config.settings.admission, {"op": "accounting", "ask": service.ask_of(question)})["answer"]
+        else ask_admission(config.settings.admission, request_of(question))["answer"]
     )
-    return service.read(reply, kind)
+    return read_answer(answer, kind)
 
 
 def may_open(config: Config) -> bool:
-    """Root, SlurmUser, and the owner of a SQLite file open the database; rights on it are nobody else's."""
+    """Only root, SlurmUser and the owner of a SQLite file may open the database."""
     uid = os.geteuid()
     if uid == 0 or user_name(os.geteuid()) == config.settings.slurm.user:
         return True
@@ -51,38 +51,30 @@ def may_open(config: Config) -> bool:
 
 @contextmanager
 def opened(config: Config, *, is_created: bool = False, is_checked: bool = True) -> "Iterator[Database]":
-    """The database for a command that needs it itself; NotPermittedError for those who may not open it."""
+    """The database, for a command that works on it; NotPermittedError if the user may not open it."""
     from accounting.storage import schema
-    from accounting.storage.database import DatabaseUnreachableError, open_database
+    from accounting.storage.database import open_database
 
     if not may_open(config):
         raise NotPermittedError(f"database not opened: {user_name(os.geteuid())} may not; root and SlurmUser may")
     storage = config.settings.storage
     password = Path(storage.pass_file) if storage.pass_file else None
+    database = open_database(storage.url, password, is_created=is_created)
     try:
-        database = open_database(storage.url, password, is_created=is_created)
-        try:
-            if is_checked:
-                schema.require(database)
-            yield database
-        finally:
-            database.close()
-    except DatabaseUnreachableError as error:
-        raise UnreachableError(str(error)) from error
+        if is_checked:
+            schema.require(database)
+        yield database
+    finally:
+        database.close()
 
 
 def _ask_database(config: Config, question: "Question", on_step: Callable[[str], None] | None) -> object:
-    from accounting import service
-    from accounting.viewer import AbsentError, DeniedError, Viewer
+    from accounting.questions import answer_question, request_of
+    from accounting.viewer import Viewer
 
     viewer = Viewer(uid=os.geteuid(), user=user_name(os.geteuid()), is_operator=True)
     with opened(config) as database:
-        try:
-            answer: object = service.answer(
-                database, viewer, service.ask_of(question), now_utc_ns=time.time_ns(), on_step=on_step
-            )
-        except AbsentError as error:
-            raise NotFoundError(str(error)) from error
-        except DeniedError as error:
-            raise NotPermittedError(str(error)) from error
+        answer: object = answer_question(
+            database, viewer, request_of(question), now_utc_ns=time.time_ns(), on_step=on_step
+        )
         return answer

@@ -4,7 +4,6 @@ The socket is the configuration's; where no daemon answers there, and nobody nam
 own daemon (`salus run`) is tried.
 """
 
-import json
 import os
 import socket
 from pathlib import Path
@@ -13,15 +12,14 @@ from typing import Any, TypeVar
 import msgspec
 import typer
 
-from cli.entry import FailedError, NotFoundError, NotPermittedError, UnreachableError
+from cli.entry import FailedError
 from cli.site.config import config_of
 from nodedaemon.config import load_or_raise
-from nodedaemon.core.errors import RequestError
 from nodedaemon.service.private import private_directory
+from nodedaemon.wire.envelope import UnreachableError, exchange
 
 TIMEOUT_SECONDS = 10.0
 T = TypeVar("T")
-_FAILURES = {"usage": RequestError, "not_found": NotFoundError, "not_permitted": NotPermittedError}
 
 
 def node_name() -> str:
@@ -43,20 +41,10 @@ class DaemonClient:
             raise UnreachableError(
                 f"salusd: {path}: {error.strerror or error}; is it running? systemctl status salusd"
             ) from error
-        self._answers = self._connection.makefile("rb")
 
     def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """Send a request; a refusal is raised as the error of its kind."""
-        raw = self._exchange(verb, fields)
-        try:
-            answer: dict[str, Any] = json.loads(raw)
-        except ValueError as error:
-            raise UnreachableError(
-                f"salusd: {self.path}: it does not answer as a salusd does; check ControlSocket"
-            ) from error
-        if not answer.get("ok"):
-            raise _FAILURES.get(str(answer.get("kind")), FailedError)(str(answer.get("why", "no reason given")))
-        return answer
+        """Send a request and return the answer; a refusal is raised as the error of its kind."""
+        return exchange(self._connection, f"salusd: {self.path}", {"verb": verb, **fields})
 
     def ask_for(self, kind: type[T], verb: str, **fields: Any) -> T:
         """As `ask`, with the answer as a value of `nodedaemon.wire.control`."""
@@ -67,18 +55,7 @@ class DaemonClient:
             raise FailedError(f"salusd: {self.path}: {error}; it is of another release, restart it") from error
 
     def close(self) -> None:
-        self._answers.close()
         self._connection.close()
-
-    def _exchange(self, verb: str, fields: dict[str, Any]) -> bytes:
-        try:
-            self._connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
-            raw = self._answers.readline()
-        except OSError as error:
-            raise UnreachableError(f"salusd: {self.path}: no answer: {error.strerror or error}") from error
-        if not raw:
-            raise UnreachableError(f"salusd: {self.path}: it closed the connection; see its log")
-        return raw
 
 
 def connect(context: typer.Context, timeout_s: float = TIMEOUT_SECONDS) -> DaemonClient:

@@ -24,8 +24,8 @@ from nodedaemon.core.types import GIB, MIB, LaneSharing
 from nodedaemon.sim.line import Spread
 
 if TYPE_CHECKING:
-    from nodedaemon.sim.results import Outcome
-    from nodedaemon.sim.run import Prepared, Progress, Setting
+    from nodedaemon.sim.results import RunResult
+    from nodedaemon.sim.run import Prepared, Progress, SimulationSetup
     from nodedaemon.sim.workload import Workload
 
 COLUMNS = (
@@ -166,7 +166,7 @@ def simulate(
     _write(form, runs, outcomes, gains, seeds, pair_speed)
 
 
-def _prepared(chosen: Iterable[tuple[Workload, Setting]]) -> list[Prepared]:
+def _prepared(chosen: Iterable[tuple[Workload, SimulationSetup]]) -> list[Prepared]:
     from nodedaemon.sim.run import prepare
 
     return [prepare(workload, setting) for workload, setting in chosen]
@@ -220,12 +220,12 @@ def _setting(
     memory_bytes: int | None,
     turns_per_job: int | None,
     asked: dict[str, Any],
-) -> Setting:
-    from nodedaemon.sim.run import Setting
+) -> SimulationSetup:
+    from nodedaemon.sim.run import SimulationSetup
 
     device_count = gpus or drawn.device_count
     node_count = min(nodes or drawn.node_count, device_count)
-    return Setting(
+    return SimulationSetup(
         device_bytes=memory_bytes or drawn.device_bytes or 16 * GIB,
         device_count=device_count,
         node_count=node_count,
@@ -234,7 +234,7 @@ def _setting(
     )
 
 
-def _run(runs: list[Prepared], policies: tuple[str, ...], progress: Progress | None) -> list[Outcome]:
+def _run(runs: list[Prepared], policies: tuple[str, ...], progress: Progress | None) -> list[RunResult]:
     from nodedaemon.sim.run import simulate as simulate_prepared
 
     return [outcome for run in runs for outcome in simulate_prepared(run, policies, progress)]
@@ -292,7 +292,7 @@ def _progress(*, shown: bool) -> Iterator[Progress | None]:
         yield told
 
 
-def _rows(outcomes: list[Outcome]) -> list[dict[str, Cell]]:
+def _rows(outcomes: list[RunResult]) -> list[dict[str, Cell]]:
     """Outcomes as rows, with the gain over `exclusive` on the same workload."""
     alone = {o.workload: o.average_completion_s for o in outcomes if o.name == "exclusive"}
     return [
@@ -300,7 +300,7 @@ def _rows(outcomes: list[Outcome]) -> list[dict[str, Cell]]:
     ]
 
 
-def _gains(runs: list[list[Outcome]]) -> list[dict[str, Cell]]:
+def _gains(runs: list[list[RunResult]]) -> list[dict[str, Cell]]:
     """How the gain over `exclusive` in average completion varies from seed to seed."""
     from nodedaemon.sim.results import quantile
 
@@ -326,7 +326,7 @@ def _gains(runs: list[list[Outcome]]) -> list[dict[str, Cell]]:
 
 def _told(run: Prepared, pair_speed: Path | None) -> dict[str, Any]:
     """What the figures of a workload rest on."""
-    setting, drawn = run.setting, run.workload
+    setting, drawn = run.setup, run.workload
     return {
         "name": drawn.name,
         "about": drawn.about,
@@ -353,7 +353,7 @@ def _told(run: Prepared, pair_speed: Path | None) -> dict[str, Any]:
 
 
 def _caveats(run: Prepared) -> list[str]:
-    setting = run.setting
+    setting = run.setup
     told = [
         "iterations that run at once share the device's throughput without gain"
         if setting.pair_speeds is None
@@ -375,7 +375,7 @@ def _caveats(run: Prepared) -> list[str]:
 def _write(
     form: Form,
     runs: list[Prepared],
-    outcomes: list[Outcome],
+    outcomes: list[RunResult],
     gains: list[dict[str, Cell]],
     seeds: int,
     pair_speed: Path | None,

@@ -82,11 +82,11 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop a cluster and remove its directory."""
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
     path = _directory(directory)
-    Cluster(ClusterPlan.load(path)).down(keep=keep)
+    PrivateCluster(ClusterPlan.load(path)).down(keep=keep)
     if json:
         write_json({"directory": str(path), "up": False})
     else:
@@ -96,10 +96,10 @@ def down(
 @app.command()
 def status(directory: Directory = None, json: Json = False) -> None:
     """Show the daemons of a cluster with their process ids, and its nodes."""
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
-    state = Cluster(ClusterPlan.load(_directory(directory))).status()
+    state = PrivateCluster(ClusterPlan.load(_directory(directory))).status()
     if json:
         write_json(state)
         return
@@ -120,10 +120,10 @@ def execute(
     import pwd
     import subprocess
 
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
     from slurm_plugin.cluster.plan import ClusterPlan
 
-    cluster = Cluster(ClusterPlan.load(_directory(directory)))
+    cluster = PrivateCluster(ClusterPlan.load(_directory(directory)))
     plan = cluster.plan
     if not cluster.is_up():
         raise RequestError(f"cluster: {plan.directory}: not running; start it with salus cluster up")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cli.entry import ExitCode, NotFoundError
+from cli.entry import ExitCode
 from cli.output.render import Column, form_of, write_json, write_rows
 from nodedaemon.config import Config, Rejected, UnreadableError, load, load_or_raise, locate
 from nodedaemon.config.document import template_text
@@ -21,6 +21,7 @@ from nodedaemon.config.effective import (
     values_of_partition,
 )
 from nodedaemon.config.finding import nearest_of
+from nodedaemon.wire.envelope import NotFoundError
 
 app = typer.Typer(no_args_is_help=True, help="Check the configuration, or show what is in effect.")
 

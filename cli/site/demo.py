@@ -25,7 +25,7 @@ from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import GIB, MIB
 
 if TYPE_CHECKING:
-    from slurm_plugin.cluster.control import Cluster
+    from slurm_plugin.cluster.control import PrivateCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The view is printed when the set of running jobs changes, and at least this often.
@@ -145,13 +145,13 @@ def _play(output: DemoOutput, report: Path, seconds: int, *, is_kept: bool) -> N
             _salus(cluster, "salus-acct", "report", "--html", str(report.resolve()))
             is_complete = True
         except SalusError as error:
-            _end(control.Cluster(plan), output)
+            _end(control.PrivateCluster(plan), output)
             kept = report.resolve().parent / "failed"
             _keep_logs(base, kept, str(error), output)
             raise type(error)(str(error).replace(str(base), str(kept))) from error
         finally:
             if not (is_complete and is_kept):
-                _end(control.Cluster(plan), output)
+                _end(control.PrivateCluster(plan), output)
                 shutil.rmtree(base, ignore_errors=True)
     if is_kept:
         _say_how_to_use(plan.directory, output)
@@ -177,7 +177,7 @@ def _say_step(line: str) -> None:
     print(f"      {line}", flush=True)
 
 
-def _end(cluster: Cluster, output: DemoOutput) -> None:
+def _end(cluster: PrivateCluster, output: DemoOutput) -> None:
     # A second Ctrl-C must not interrupt the clean-up.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -212,7 +212,7 @@ def _say_how_to_use(directory: Path, output: DemoOutput) -> None:
     print(f"  to stop the cluster:        {salus} down --dir {directory}", flush=True)
 
 
-def _submit(cluster: Cluster, output: DemoOutput) -> list[str]:
+def _submit(cluster: PrivateCluster, output: DemoOutput) -> list[str]:
     work = cluster.plan.path("work")
     shutil.copytree(ROOT / "examples", work / "examples")
     for path in [work / "examples", *(work / "examples").rglob("*")]:
@@ -229,7 +229,7 @@ def _submit(cluster: Cluster, output: DemoOutput) -> list[str]:
     return job_ids
 
 
-def _watch(cluster: Cluster, output: DemoOutput, job_ids: list[str], seconds: float) -> None:
+def _watch(cluster: PrivateCluster, output: DemoOutput, job_ids: list[str], seconds: float) -> None:
     """Print `salus top` while jobs run, and how each job ended when the queue is empty."""
     running: set[str] = set()
     next_view = 0.0
@@ -253,7 +253,7 @@ def _watch(cluster: Cluster, output: DemoOutput, job_ids: list[str], seconds: fl
         raise FailedError(f"demo: a job did not complete: {failed[0].strip()}: {text.strip() or 'no output'}")
 
 
-def _salus(cluster: Cluster, *argv: str) -> str:
+def _salus(cluster: PrivateCluster, *argv: str) -> str:
     """Run a Salus command as root on the node and return its output."""
     node = {"SLURMD_NODENAME": cluster.plan.nodes[0], "COLUMNS": "110"}
     done = cluster.run(list(argv), None, COMMAND_SECONDS, **node)

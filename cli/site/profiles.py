@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from cli.entry import NotFoundError
 from cli.output.moments import format_moment
-from cli.output.render import Cell, Column, form_of, write_json, write_rows
+from cli.output.render import Cell, Column, form_of, parse_columns, write_json, write_rows
 from cli.site.config import config_of
 from nodedaemon.config.kinds import Size, Time
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.envelope import NotFoundError
 
 if TYPE_CHECKING:
     from accounting.profiles import ProfileView
@@ -40,18 +40,10 @@ def list_(
 ) -> None:
     """List profiles: the memory that admission uses, the number of runs, and the last run."""
     found = _find(config_of(context), users=user, model=model)
-    columns = [
-        Column("user", "User"),
-        Column("signature", "Signature"),
-        Column("model", "Model"),
-        Column("persistent", "Persistent", "right"),
-        Column("ephemeral", "Ephemeral", "right"),
-        Column("solo_ms", "Solo ms", "right"),
-        Column("runs", "Runs", "right"),
-        Column("version", "Version", "right"),
-        Column("state", "State"),
-        Column("seen", "Last seen"),
-    ]
+    columns = parse_columns(
+        "user=User signature=Signature model=Model persistent=Persistent> ephemeral=Ephemeral> "
+        "solo_ms=Solo_ms> runs=Runs> version=Version> state=State seen=Last_seen"
+    )
     if json:
         write_json(msgspec.to_builtins(found))
         return
@@ -108,7 +100,7 @@ def set_(
 ) -> None:
     """Set what admission uses, but never below what was measured. A run that needs more still raises it."""
     from accounting.profiles import ProfileView
-    from accounting.service import AskProfileSet
+    from accounting.questions import AskProfileSet
     from cli.remote.accounting import ask
 
     config = config_of(context)
@@ -128,7 +120,7 @@ def set_(
 @app.command()
 def forget(context: typer.Context, signature: Signature, user: User = "", model: Model = "") -> None:
     """Make a signature an unknown job again and measure its next run. The history stays."""
-    from accounting.service import AskProfileForget
+    from accounting.questions import AskProfileForget
     from cli.remote.accounting import ask
 
     config = config_of(context)
@@ -153,7 +145,7 @@ def history(
 ) -> None:
     """List changes of profiles, newest first: what changed, when, who changed it, and why."""
     from accounting.profiles import ProfileChange
-    from accounting.service import AskProfileHistory
+    from accounting.questions import AskProfileHistory
     from cli.remote.accounting import ask
 
     question = AskProfileHistory(users=_names(user), signature=signature or None)
@@ -209,7 +201,7 @@ def import_(
 ) -> None:
     """Import exported profiles into this cluster. The whole file is read before the first profile is stored."""
     from accounting.profiles import ProfileView
-    from accounting.service import AskProfileSet
+    from accounting.questions import AskProfileSet
     from cli.remote.accounting import ask
 
     config = config_of(context)
@@ -231,7 +223,7 @@ def import_(
 
 def _find(config: "Config", *, users: str = "", model: str = "", signature: str = "") -> "list[ProfileView]":
     from accounting.profiles import ProfileView
-    from accounting.service import AskProfiles
+    from accounting.questions import AskProfiles
     from cli.remote.accounting import ask
 
     question = AskProfiles(users=_names(users), signature=signature or None, device_model=model or None)

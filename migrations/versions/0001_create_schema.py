@@ -1,7 +1,9 @@
 """Create the schema of the first release.
 
-A migration names tables and columns itself and never imports the models, which move on.
+A migration defines tables and columns itself and never imports accounting.storage.tables, which changes over time.
 """
+
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,406 +14,178 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+
+class Table(NamedTuple):
+    """Columns are `name:type`, with `?` for those that may be null; a column `x_id:id` refers to the table `xs`."""
+
+    name: str
+    columns: str
+    key: str = "id"
+    unique: str = ""
+    indexes: tuple[str, ...] = ()
+    #: Stored in the order of the key, without SQLite's own row number.
+    is_keyed: bool = False
+
+
+# A table comes after those that it refers to.
 TABLES = (
-    "clusters",
-    "nodes",
-    "incarnations",
-    "devices",
-    "jobs",
-    "suspensions",
-    "admissions",
-    "admission_reasons",
-    "sessions",
-    "lane_spans",
-    "usage",
-    "device_usage",
-    "profiles",
-    "profile_versions",
-    "profile_runs",
-    "events",
-    "watermarks",
+    Table("clusters", "id:id name:text", unique="name"),
+    Table("nodes", "id:id cluster_id:id name:text", unique="cluster_id name"),
+    Table(
+        "incarnations",
+        "id:id node_id:id name:text boot_id:text version:text started_utc_ns:big? started_mono_ns:big? "
+        "stopped_utc_ns:big?",
+        unique="name",
+        indexes=("node_id",),
+    ),
+    Table(
+        "devices",
+        "id:id node_id:id uuid:text position:int model:text capacity_bytes:big lane_reserve_bytes:big seen_utc_ns:big",
+        unique="node_id uuid",
+    ),
+    Table(
+        "jobs",
+        "id:id cluster_id:id slurm_job_id:big restart_count:int sluid:text source:small user:text uid:big? "
+        "account:text partition:text qos:text name:text1024 signature:text admission:text array_job_id:big? "
+        "array_task_id:big? het_job_id:big? het_offset:big? device_count:int state:text exit_code:int? "
+        "submit_utc_ns:big? eligible_utc_ns:big? start_utc_ns:big? start_mono_ns:big? end_utc_ns:big? "
+        "end_mono_ns:big? until_utc_ns:big? elapsed_ns:big? suspended_ns:big wait_ns:big?",
+        unique="cluster_id slurm_job_id restart_count sluid",
+        indexes=(
+            "account start_utc_ns",
+            "admission",
+            "signature",
+            "start_utc_ns until_utc_ns wait_ns",
+            "user start_utc_ns",
+        ),
+    ),
+    Table("suspensions", "job_id:id start_utc_ns:big span_ns:big", key="job_id start_utc_ns"),
+    Table(
+        "admissions",
+        "id:id cluster_id:id name:text decided_utc_ns:big decision:text16 basis:text16 user:text uid:big? "
+        "account:text partition:text signature:text device_model:text profile_version:int? "
+        "persistent_bytes:big ephemeral_bytes:big charge_bytes:big charge_shards:big",
+        unique="cluster_id name",
+        indexes=("decided_utc_ns", "user decided_utc_ns"),
+    ),
+    Table(
+        "admission_reasons",
+        "admission_id:id position:int what:text needed:big free:big unit:text32 advice:text1024",
+        key="admission_id position",
+    ),
+    Table(
+        "sessions",
+        "id:id job_id:id device_id:id incarnation_id:id number:big start_utc_ns:big start_mono_ns:big "
+        "end_utc_ns:big? end_mono_ns:big? is_gated:bool end_reason:text iteration_count:big "
+        "handover_count:big persistent_bytes_max:big ephemeral_bytes_max:big",
+        unique="device_id number start_utc_ns",
+        indexes=("job_id", "start_utc_ns"),
+    ),
+    Table(
+        "lane_spans",
+        "device_id:id incarnation_id:id session_number:big start_mono_ns:big job_id:id lane_number:big "
+        "lane_bytes:big start_utc_ns:big span_ns:big iteration_count:big",
+        key="device_id incarnation_id session_number start_mono_ns",
+        indexes=("job_id", "start_utc_ns"),
+    ),
+    Table(
+        "usage",
+        "job_id:id device_id:id incarnation_id:id start_mono_ns:big start_utc_ns:big span_ns:big "
+        "present_ns:big running_ns:big wait_ns:big suspended_ns:big outside_ns:big busy_ns:big "
+        "occupied_ns:big entitled_ns:big iteration_count:big handover_count:big persistent_bytes_max:big "
+        "ephemeral_bytes_max:big peak_mib_ms:big held_mib_ms:big",
+        key="job_id device_id incarnation_id start_mono_ns",
+        indexes=("start_utc_ns",),
+        is_keyed=True,
+    ),
+    Table(
+        "device_usage",
+        "device_id:id incarnation_id:id start_mono_ns:big start_utc_ns:big span_ns:big present_ns:big "
+        "busy_ns:big job_count_max:int capacity_bytes:big persistent_bytes_mean:big lane_bytes_mean:big "
+        "foreign_bytes_mean:big",
+        key="device_id incarnation_id start_mono_ns",
+        indexes=("start_utc_ns",),
+        is_keyed=True,
+    ),
+    Table(
+        "profiles",
+        "id:id cluster_id:id user:text64 signature:text device_model:text version:int persistent_bytes:big "
+        "ephemeral_bytes:big measured_persistent_bytes:big measured_ephemeral_bytes:big "
+        "live_persistent_bytes:big live_ephemeral_bytes:big solo_iteration_ns:big? boundary_rule:text "
+        "model_hash:text input_hash:text run_count:int stale_reason:text is_forgotten:bool "
+        "forgotten_utc_ns:big seen_utc_ns:big changed_utc_ns:big",
+        unique="cluster_id user signature device_model",
+    ),
+    Table(
+        "profile_versions",
+        "profile_id:id version:int persistent_bytes:big ephemeral_bytes:big solo_iteration_ns:big? "
+        "changed_utc_ns:big changed_by:text cause:text16 detail:text1024",
+        key="profile_id version",
+        indexes=("changed_utc_ns",),
+    ),
+    Table(
+        "profile_runs",
+        "profile_id:id job_id:id measured_utc_ns:big persistent_bytes:big ephemeral_bytes:big "
+        "solo_iteration_ns:big? iteration_count:big",
+        key="profile_id job_id",
+    ),
+    Table(
+        "events",
+        "incarnation_id:id sequence:big kind:text32 happened_utc_ns:big happened_mono_ns:big device_id:id? "
+        "job_id:id? code:big? amount_bytes:big? detail:text1024",
+        key="incarnation_id sequence",
+        indexes=("happened_utc_ns", "job_id"),
+    ),
+    Table("watermarks", "name:text32 before_utc_ns:big", key="name"),
 )
 
-# SQLite numbers rows by itself only where the type is INTEGER.
-_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+TYPES: dict[str, sa.types.TypeEngine[object]] = {
+    # SQLite numbers rows by itself only if the type is INTEGER.
+    "id": sa.BigInteger().with_variant(sa.Integer(), "sqlite"),
+    "big": sa.BigInteger(),
+    "int": sa.Integer(),
+    "small": sa.SmallInteger(),
+    "bool": sa.Boolean(),
+}
 
 
 def upgrade() -> None:
-    _create_places()
-    _create_jobs()
-    _create_admissions()
-    _create_sessions()
-    _create_usage()
-    _create_profiles()
-    _create_profile_history()
-    _create_events()
+    for table in TABLES:
+        columns = [_column(*text.split(":")) for text in table.columns.split()]
+        references = sorted(text.partition(":")[0] for text in table.columns.split() if "_id:id" in text)
+        op.create_table(
+            table.name,
+            *columns,
+            sa.PrimaryKeyConstraint(*table.key.split(), name=op.f(f"pk_{table.name}")),
+            *_unique(table),
+            *(_reference(table.name, column) for column in references),
+            **({"sqlite_with_rowid": False} if table.is_keyed else {}),
+        )
+        for index in table.indexes:
+            op.create_index(op.f(f"ix_{table.name}_{index.replace(' ', '_')}"), table.name, index.split())
 
 
 def downgrade() -> None:
-    # Those that refer to others go first.
-    for name in reversed(TABLES):
-        op.drop_table(name)
+    for table in reversed(TABLES):
+        op.drop_table(table.name)
 
 
-def _id_column(name: str) -> sa.Column[int]:
-    return sa.Column(name, _ID, nullable=False)
+def _column(name: str, kind: str) -> sa.Column[object]:
+    plain = kind.rstrip("?")
+    column_type = _text_type(int(plain[4:] or 128)) if plain.startswith("text") else TYPES[plain]
+    return sa.Column(name, column_type, nullable=kind.endswith("?"))
 
 
-def _text_column(name: str, length: int) -> sa.Column[str]:
-    # Compared byte by byte: MariaDB's default would take Ada for ada, and "x " for "x".
+def _text_type(length: int) -> sa.types.TypeEngine[object]:
+    # Compared byte by byte: MariaDB's default would treat Ada as ada, and "x " as "x".
     binary = mysql.VARCHAR(length, collation="utf8mb4_nopad_bin")
-    return sa.Column(name, sa.String(length).with_variant(binary, "mysql", "mariadb"), nullable=False)
+    return sa.String(length).with_variant(binary, "mysql", "mariadb")
 
 
-def _reference(table: str, column: str, to: str) -> sa.ForeignKeyConstraint:
-    return sa.ForeignKeyConstraint([column], [f"{to}.id"], name=op.f(f"fk_{table}_{column}"))
+def _unique(table: Table) -> list[sa.UniqueConstraint]:
+    columns = table.unique.split()
+    return [sa.UniqueConstraint(*columns, name=op.f(f"uq_{table.name}_{'_'.join(columns)}"))] if columns else []
 
 
-def _create_index(table: str, *columns: str) -> None:
-    op.create_index(op.f(f"ix_{table}_{'_'.join(columns)}"), table, list(columns))
-
-
-def _create_places() -> None:
-    op.create_table(
-        "clusters",
-        _id_column("id"),
-        _text_column("name", 128),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_clusters")),
-        sa.UniqueConstraint("name", name=op.f("uq_clusters_name")),
-    )
-    op.create_table(
-        "nodes",
-        _id_column("id"),
-        _id_column("cluster_id"),
-        _text_column("name", 128),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_nodes")),
-        sa.UniqueConstraint("cluster_id", "name", name=op.f("uq_nodes_cluster_id_name")),
-        _reference("nodes", "cluster_id", "clusters"),
-    )
-    op.create_table(
-        "incarnations",
-        _id_column("id"),
-        _id_column("node_id"),
-        _text_column("name", 128),
-        _text_column("boot_id", 128),
-        _text_column("version", 128),
-        sa.Column("started_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("started_mono_ns", sa.BigInteger(), nullable=True),
-        sa.Column("stopped_utc_ns", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_incarnations")),
-        sa.UniqueConstraint("name", name=op.f("uq_incarnations_name")),
-        _reference("incarnations", "node_id", "nodes"),
-    )
-    _create_index("incarnations", "node_id")
-    op.create_table(
-        "devices",
-        _id_column("id"),
-        _id_column("node_id"),
-        _text_column("uuid", 128),
-        sa.Column("position", sa.Integer(), nullable=False),
-        _text_column("model", 128),
-        sa.Column("capacity_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("lane_reserve_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("seen_utc_ns", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_devices")),
-        sa.UniqueConstraint("node_id", "uuid", name=op.f("uq_devices_node_id_uuid")),
-        _reference("devices", "node_id", "nodes"),
-    )
-
-
-def _create_jobs() -> None:
-    op.create_table(
-        "jobs",
-        _id_column("id"),
-        _id_column("cluster_id"),
-        sa.Column("slurm_job_id", sa.BigInteger(), nullable=False),
-        sa.Column("restart_count", sa.Integer(), nullable=False),
-        _text_column("sluid", 128),
-        sa.Column("source", sa.SmallInteger(), nullable=False),
-        _text_column("user", 128),
-        sa.Column("uid", sa.BigInteger(), nullable=True),
-        _text_column("account", 128),
-        _text_column("partition", 128),
-        _text_column("qos", 128),
-        _text_column("name", 1024),
-        _text_column("signature", 128),
-        _text_column("admission", 128),
-        sa.Column("array_job_id", sa.BigInteger(), nullable=True),
-        sa.Column("array_task_id", sa.BigInteger(), nullable=True),
-        sa.Column("het_job_id", sa.BigInteger(), nullable=True),
-        sa.Column("het_offset", sa.BigInteger(), nullable=True),
-        sa.Column("device_count", sa.Integer(), nullable=False),
-        _text_column("state", 128),
-        sa.Column("exit_code", sa.Integer(), nullable=True),
-        sa.Column("submit_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("eligible_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("start_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("start_mono_ns", sa.BigInteger(), nullable=True),
-        sa.Column("end_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("end_mono_ns", sa.BigInteger(), nullable=True),
-        sa.Column("until_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("elapsed_ns", sa.BigInteger(), nullable=True),
-        sa.Column("suspended_ns", sa.BigInteger(), nullable=False),
-        sa.Column("wait_ns", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
-        sa.UniqueConstraint(
-            "cluster_id",
-            "slurm_job_id",
-            "restart_count",
-            "sluid",
-            name=op.f("uq_jobs_cluster_id_slurm_job_id_restart_count_sluid"),
-        ),
-        _reference("jobs", "cluster_id", "clusters"),
-    )
-    _create_index("jobs", "account", "start_utc_ns")
-    _create_index("jobs", "admission")
-    _create_index("jobs", "signature")
-    _create_index("jobs", "start_utc_ns", "until_utc_ns", "wait_ns")
-    _create_index("jobs", "user", "start_utc_ns")
-    op.create_table(
-        "suspensions",
-        _id_column("job_id"),
-        sa.Column("start_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("span_ns", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "start_utc_ns", name=op.f("pk_suspensions")),
-        _reference("suspensions", "job_id", "jobs"),
-    )
-
-
-def _create_admissions() -> None:
-    op.create_table(
-        "admissions",
-        _id_column("id"),
-        _id_column("cluster_id"),
-        _text_column("name", 128),
-        sa.Column("decided_utc_ns", sa.BigInteger(), nullable=False),
-        _text_column("decision", 16),
-        _text_column("basis", 16),
-        _text_column("user", 128),
-        sa.Column("uid", sa.BigInteger(), nullable=True),
-        _text_column("account", 128),
-        _text_column("partition", 128),
-        _text_column("signature", 128),
-        _text_column("device_model", 128),
-        sa.Column("profile_version", sa.Integer(), nullable=True),
-        sa.Column("persistent_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("ephemeral_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("charge_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("charge_shards", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_admissions")),
-        sa.UniqueConstraint("cluster_id", "name", name=op.f("uq_admissions_cluster_id_name")),
-        _reference("admissions", "cluster_id", "clusters"),
-    )
-    _create_index("admissions", "decided_utc_ns")
-    _create_index("admissions", "user", "decided_utc_ns")
-    op.create_table(
-        "admission_reasons",
-        _id_column("admission_id"),
-        sa.Column("position", sa.Integer(), nullable=False),
-        _text_column("what", 128),
-        sa.Column("needed", sa.BigInteger(), nullable=False),
-        sa.Column("free", sa.BigInteger(), nullable=False),
-        _text_column("unit", 32),
-        _text_column("advice", 1024),
-        sa.PrimaryKeyConstraint("admission_id", "position", name=op.f("pk_admission_reasons")),
-        _reference("admission_reasons", "admission_id", "admissions"),
-    )
-
-
-def _create_sessions() -> None:
-    op.create_table(
-        "sessions",
-        _id_column("id"),
-        _id_column("job_id"),
-        _id_column("device_id"),
-        _id_column("incarnation_id"),
-        sa.Column("number", sa.BigInteger(), nullable=False),
-        sa.Column("start_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("start_mono_ns", sa.BigInteger(), nullable=False),
-        sa.Column("end_utc_ns", sa.BigInteger(), nullable=True),
-        sa.Column("end_mono_ns", sa.BigInteger(), nullable=True),
-        sa.Column("is_gated", sa.Boolean(), nullable=False),
-        _text_column("end_reason", 128),
-        sa.Column("iteration_count", sa.BigInteger(), nullable=False),
-        sa.Column("handover_count", sa.BigInteger(), nullable=False),
-        sa.Column("persistent_bytes_max", sa.BigInteger(), nullable=False),
-        sa.Column("ephemeral_bytes_max", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_sessions")),
-        sa.UniqueConstraint(
-            "device_id", "number", "start_utc_ns", name=op.f("uq_sessions_device_id_number_start_utc_ns")
-        ),
-        _reference("sessions", "device_id", "devices"),
-        _reference("sessions", "incarnation_id", "incarnations"),
-        _reference("sessions", "job_id", "jobs"),
-    )
-    _create_index("sessions", "job_id")
-    _create_index("sessions", "start_utc_ns")
-    op.create_table(
-        "lane_spans",
-        _id_column("device_id"),
-        _id_column("incarnation_id"),
-        sa.Column("session_number", sa.BigInteger(), nullable=False),
-        sa.Column("start_mono_ns", sa.BigInteger(), nullable=False),
-        _id_column("job_id"),
-        sa.Column("lane_number", sa.BigInteger(), nullable=False),
-        sa.Column("lane_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("start_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("span_ns", sa.BigInteger(), nullable=False),
-        sa.Column("iteration_count", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint(
-            "device_id", "incarnation_id", "session_number", "start_mono_ns", name=op.f("pk_lane_spans")
-        ),
-        _reference("lane_spans", "device_id", "devices"),
-        _reference("lane_spans", "incarnation_id", "incarnations"),
-        _reference("lane_spans", "job_id", "jobs"),
-    )
-    _create_index("lane_spans", "job_id")
-    _create_index("lane_spans", "start_utc_ns")
-
-
-def _create_usage() -> None:
-    op.create_table(
-        "usage",
-        _id_column("job_id"),
-        _id_column("device_id"),
-        _id_column("incarnation_id"),
-        sa.Column("start_mono_ns", sa.BigInteger(), nullable=False),
-        sa.Column("start_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("span_ns", sa.BigInteger(), nullable=False),
-        sa.Column("present_ns", sa.BigInteger(), nullable=False),
-        sa.Column("running_ns", sa.BigInteger(), nullable=False),
-        sa.Column("wait_ns", sa.BigInteger(), nullable=False),
-        sa.Column("suspended_ns", sa.BigInteger(), nullable=False),
-        sa.Column("outside_ns", sa.BigInteger(), nullable=False),
-        sa.Column("busy_ns", sa.BigInteger(), nullable=False),
-        sa.Column("occupied_ns", sa.BigInteger(), nullable=False),
-        sa.Column("entitled_ns", sa.BigInteger(), nullable=False),
-        sa.Column("iteration_count", sa.BigInteger(), nullable=False),
-        sa.Column("handover_count", sa.BigInteger(), nullable=False),
-        sa.Column("persistent_bytes_max", sa.BigInteger(), nullable=False),
-        sa.Column("ephemeral_bytes_max", sa.BigInteger(), nullable=False),
-        sa.Column("peak_mib_ms", sa.BigInteger(), nullable=False),
-        sa.Column("held_mib_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("job_id", "device_id", "incarnation_id", "start_mono_ns", name=op.f("pk_usage")),
-        _reference("usage", "device_id", "devices"),
-        _reference("usage", "incarnation_id", "incarnations"),
-        _reference("usage", "job_id", "jobs"),
-        sqlite_with_rowid=False,
-    )
-    _create_index("usage", "start_utc_ns")
-    op.create_table(
-        "device_usage",
-        _id_column("device_id"),
-        _id_column("incarnation_id"),
-        sa.Column("start_mono_ns", sa.BigInteger(), nullable=False),
-        sa.Column("start_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("span_ns", sa.BigInteger(), nullable=False),
-        sa.Column("present_ns", sa.BigInteger(), nullable=False),
-        sa.Column("busy_ns", sa.BigInteger(), nullable=False),
-        sa.Column("job_count_max", sa.Integer(), nullable=False),
-        sa.Column("capacity_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("persistent_bytes_mean", sa.BigInteger(), nullable=False),
-        sa.Column("lane_bytes_mean", sa.BigInteger(), nullable=False),
-        sa.Column("foreign_bytes_mean", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("device_id", "incarnation_id", "start_mono_ns", name=op.f("pk_device_usage")),
-        _reference("device_usage", "device_id", "devices"),
-        _reference("device_usage", "incarnation_id", "incarnations"),
-        sqlite_with_rowid=False,
-    )
-    _create_index("device_usage", "start_utc_ns")
-
-
-def _create_profiles() -> None:
-    op.create_table(
-        "profiles",
-        _id_column("id"),
-        _id_column("cluster_id"),
-        _text_column("user", 64),
-        _text_column("signature", 128),
-        _text_column("device_model", 128),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("persistent_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("ephemeral_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("measured_persistent_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("measured_ephemeral_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("live_persistent_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("live_ephemeral_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("solo_iteration_ns", sa.BigInteger(), nullable=True),
-        _text_column("boundary_rule", 128),
-        _text_column("model_hash", 128),
-        _text_column("input_hash", 128),
-        sa.Column("run_count", sa.Integer(), nullable=False),
-        _text_column("stale_reason", 128),
-        sa.Column("is_forgotten", sa.Boolean(), nullable=False),
-        sa.Column("forgotten_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("seen_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("changed_utc_ns", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_profiles")),
-        sa.UniqueConstraint(
-            "cluster_id",
-            "user",
-            "signature",
-            "device_model",
-            name=op.f("uq_profiles_cluster_id_user_signature_device_model"),
-        ),
-        _reference("profiles", "cluster_id", "clusters"),
-    )
-
-
-def _create_profile_history() -> None:
-    op.create_table(
-        "profile_versions",
-        _id_column("profile_id"),
-        sa.Column("version", sa.Integer(), nullable=False),
-        sa.Column("persistent_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("ephemeral_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("solo_iteration_ns", sa.BigInteger(), nullable=True),
-        sa.Column("changed_utc_ns", sa.BigInteger(), nullable=False),
-        _text_column("changed_by", 128),
-        _text_column("cause", 16),
-        _text_column("detail", 1024),
-        sa.PrimaryKeyConstraint("profile_id", "version", name=op.f("pk_profile_versions")),
-        _reference("profile_versions", "profile_id", "profiles"),
-    )
-    _create_index("profile_versions", "changed_utc_ns")
-    op.create_table(
-        "profile_runs",
-        _id_column("profile_id"),
-        _id_column("job_id"),
-        sa.Column("measured_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("persistent_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("ephemeral_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("solo_iteration_ns", sa.BigInteger(), nullable=True),
-        sa.Column("iteration_count", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("profile_id", "job_id", name=op.f("pk_profile_runs")),
-        _reference("profile_runs", "job_id", "jobs"),
-        _reference("profile_runs", "profile_id", "profiles"),
-    )
-
-
-def _create_events() -> None:
-    op.create_table(
-        "events",
-        _id_column("incarnation_id"),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
-        _text_column("kind", 32),
-        sa.Column("happened_utc_ns", sa.BigInteger(), nullable=False),
-        sa.Column("happened_mono_ns", sa.BigInteger(), nullable=False),
-        sa.Column("device_id", _ID, nullable=True),
-        sa.Column("job_id", _ID, nullable=True),
-        sa.Column("code", sa.BigInteger(), nullable=True),
-        sa.Column("amount_bytes", sa.BigInteger(), nullable=True),
-        _text_column("detail", 1024),
-        sa.PrimaryKeyConstraint("incarnation_id", "sequence", name=op.f("pk_events")),
-        _reference("events", "device_id", "devices"),
-        _reference("events", "incarnation_id", "incarnations"),
-        _reference("events", "job_id", "jobs"),
-    )
-    _create_index("events", "happened_utc_ns")
-    _create_index("events", "job_id")
-    op.create_table(
-        "watermarks",
-        _text_column("name", 32),
-        sa.Column("before_utc_ns", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name=op.f("pk_watermarks")),
-    )
+def _reference(table: str, column: str) -> sa.ForeignKeyConstraint:
+    return sa.ForeignKeyConstraint([column], [f"{column.removesuffix('_id')}s.id"], name=op.f(f"fk_{table}_{column}"))

@@ -1,4 +1,4 @@
-"""Add the tree of accounts, as Slurm's associations have it."""
+"""Add the account tree of Slurm."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,11 +1,11 @@
-"""etc/salus.conf -> frozen dataclasses. Nobody else reads the file.
+"""Reads salus.conf into frozen dataclasses. No other package reads the file.
 
     loaded = load(locate(path_or_none))     # Config, or Rejected with every finding
-    config = load_or_raise(locate(None))    # for programs that cannot go on without
+    config = load_or_raise(locate(None))    # for programs that need a configuration
     settings = config.for_node("gpu01")     # typed: settings.lanes.lane_reserve_bytes, settings.order.policy, ...
-    devices = config.devices_of("gpu01")    # DeviceName records: host devices and what is special about GPUs
+    devices = config.devices_of("gpu01")    # from DeviceName records
 
-Keys, defaults and reasons: `keys.py`. Syntax: `grammar.py`. What cannot be true at once: `check.py`.
+`keys.py` lists the keys with their defaults, `grammar.py` parses the syntax, `check.py` finds contradictions.
 """
 
 from nodedaemon.config.check import lane_reserve_problem
@@ -14,11 +14,11 @@ from nodedaemon.config.finding import Finding, Place
 from nodedaemon.config.keys import Settings
 from nodedaemon.config.limits import device_limits, lane_reserve_bytes, weight_of
 from nodedaemon.config.loading import Rejected, UnreadableError, load, load_or_raise, locate, parse
-from nodedaemon.config.records import Config, Device, Record
+from nodedaemon.config.records import Config, ConfiguredDevice, Record
 
 __all__ = [
     "Config",
-    "Device",
+    "ConfiguredDevice",
     "Finding",
     "Place",
     "Record",

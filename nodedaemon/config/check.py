@@ -1,4 +1,4 @@
-"""Contradictions: values that are right alone and wrong together. One function a rule; all of them run."""
+"""Finds values that are valid alone and contradict each other. One function per rule; all rules run."""
 
 from urllib.parse import urlsplit
 
@@ -6,17 +6,17 @@ from nodedaemon.config.choices import DeviceType, ShareMode
 from nodedaemon.config.finding import Findings, Place, shown
 from nodedaemon.config.keys import Settings
 from nodedaemon.config.kinds import Size
-from nodedaemon.config.records import Config, Device, Record, Value
+from nodedaemon.config.records import Config, ConfiguredDevice, Record, Value
 from nodedaemon.config.spec import Scope
 from nodedaemon.core.types import LaneSharing
 
 SQLITE = "sqlite"
-# Stands for a node that no record names: what holds for every node holds for it.
+# A node that no record names.
 ANY_NODE = "*"
 
 
 def contradictions(config: Config, findings: Findings) -> None:
-    """Add to `findings` what cannot be true at once in `config`."""
+    """Add the contradictions of `config` to `findings`."""
     _check_storage(config, findings)
     _check_ports_and_sockets(config, findings)
     _check_partitions(config, findings)
@@ -28,7 +28,7 @@ def contradictions(config: Config, findings: Findings) -> None:
 
 
 def lane_reserve_problem(settings: Settings, capacity_bytes: int) -> str | None:
-    """Why this LaneReserve cannot hold on a device of that size, or None. A daemon asks for each detected device."""
+    """Why this LaneReserve is impossible on a device of that size, or None. Daemons check each detected device."""
     reserve_bytes = settings.lanes.lane_reserve_bytes
     size = Size()
     if reserve_bytes is not None and reserve_bytes >= capacity_bytes:
@@ -60,20 +60,18 @@ def _check_storage(config: Config, findings: Findings) -> None:
                 "is not a URL of sqlite, postgresql+psycopg, mysql+pymysql or mariadb+pymysql",
             )
         if has_password:
-            # The text itself is not repeated: findings end up in logs.
-            findings.contradict(url_value.place, "StorageUrl", "has a password in it; put it into the StoragePassFile")
+            # Do not repeat the text: findings end up in logs.
+            findings.contradict(url_value.place, "StorageUrl", "contains a password; put it into StoragePassFile")
     if pass_value is not None and pass_value.value and scheme == SQLITE:
-        findings.contradict(
-            pass_value.place, "StoragePassFile", "has no meaning with SQLite; leave it out", "StorageUrl"
-        )
+        findings.contradict(pass_value.place, "StoragePassFile", "has no meaning with SQLite; remove it", "StorageUrl")
     nodes = config.node_names()
     if scheme == SQLITE and len(nodes) > 1 and not config.settings.cluster.is_single_host:
         place = url_value.place if url_value else next(item for item in config.records if item.nodes).place
         findings.contradict(
             place,
             "StorageUrl",
-            f"SQLite serves writers on one host only, and there are {len(nodes)} nodes; use PostgreSQL or MariaDB, "
-            "or say SingleHost=yes if all run on this machine",
+            f"SQLite allows writers on one host only, but there are {len(nodes)} nodes; use PostgreSQL or MariaDB, "
+            "or set SingleHost=yes if all nodes run on this machine",
             "SingleHost",
         )
 
@@ -101,7 +99,7 @@ def _check_ports_and_sockets(config: Config, findings: Findings) -> None:
 
 
 def _check_partitions(config: Config, findings: Findings) -> None:
-    """A node's key set by a partition needs the nodes, and no node may get two answers."""
+    """A partition that sets a key of nodes must name its nodes, and no node may get two values."""
     owners: dict[tuple[str, str], tuple[Value, Record]] = {}
     settled = {
         (node, name)
@@ -111,7 +109,7 @@ def _check_partitions(config: Config, findings: Findings) -> None:
         for name in record.values
     }
     partitions = [record for record in config.records if record.scope is Scope.PARTITION]
-    # Those for all nodes first, so that the others are compared with them.
+    # Records for all nodes first, so that the others are compared with them.
     for record in sorted(partitions, key=lambda item: item.nodes is not None):
         for value in record.values.values():
             name = value.key.name
@@ -119,7 +117,7 @@ def _check_partitions(config: Config, findings: Findings) -> None:
                 continue
             if record.nodes == frozenset():
                 findings.contradict(
-                    value.place, name, f"belongs to nodes, and {shown(record.title)} names none; add Nodes=", "Nodes"
+                    value.place, name, f"applies to nodes, but {shown(record.title)} names none; add Nodes=", "Nodes"
                 )
             for node in (ANY_NODE,) if record.nodes is None else sorted(record.nodes):
                 other = owners.get((ANY_NODE, name)) or owners.setdefault((node, name), (value, record))
@@ -148,7 +146,7 @@ def _check_device_fields(record: Record, findings: Findings) -> None:
 
 
 def _representatives(config: Config) -> list[str]:
-    """One node for each combination of records: nodes that the same lines speak of need one check, not thousands."""
+    """One node per combination of records: nodes with the same records need only one check."""
     lines_of_node: dict[str, list[int]] = {ANY_NODE: []}
     for position, record in enumerate(config.records):
         for node in record.nodes or ():
@@ -163,7 +161,7 @@ def _check_node(config: Config, node: str, findings: Findings) -> None:
         findings.contradict(
             place,
             "HangTimeout",
-            "is not longer than IdleRelease, so that an idle holder would count as hung",
+            "is not longer than IdleRelease, so an idle session would count as hung",
             "IdleRelease",
         )
     owners: dict[int, str] = {}
@@ -174,13 +172,13 @@ def _check_node(config: Config, node: str, findings: Findings) -> None:
         for core in device.cores:
             owner = owners.setdefault(core, device.name)
             if owner != device.name:
-                problem = f"core {core} is {shown(owner)}'s already; a device of fixed speed has cores of its own"
+                problem = f"core {core} already belongs to {shown(owner)}; give each device its own cores"
                 findings.contradict(device.record.fields["Cores"].place, "Cores", problem)
                 break
     _check_share_mode(settings, _place_of(config, node, "ShareMode", "LaneSharing"), findings)
 
 
-def _check_device(config: Config, node: str, device: Device, findings: Findings) -> None:
+def _check_device(config: Config, node: str, device: ConfiguredDevice, findings: Findings) -> None:
     values = device.record.values
     if "ShareMode" in values:
         _check_share_mode(device.settings, values["ShareMode"].place, findings)
@@ -200,12 +198,12 @@ def _check_device(config: Config, node: str, device: Device, findings: Findings)
 def _check_share_mode(settings: Settings, place: Place | None, findings: Findings) -> None:
     if place and settings.daemon.share_mode is ShareMode.MPS and settings.lanes.sharing is not LaneSharing.USER:
         findings.contradict(
-            place, "ShareMode", "mps serves one user at a time; it needs LaneSharing=user", "LaneSharing"
+            place, "ShareMode", "mps serves one user at a time and needs LaneSharing=user", "LaneSharing"
         )
 
 
 def _place_of(config: Config, node: str, *names: str) -> Place | None:
-    """The line that decides one of these keys for `node`; None when all are defaults, which never contradict."""
+    """The line that sets one of these keys for `node`. None if all are defaults, which never contradict."""
     values = config.values_for_node(node)
     return next(
         (found.place for name in names for found in (values.get(name) or config.values.get(name),) if found), None

@@ -1,17 +1,17 @@
-"""The names that keys choose among. Each member says what it does; the manual prints them."""
+"""The enumerations among whose members a key chooses."""
 
 from enum import StrEnum
 
 
 class ShareMode(StrEnum):
-    """How lanes that run at once share a CUDA device's processors."""
+    """How lanes that run at the same time share the processors of a GPU."""
 
     TIMESLICE = "timeslice"
     MPS = "mps"
 
 
 class StrayAccess(StrEnum):
-    """Whether a touch of a lane that is lent to somebody else is caught."""
+    """Whether salusd detects access to a lane that another session holds."""
 
     OFF = "off"
     TRAP = "trap"
@@ -27,21 +27,21 @@ class UnknownJob(StrEnum):
 
 
 class AdmissionLoss(StrEnum):
-    """What a submit gets while salus-admitd does not answer."""
+    """What a job gets that is submitted while salus-admitd does not answer."""
 
     EXCLUSIVE = "exclusive"
     REFUSE = "refuse"
 
 
 class DaemonLoss(StrEnum):
-    """What a task gets that starts while salusd does not answer."""
+    """What a task does that starts while salusd does not answer."""
 
     RUN = "run"
     REFUSE = "refuse"
 
 
 class DeviceType(StrEnum):
-    """What stands behind a device."""
+    """A GPU, or a slice of the node's memory and cores."""
 
     CUDA = "cuda"
     HOST = "host"
@@ -55,14 +55,14 @@ class AutoDetect(StrEnum):
 
 
 class SlurmAccess(StrEnum):
-    """How Slurm is asked and told."""
+    """How Salus talks to Slurm."""
 
     CLI = "cli"
     PYSLURM = "pyslurm"
 
 
 class LogLevel(StrEnum):
-    """The least important line that is logged."""
+    """The least severe level that is logged."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -71,7 +71,7 @@ class LogLevel(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How a line of the log is written."""
+    """The format of log lines."""
 
     KEYVALUE = "keyvalue"
     JSON = "json"

@@ -1,33 +1,37 @@
-"""The shipped etc/salus.conf and the key reference docs/man/salus.conf.md, written from the dataclasses.
+"""Generates etc/salus.conf and the key reference docs/man/salus.conf.md from the dataclasses of `keys` and `records`.
 
-`make man` writes both; a test compares them with what is in the tree, so that no key goes undocumented.
+`make man` writes both files. A test compares them with the tree, so no key stays undocumented.
 """
 
 import sys
+import textwrap
 from pathlib import Path
 
 from nodedaemon.config.records import FIELDS, GROUPS
 from nodedaemon.config.spec import Key, Scope, keys_of
 
+COLUMNS = 100
+
 _TEMPLATE_HEAD = """\
-# salus.conf: the configuration of Salus, one file for the whole cluster, in slurm.conf's syntax.
-# Every key stands here with its default, commented out: remove the # in front to change one.
-# Check the file with `salus config check`; `salus config show --origin` prints what is in effect.
-# [NodeName, ...] names the records in which a key may stand as well; (restart) that a reload is not enough.
-# Sizes: 4096, 16M, 10G (1K is 1024). Times: 500ms, 30 (seconds), 5:00, 12:00:00, 7-00:00:00. Include FILE works.
+# salus.conf: the configuration of Salus, one file for the cluster, in the syntax of slurm.conf.
+# Every key is listed with its default, commented out. Remove the # in front of a key to change it.
+# `salus config check` checks the file. `salus config show --origin` prints the values in effect.
+# [NodeName, ...] lists the records that may set the key, too. (restart): a reload is not enough.
+# Sizes: 4096, 16M, 10G (1K is 1024). Times: 500ms, 30 (seconds), 5:00, 12:00:00, 7-00:00:00.
+# `Include FILE` reads another file.
 """
 
 _TEMPLATE_TAIL = """\
 
-# Records, one line each; a backslash at the end of a line joins the next.
+# Records: one line each. A backslash at the end of a line joins the next line.
 #
-# Other values for some nodes:
+# Values for some nodes:
 #NodeName=gpu[01-04] Policy=srtf MaxLanes=2
 #
-# Other values for the jobs of a partition, or with Nodes= for its nodes:
+# Values for the jobs of a partition, or with Nodes= for its nodes:
 #PartitionName=debug Nodes=gpu[01-02] Policy=fifo UnknownJob=declared
 #
-# A device that is not detected (a slice of the node's memory and cores), or other values for a GPU:
+# A device that cannot be detected (a slice of the node's memory and cores), or values for one GPU:
 #DeviceName=host0 Nodes=gpu01 Type=host Memory=2G Cores=0
 #DeviceName=big Nodes=gpu04 Type=cuda Uuid=GPU-00000000-0000-0000-0000-000000000000 LaneReserve=24G
 """
@@ -41,27 +45,32 @@ salus.conf - configuration of Salus
 
 ## Description
 
-One file for the whole cluster, the same on every node, in the syntax of slurm.conf. It is looked for in this order: the
-file named on the command line, the one that the environment variable `SALUS_CONF` names, `/etc/salus/salus.conf`, and
-`etc/salus.conf` beside the installation. Without any of them the defaults below hold.
+One file configures the whole cluster. It is the same on every node and uses the syntax of
+slurm.conf. Salus reads the first of these files that exists: the file named on the command line,
+the file that the environment variable `SALUS_CONF` names, `/etc/salus/salus.conf`, and
+`etc/salus.conf` next to the installation. Without a file, the defaults below apply.
 
-- A line holds one or several `Key=Value`. Keys and names of choices may be written in any case.
-- `#` starts a comment; write `\\#` for the character itself. Text with spaces stands in double quotes.
-- A backslash at the end of a line joins the next one to it.
-- `Include FILE` reads another file at that point; a relative name is relative to the including file, and `%c` stands
-  for the `ClusterName` set above. A file that includes itself, directly or not, is an error.
-- Sizes are bytes or carry K, M, G, T or P, each 1024 times the one before: `16M`. Times are seconds or `MM:SS`,
-  `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`, or carry `s`, `ms` or `us`: `500ms`. Percentages carry their sign: `10%`.
+- A line holds one or more `Key=Value` pairs. Keys and the names of choices are not case-sensitive.
+- `#` starts a comment; write `\\#` for the character itself. Put text with spaces in double quotes.
+- A backslash at the end of a line joins the next line to it.
+- `Include FILE` reads another file at that point. A relative name is relative to the including
+  file. `%c` is replaced by the `ClusterName` set above. A file must not include itself.
+- Sizes are bytes or end with K, M, G, T or P, each 1024 times the one before: `16M`.
+- Times are seconds or `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`, or end with `s`, `ms`
+  or `us`: `500ms`. Percentages end with a percent sign: `10%`.
 - Node names may be lists with ranges: `gpu[01-16,20],login1`.
-- In paths `%c` stands for the cluster's name, `%n` for the node's where the value may differ by node, `%%` for `%`.
+- In paths, `%c` is the cluster name and `%%` is a percent sign. `%n` is the node name, if the value
+  may differ between nodes.
 
-Unknown keys, wrong units, keys set twice and values that contradict each other stop the start of a daemon, or keep the
-old configuration at a reload. `salus config check` reports all of them at once, each with its file and line.
+A daemon does not start with an unknown key, a wrong unit, a key that is set twice or values that
+contradict each other. At a reload it keeps its old configuration instead. `salus config check`
+reports all problems at once, each with its file and line.
 
 ## Keys
 
-Each may stand on a line of its own; those marked so also in a record, where they hold for its nodes, partition or
-device. The most special wins: device, node, partition, line of its own, default.
+Each key may be set on a line of its own. Some keys may also be set in a record, for its nodes, its
+partition or its device. The most specific value wins: device, node, partition, a line of its own,
+default.
 """
 
 _MANUAL_TAIL = """\
@@ -77,31 +86,33 @@ salus(1), slurm.conf(5)
 
 
 def template_text() -> str:
-    """etc/salus.conf: every key, its default, one line why."""
+    """etc/salus.conf: every key with its description and default."""
     parts = [_TEMPLATE_HEAD]
     for group in GROUPS.values():
         parts.append(f"\n## {_title(group)}\n")
         for key in keys_of(group):
             scopes = f" [{', '.join(key.scopes)}]" if key.scopes else ""
             restart = "" if key.is_live else " (restart)"
-            parts.append(f"# {key.why}{scopes}{restart}\n#{key.name}={key.default_text()}\n")
+            parts.append(_wrap(f"{key.why}{scopes}{restart}", "# ", "# ") + f"#{key.name}={key.default_text()}\n")
     return "".join([*parts, _TEMPLATE_TAIL])
 
 
 def manual_text() -> str:
-    """docs/man/salus.conf.md: the syntax, and every key with kind, default and place."""
+    """docs/man/salus.conf.md: the syntax, and every key with its type, default and records."""
     parts = [_MANUAL_HEAD]
     for group in GROUPS.values():
         parts.append(f"\n### {_title(group)}\n")
         parts += [_manual_entry(key) for key in keys_of(group)]
     parts.append("\n## Records\n")
     for scope, group in FIELDS.items():
-        parts.append(f"\n### {scope}\n\n{_title(group)}.\n")
+        parts.append(f"\n### {scope}\n\n" + _wrap(f"{_title(group)}."))
         parts += [_manual_entry(key) for key in keys_of(group)]
         own = [key.name for other in GROUPS.values() for key in keys_of(other) if scope in key.scopes]
-        parts.append(f"\nKeys from above that may stand here: {', '.join(own)}.\n")
+        parts.append("\n" + _wrap(f"Keys from above that may be set here: {', '.join(own)}."))
         if scope is Scope.PARTITION:
-            parts.append("\nA key that nodes have as well (Policy) needs `Nodes`, and holds for those nodes.\n")
+            parts.append(
+                "\nA key that can also be set for nodes, such as Policy, needs `Nodes` and applies to those nodes.\n"
+            )
     return "".join([*parts, _MANUAL_TAIL])
 
 
@@ -115,7 +126,14 @@ def _manual_entry(key: Key) -> str:
         notes.append(f"also in {', '.join(key.scopes)}")
     if not key.is_live:
         notes.append("needs a restart")
-    return f"\n**{key.name}** ({'; '.join(notes)})\n: {key.why}\n"
+    return "\n" + _wrap(f"**{key.name}** ({'; '.join(notes)})") + _wrap(key.why, ": ", "  ")
+
+
+def _wrap(text: str, first: str = "", others: str = "") -> str:
+    lines = textwrap.wrap(
+        text, COLUMNS, initial_indent=first, subsequent_indent=others, break_on_hyphens=False, break_long_words=False
+    )
+    return "\n".join(lines) + "\n"
 
 
 def _title(group: type) -> str:

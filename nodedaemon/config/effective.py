@@ -1,4 +1,4 @@
-"""Every value in effect and where it came from: what `salus config show` prints."""
+"""Every value in effect and its origin, for `salus config show`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ DEFAULT_ORIGIN = "default"
 
 @dataclass(frozen=True)
 class Effective:
-    """One value: the record that it belongs to (empty for the cluster), key, text as in the file, origin."""
+    """One value: its record (empty for the cluster), its key, its text as in the file, its origin."""
 
     record: str
     key: str
@@ -21,7 +21,7 @@ class Effective:
 
 
 def values_in_effect(config: Config) -> Iterator[Effective]:
-    """All keys of the cluster, then what each record says."""
+    """All keys of the cluster, then the values of each record."""
     yield from _all_keys(config.settings, config.values, "")
     for record in config.records:
         for value in (*record.fields.values(), *record.values.values()):
@@ -29,7 +29,7 @@ def values_in_effect(config: Config) -> Iterator[Effective]:
 
 
 def values_of_node(config: Config, node: str) -> Iterator[Effective]:
-    """All keys as they hold for one node, then those of its devices."""
+    """All keys as they apply to one node, then those of its devices."""
     yield from _all_keys(config.for_node(node), {**config.values, **config.values_for_node(node)}, f"NodeName={node}")
     for device in config.devices_of(node):
         for value in (*device.record.fields.values(), *device.record.values.values()):
@@ -38,13 +38,13 @@ def values_of_node(config: Config, node: str) -> Iterator[Effective]:
 
 
 def values_of_partition(config: Config, partition: str) -> Iterator[Effective]:
-    """All keys as they hold for the jobs of one partition."""
+    """All keys as they apply to the jobs of one partition."""
     values = {**config.values, **config.values_for_partition(partition)}
     yield from _all_keys(config.for_partition(partition), values, f"PartitionName={partition}")
 
 
 def changed_keys(old: Config, new: Config, node: str) -> tuple[Key, ...]:
-    """The keys whose value for `node` or a device of it differs; those that are not live wait for a restart."""
+    """The keys whose value differs for `node` or one of its devices. Keys that are not live need a restart."""
     before, after = (
         {(value.record, value.key): value.value for value in values_of_node(config, node)} for config in (old, new)
     )
@@ -55,13 +55,12 @@ def changed_keys(old: Config, new: Config, node: str) -> tuple[Key, ...]:
 
 
 def find_key(name: str) -> Key | None:
-    """The key of that name, whatever its case, also one that only stands in records."""
-    known = by_folded_name((*(key for group in FIELDS.values() for key in keys_of(group)), *KEYS))
-    return known.get(name.casefold())
+    """The key of that name in any case, including keys that only records have."""
+    return by_folded_name((*(key for group in FIELDS.values() for key in keys_of(group)), *KEYS)).get(name.casefold())
 
 
 def key_names() -> tuple[str, ...]:
-    """Every name that `find_key` knows."""
+    """Every name that `find_key` finds."""
     return tuple(sorted({key.name for group in FIELDS.values() for key in keys_of(group)} | {key.name for key in KEYS}))
 
 

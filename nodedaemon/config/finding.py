@@ -1,10 +1,10 @@
-"""Where a value came from and what is wrong with it. Findings are values: a load collects all of them, then answers."""
+"""Problems in a configuration file, each with its line. A load collects all of them before it answers."""
 
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-# A file of junk would otherwise cost minutes of nearest-key search and more lines than anybody reads.
+# Without a limit, a file of junk would cost minutes of nearest-key search.
 FINDING_COUNT_MAX = 1000
 SHOWN_TEXT_LENGTH_MAX = 60
 
@@ -22,7 +22,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that keeps a file from being used: where, about which key, why, and the nearest right spelling."""
+    """One problem: its line, its key, the reason, and the nearest correct spelling."""
 
     place: Place
     key: str
@@ -37,45 +37,45 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collects findings up to a bound; the one that reaches the bound says so."""
+    """Collects findings up to a limit. The last finding says that the limit is reached."""
 
     found: list[Finding] = field(default_factory=list)
     known: set[Finding] = field(default_factory=set)
-    # Keys whose value is wrong or misspelt: what follows from their defaults would mislead.
+    # Keys whose value is wrong or misspelt: contradictions with their defaults would mislead.
     suspects: set[str] = field(default_factory=set)
 
     def add(self, place: Place, key: str, problem: str, nearest: str | None = None) -> None:
-        """Note one finding, unless there are so many already that nobody would read it."""
+        """Add one finding, unless the limit is reached."""
         finding = Finding(place, shown(key), problem, nearest)
-        # A rule that is broken on many nodes by one line is one finding.
+        # One line that breaks a rule on many nodes is one finding.
         if self.is_full or finding in self.known:
             return
         if len(self.found) == FINDING_COUNT_MAX - 1:
-            self.found.append(Finding(place, "", "too many findings; the rest is not shown, mend these first"))
+            self.found.append(Finding(place, "", "too many findings; fix these first, the rest is not shown"))
             return
         self.found.append(finding)
         self.known.add(finding)
 
     def contradict(self, place: Place, key: str, problem: str, *others: str) -> None:
-        """Note that `key` cannot be so beside `others`, unless one of them is suspect."""
+        """Report that `key` contradicts `others`, unless one of them is suspect."""
         if self.suspects.isdisjoint((key, *others)):
             self.add(place, key, problem)
 
     @property
     def is_full(self) -> bool:
-        """Whether further findings would be dropped, so that looking for more is wasted work."""
+        """Whether further findings would be dropped."""
         return len(self.found) >= FINDING_COUNT_MAX
 
 
-def nearest_of(text: str, known: Iterable[str]) -> str | None:
-    """The known spelling closest to `text`, whatever its case, or None when nothing is close."""
-    by_folded = {name.casefold(): name for name in known}
+def nearest_of(text: str, names: Iterable[str]) -> str | None:
+    """The spelling closest to `text`, in any case, or None if none is close."""
+    by_folded = {name.casefold(): name for name in names}
     folded = text[:SHOWN_TEXT_LENGTH_MAX].casefold()
     matches = difflib.get_close_matches(folded, list(by_folded), n=1, cutoff=0.6)
     return by_folded[matches[0]] if matches else None
 
 
 def shown(text: str) -> str:
-    """`text` fit for one line of a terminal: nothing unprintable, not too long."""
+    """`text` made printable and short enough for one line of a terminal."""
     clean = "".join(character if character.isprintable() else "?" for character in text)
     return clean if len(clean) <= SHOWN_TEXT_LENGTH_MAX else clean[: SHOWN_TEXT_LENGTH_MAX - 3] + "..."

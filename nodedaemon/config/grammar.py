@@ -1,8 +1,8 @@
-"""Bytes of a configuration file -> lines of Key=Value settings, in slurm.conf's syntax (docs/man/salus.conf.md).
+"""Parses a configuration file into lines of Key=Value settings, in the syntax of slurm.conf (docs/man/salus.conf.md).
 
-A comment runs from # to the end of the line (\\# is a plain #), a backslash at the end joins the next line, `Include
-FILE` reads another file. Any bytes are accepted: what is not a setting becomes a finding. Sizes, depth and number of
-files are bounded.
+A comment runs from # to the end of the line (\\# is a plain #). A backslash at the end of a line joins the next line.
+`Include FILE` reads another file. Any bytes are accepted: text that is not a setting becomes a finding. The size, depth
+and number of files are bounded.
 """
 
 import os
@@ -18,14 +18,14 @@ from nodedaemon.config.finding import Findings, Place, shown
 FILE_BYTES_MAX = 1 << 20
 FILE_COUNT_MAX = 64
 INCLUDE_DEPTH_MAX = 16
-# A line of prose without its # is one mistake, not one a word.
+# A comment without its # is one mistake, not one per word.
 BAD_WORD_COUNT_MAX = 5
 
 Reader = Callable[[Path], bytes]
 
 _SPACE = re.compile(r"[^\S\n]*")
 _KEY = r"[A-Za-z0-9_.\-]+"
-# A value may stand after spaces, as in slurm.conf, unless what follows is the next setting.
+# Spaces may precede a value, as in slurm.conf, unless the next setting follows.
 _SETTING = re.compile(rf'({_KEY})\s*=(?:\s*"([^"]*)"(?=\s|$)|\s*(?!{_KEY}\s*=)([^\s"]\S*)|(?=\s|$))')
 _INCLUDE = re.compile(r"include(?:\s+(?!=)(.*\S))?\s*", re.IGNORECASE)
 _WORD = re.compile(r"\S+")
@@ -33,7 +33,7 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True)
 class Setting:
-    """One Key=Value as written."""
+    """One Key=Value pair, as written."""
 
     key: str
     value: str
@@ -42,16 +42,16 @@ class Setting:
 
 @dataclass
 class Scan:
-    """One walk through a file and all that it includes."""
+    """One pass over a file and all files that it includes."""
 
     read: Reader
     findings: Findings
     files: list[str] = field(default_factory=list)
-    # Include's %c is the cluster's name as far as it is known by then.
+    # For %c in Include: the ClusterName set so far.
     cluster_name: str | None = None
 
     def lines_of(self, path: Path, data: bytes, above: tuple[Path, ...] = ()) -> Iterator[tuple[Setting, ...]]:
-        """The settings of `data`, line by line, with those of included files where the Include stands."""
+        """The settings of `data`, line by line, with those of included files in place of each Include."""
         self.files.append(str(path))
         for text, starts in _logical_lines(data):
             if self.findings.is_full:
@@ -77,7 +77,7 @@ class Scan:
                 bad_word_count += 1
                 word = _WORD.match(text, position)
                 stop = word.end() if word else len(text)
-                # A quote that is never closed makes the rest of the line meaningless.
+                # After a quote that is never closed, the rest of the line has no meaning.
                 if text.count('"', position, stop) % 2:
                     stop = len(text)
                 self.findings.add(place, "", f"{shown(text[position:stop])!r} is not Key=Value; quote text with spaces")
@@ -102,7 +102,7 @@ class Scan:
         path = above[-1].parent / name
         problem = None
         if any(os.path.realpath(path) == os.path.realpath(upper) for upper in above):
-            problem = f"{shown(name)} includes itself by way of this line"
+            problem = f"{shown(name)} includes itself through this line"
         elif len(above) >= INCLUDE_DEPTH_MAX:
             problem = f"files include each other more than {INCLUDE_DEPTH_MAX} deep"
         elif len(self.files) >= FILE_COUNT_MAX:
@@ -119,7 +119,7 @@ class Scan:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a regular file of a sane size; OSError otherwise. A pipe or device would block or never end."""
+    """The bytes of a regular file, up to a limit. Raises OSError for others: a pipe or device could block for ever."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -139,7 +139,7 @@ def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
 
 
 def _logical_lines(data: bytes) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Lines without comments, continuations joined; with each the offset at which every line of the file starts."""
+    """Lines without comments and with continuations joined, each with the offsets of its lines in the file."""
     text, starts = "", list[tuple[int, int]]()
     for number, physical in enumerate(data.decode("utf-8", errors="replace").split("\n"), start=1):
         piece, is_continued = _without_comment(physical.rstrip("\r"))

@@ -1,6 +1,6 @@
-"""Slurm's host lists: `gpu[01-04,7],login1` to names and back. Implements the grammar of slurm.conf's NodeName.
+"""Expands and compresses Slurm's host lists such as `gpu[01-04,7],login1`, by the grammar of NodeName in slurm.conf.
 
-Expansion is bounded, because a range of a billion nodes is a typo and not a cluster.
+Expansion is bounded: a range of a billion nodes is a typing error.
 """
 
 import re
@@ -17,7 +17,7 @@ _NUMBERED = re.compile(r"(.*?)([0-9]{1,18})")
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Every name that `text` stands for, in its order; ValueError says what is wrong with it."""
+    """The names that `text` stands for, in its order. Raises ValueError with the reason if it is invalid."""
     names: list[str] = []
     for entry in _split(text):
         names += _expand_entry(entry, NAME_COUNT_MAX - len(names))
@@ -28,7 +28,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def compress(names: Iterable[str]) -> str:
-    """The shortest plain host list for `names`, sorted; `expand` gives the same names back."""
+    """A short, sorted host list for `names`; `expand` returns the same names."""
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in sorted(set(names)):
@@ -37,7 +37,7 @@ def compress(names: Iterable[str]) -> str:
             plain.append(name)
             continue
         prefix, digits = match.groups()
-        # Names of different width are different names (gpu1, gpu01), so each width is a group of its own.
+        # gpu1 and gpu01 are different names, so each width is a separate group.
         groups.setdefault((prefix, len(digits)), []).append(int(digits))
     return ",".join(plain + [_compress_group(prefix, width, numbers) for (prefix, width), numbers in groups.items()])
 

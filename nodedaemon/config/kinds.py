@@ -1,7 +1,7 @@
-"""The kinds of value that a key may have: how each is read, written back and described.
+"""The types of value that a key may have: how to parse, write and describe each.
 
-`parse` raises ValueError with a reason that a reader of the file can act on; it never raises anything else. Bytes and
-nanoseconds are integers. Suffixes are binary, as everywhere in Slurm: 1K is 1024.
+`parse` raises ValueError, and nothing else, with a reason that helps to correct the file. Bytes and nanoseconds are
+integers. Suffixes are binary, as in Slurm: 1K is 1024.
 """
 
 import re
@@ -29,11 +29,11 @@ _SPAN_NS = {"us": MICROSECOND_NS, "ms": MILLISECOND_NS, "s": SECOND_NS}
 
 
 class Kind(Protocol[T]):
-    """What a key's value may be."""
+    """The type of a key's value."""
 
     @property
     def words(self) -> str:
-        """What to write, for the manual: `size`, `yes or no`, `fifo, srtf or fair`."""
+        """The type in words, for the manual: `size`, `yes or no`."""
 
     def parse(self, text: str) -> T: ...
 
@@ -41,7 +41,7 @@ class Kind(Protocol[T]):
 
 
 def _wrong(text: str, expected: str) -> ValueError:
-    """Names the unit that was found where another was expected: most wrong values are right ones of another kind."""
+    """An error that names the unit found: most wrong values would be right for another type."""
     looks = (
         "a size"
         if _SIZE.fullmatch(text) and not text.isdigit()
@@ -57,9 +57,9 @@ def _wrong(text: str, expected: str) -> ValueError:
 
 
 def _check_characters(text: str) -> str:
-    # The file has no way to write the last two, so a value with them could not be shown as it must be written.
+    # The syntax cannot express a quote or a backslash, so such a value could not be written back.
     if not text.isprintable() or '"' in text or "\\" in text:
-        raise ValueError("has a quote, a backslash or a character that cannot be printed")
+        raise ValueError("has a quote, a backslash or an unprintable character")
     return text
 
 
@@ -147,7 +147,7 @@ class Time:
             return None
         whole, part, suffix = match.groups()
         unit_ns = _SPAN_NS[suffix.lower()]
-        # Digits below a nanosecond are dropped.
+        # Digits below a nanosecond are ignored.
         return int(whole) * unit_ns + int((part or "0").ljust(9, "0")) * unit_ns // SECOND_NS
 
     @staticmethod
@@ -192,7 +192,7 @@ def port() -> Count:
 
 @dataclass(frozen=True)
 class Percent:
-    """Whole percents; the sign is part of the value, so that nobody takes 10 for a factor."""
+    """Whole percents. The sign is required, so that 10 is not mistaken for a factor."""
 
     high: int = 1000
     words: str = "percentage"
@@ -209,7 +209,7 @@ class Percent:
 
 @dataclass(frozen=True)
 class YesNo:
-    """A claim."""
+    """A Boolean."""
 
     words: str = "yes or no"
 
@@ -256,16 +256,16 @@ class Choice(Generic[T]):
 
 @dataclass(frozen=True)
 class Names:
-    """Names in a comma list, perhaps none."""
+    """A comma-separated list of names, which may be empty."""
 
     words: str = "comma list"
 
     def parse(self, text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",")) if text else ()
         if not all(_WORD.fullmatch(name) and name.isprintable() for name in names):
-            raise ValueError("a name in the list is empty, or has a space, a quote or the like")
+            raise ValueError("a name in the list is empty, or contains a space, a quote or a backslash")
         if len(set(names)) != len(names):
-            raise ValueError("a name stands in the list twice")
+            raise ValueError("a name is in the list twice")
         return names
 
     def write(self, value: tuple[str, ...]) -> str:
@@ -274,7 +274,7 @@ class Names:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Whole numbers and ranges in a comma list, perhaps none: 0,2-3."""
+    """A comma-separated list of whole numbers and ranges, which may be empty: 0,2-3."""
 
     high: int = 4095
     words: str = "number list"
@@ -289,7 +289,7 @@ class Numbers:
                 raise ValueError(f"the range {item} runs backwards")
             numbers += range(low, high + 1)
         if len(set(numbers)) != len(numbers):
-            raise ValueError("a number stands in the list twice")
+            raise ValueError("a number is in the list twice")
         return tuple(numbers)
 
     def write(self, value: tuple[int, ...]) -> str:
@@ -314,11 +314,11 @@ class Text:
 
 @dataclass(frozen=True)
 class FilePath:
-    """An absolute path; %c stands for the cluster, %n for the node (where it may differ by node), %% for a %."""
+    """An absolute path. %c is the cluster, %n the node if the path may differ by node, %% a percent sign."""
 
     is_optional: bool = False
     has_node: bool = False
-    # A unix socket's address holds 107 bytes and a final zero.
+    # The address of a Unix socket holds 107 bytes and a final zero.
     is_socket: bool = False
     words: str = "path"
 
@@ -331,7 +331,7 @@ class FilePath:
         known = ("c", "n") if self.has_node else ("c",)
         if any(not piece.startswith(known) for piece in text.replace("%%", "").split("%")[1:]):
             node = ", %n (node)" if self.has_node else ""
-            raise ValueError(f"has a per cent sign that is not %c (cluster){node} or %%")
+            raise ValueError(f"has a percent sign that is not %c (cluster){node} or %%")
         if self.is_socket and len(text.encode()) > 107:
             raise ValueError("is longer than the 107 bytes that a socket's address holds")
         return text

@@ -1,4 +1,4 @@
-"""From settings to the values of core: the only place that knows both."""
+"""Converts settings to the values of the core. Only this module knows both."""
 
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.memory import auto_reserve
@@ -6,7 +6,7 @@ from nodedaemon.core.types import DeviceLimits, JobClass
 
 
 def device_limits(settings: Settings, capacity_bytes: int) -> DeviceLimits:
-    """What the engine must know of a device."""
+    """The limits of a device, for the engine."""
     return DeviceLimits(
         capacity_bytes=capacity_bytes,
         lane_reserve_bytes=lane_reserve_bytes(settings, capacity_bytes),
@@ -24,17 +24,17 @@ def device_limits(settings: Settings, capacity_bytes: int) -> DeviceLimits:
 
 
 def lane_reserve_bytes(settings: Settings, capacity_bytes: int) -> int:
-    """R of a device: as configured, or with `auto` what `auto_reserve` gives a device without profiles.
+    """The lane reserve R of a device: as configured, or for `auto` that of a device without profiles.
 
-    The one place that turns `auto` into bytes, because gres.conf is printed with it and the engine guards it: shards
-    that Slurm counts and bytes that salusd keeps must come from one number. `salus simulate` says which R is best.
+    gres.conf is printed with this number and the engine enforces it: the shards that Slurm counts and the bytes that
+    salusd keeps must agree. `salus simulate` shows which R is best.
     """
     fixed_bytes = settings.lanes.lane_reserve_bytes
     return auto_reserve((), capacity_bytes) if fixed_bytes is None else fixed_bytes
 
 
 def weight_of(settings: Settings, job_class: JobClass) -> int:
-    """The share of a class under `fair`."""
+    """The weight of a class under `fair`."""
     return {
         JobClass.HIGH: settings.order.weight_high,
         JobClass.NORMAL: settings.order.weight_normal,

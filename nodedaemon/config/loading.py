@@ -1,6 +1,6 @@
-"""A configuration file -> Config, or everything that is wrong with it. Never half a configuration.
+"""Loads a configuration file into a `Config`, or reports everything that is wrong with it.
 
-`load` raises only when the file itself cannot be read; whatever its bytes are, the answer is a Config or Rejected.
+`load` raises only if the file cannot be read. For any content the result is a `Config` or `Rejected`.
 """
 
 import os
@@ -19,7 +19,7 @@ from nodedaemon.core.errors import RequestError
 SYSTEM_FILE = Path("/etc/salus/salus.conf")
 FILE_VARIABLE = "SALUS_CONF"
 
-# Over all records: one list is bounded by itself, a file of a megabyte holds thousands of them.
+# Names in all records together. One list has its own limit, but a file may hold thousands of lists.
 NAME_COUNT_MAX = 131_072
 
 _KEYS = by_folded_name(KEYS)
@@ -34,12 +34,12 @@ _ALLOWED: Mapping[Scope, Mapping[str, Key]] = {
 
 
 class UnreadableError(RequestError):
-    """The configuration file itself cannot be read; whoever named it must act."""
+    """The configuration file cannot be read."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """A file that cannot be used, with everything that is wrong with it, in the order of its lines."""
+    """A file that cannot be used, with all findings in the order of its lines."""
 
     findings: tuple[Finding, ...]
 
@@ -48,9 +48,9 @@ class Rejected:
 
 
 def locate(explicit: Path | None = None, environment: Mapping[str, str] | None = None) -> Path | None:
-    """The file to read: the one asked for, SALUS_CONF, /etc/salus/salus.conf, the one beside the installation.
+    """The first of these files: `explicit`, SALUS_CONF, /etc/salus/salus.conf, the one next to the installation.
 
-    None where there is none of them: the built-in defaults hold.
+    None if there is none; then the built-in defaults apply.
     """
     variable = (os.environ if environment is None else environment).get(FILE_VARIABLE)
     if explicit is not None or variable:
@@ -60,7 +60,7 @@ def locate(explicit: Path | None = None, environment: Mapping[str, str] | None =
 
 
 def load(path: Path | None, read: Reader = read_file) -> Config | Rejected:
-    """Read `path` and all that it includes; None gives the defaults. UnreadableError if `path` cannot be read."""
+    """Read `path` and its includes. None gives the defaults. Raises UnreadableError if `path` cannot be read."""
     if path is None:
         return Config(settings_of({}))
     try:
@@ -72,20 +72,20 @@ def load(path: Path | None, read: Reader = read_file) -> Config | Rejected:
 
 
 def load_or_raise(path: Path | None) -> Config:
-    """As `load`, but a file with findings is a RequestError that lists them all: for programs that cannot go on."""
+    """As `load`, but a file with findings raises RequestError that lists them all."""
     loaded = load(path)
     if isinstance(loaded, Rejected):
-        raise RequestError(f"configuration: {path}: cannot be used; mend it and run salus config check\n{loaded}")
+        raise RequestError(f"configuration: {path}: cannot be used; correct it and run salus config check\n{loaded}")
     return loaded
 
 
 def parse(path: Path, data: bytes, read: Reader = read_file) -> Config | Rejected:
-    """What the bytes of `path` amount to; `read` gets the files that they include."""
+    """Parse `data`, the content of `path`. `read` reads the files that it includes."""
     findings = Findings()
     scan = Scan(read, findings)
     draft = _Draft(findings)
     for line in scan.lines_of(path, data):
-        draft.take(line)
+        draft.add(line)
     config = Config(settings_of(draft.values), draft.values, tuple(draft.records), tuple(scan.files))
     contradictions(config, findings)
     order = {file: position for position, file in enumerate(scan.files)}
@@ -100,24 +100,24 @@ class _Draft:
     values: dict[str, Value] = field(default_factory=dict)
     seen: dict[str, Place] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
-    # The line that named a node, partition or device first, on which node.
+    # The line that first named a node, partition or device, per node.
     owners: dict[Scope, dict[str, dict[str, Place]]] = field(default_factory=lambda: {scope: {} for scope in Scope})
     name_count: int = 0
 
-    def take(self, line: Sequence[Setting]) -> None:
+    def add(self, line: Sequence[Setting]) -> None:
         scope = _OPENERS.get(line[0].key.casefold())
         if scope is not None:
-            self._take_record(scope, line)
+            self._add_record(scope, line)
             return
         for setting in line:
-            self._take_value(setting, _KEYS, self.values, self.seen)
+            self._add_value(setting, _KEYS, self.values, self.seen)
 
-    def _take_value(
-        self, setting: Setting, known: Mapping[str, Key], into: dict[str, Value], seen: dict[str, Place]
+    def _add_value(
+        self, setting: Setting, keys: Mapping[str, Key], into: dict[str, Value], seen: dict[str, Place]
     ) -> None:
-        key = known.get(setting.key.casefold())
+        key = keys.get(setting.key.casefold())
         if key is None:
-            self._report_unknown(setting, known)
+            self._report_unknown(setting, keys)
             return
         if key.name in seen:
             self.findings.add(setting.place, key.name, f"is set twice; first at {seen[key.name]}")
@@ -129,31 +129,31 @@ class _Draft:
             self.findings.suspects.add(key.name)
             self.findings.add(setting.place, key.name, str(error))
 
-    def _report_unknown(self, setting: Setting, known: Mapping[str, Key]) -> None:
+    def _report_unknown(self, setting: Setting, keys: Mapping[str, Key]) -> None:
         folded = setting.key.casefold()
         scopes = [scope for scope in Scope if folded in _ALLOWED[scope]]
         if folded in _OPENERS:
-            problem = "opens a record and must stand first on its line"
-        elif known is not _KEYS and folded in _KEYS:
+            problem = "starts a record and must be first on its line"
+        elif keys is not _KEYS and folded in _KEYS:
             places = "".join(f", or in a {scope} record" for scope in scopes)
-            problem = f"cannot stand in this record; give it a line of its own{places}"
+            problem = f"cannot be set in this record; give it a line of its own{places}"
         elif scopes:
-            problem = f"stands only in a {' or '.join(scopes)} record"
+            problem = f"is valid only in a {' or '.join(scopes)} record"
         else:
-            names = [key.name for key in known.values()] + list(Scope)
+            names = [key.name for key in keys.values()] + list(Scope)
             nearest = nearest_of(setting.key, names)
             self.findings.suspects.add(nearest or "")
             self.findings.add(setting.place, setting.key, "unknown key", nearest)
             return
         self.findings.add(setting.place, setting.key, problem)
 
-    def _take_record(self, scope: Scope, line: Sequence[Setting]) -> None:
+    def _add_record(self, scope: Scope, line: Sequence[Setting]) -> None:
         opener = line[0]
-        given: dict[str, Value] = {}
+        found: dict[str, Value] = {}
         seen: dict[str, Place] = {}
         suspects_before = set(self.findings.suspects)
         for setting in line[1:]:
-            self._take_value(setting, _ALLOWED[scope], given, seen)
+            self._add_value(setting, _ALLOWED[scope], found, seen)
         names = self._expand(opener, scope)
         nodes_setting = next((setting for setting in line if setting.key.casefold() == "nodes"), None)
         nodes: frozenset[str] | None = frozenset(names) if scope is Scope.NODE else None
@@ -161,9 +161,9 @@ class _Draft:
             nodes = frozenset(self._expand(nodes_setting, Scope.NODE))
         if scope is Scope.PARTITION and nodes_setting is None:
             nodes = frozenset()
-        missing = [key.name for key in _FIELD_KEYS[scope].values() if key.is_required and key.name not in given]
+        missing = [key.name for key in _FIELD_KEYS[scope].values() if key.is_required and key.name not in found]
         for name in missing:
-            # A value that was there but wrong, or its key misspelt, has a finding already.
+            # A wrong value or a misspelt key has a finding already.
             if name not in seen and name not in self.findings.suspects - suspects_before:
                 self.findings.add(opener.place, name, f"is missing in the record of {shown(opener.value)}")
         record = Record(
@@ -172,8 +172,8 @@ class _Draft:
             place=opener.place,
             names=names,
             nodes=nodes,
-            fields={name: value for name, value in given.items() if name.casefold() in _FIELD_KEYS[scope]},
-            values={name: value for name, value in given.items() if name.casefold() not in _FIELD_KEYS[scope]},
+            fields={name: value for name, value in found.items() if name.casefold() in _FIELD_KEYS[scope]},
+            values={name: value for name, value in found.items() if name.casefold() not in _FIELD_KEYS[scope]},
         )
         self._report_overlap(record)
         if not missing:
@@ -184,7 +184,7 @@ class _Draft:
             if not setting.value:
                 raise ValueError("has no value; expected a name")
             names: tuple[str, ...] = (setting.value,)
-            # Once there are too many, further lists are not even expanded.
+            # Beyond the limit, further lists are not expanded.
             if scope is not Scope.PARTITION and self.name_count <= NAME_COUNT_MAX:
                 names = hostlist.expand(setting.value)
             self.name_count += len(names)
@@ -198,12 +198,12 @@ class _Draft:
         return names
 
     def _report_overlap(self, record: Record) -> None:
-        """A node or partition has one record; a device of one name has one on each node."""
+        """A node or partition may have one record, a device name one record per node."""
         nodes = [ALL_NODES]
         if record.scope is Scope.DEVICE and record.nodes is not None:
             nodes = sorted(record.nodes)
         if len(record.names) * len(nodes) > NAME_COUNT_MAX:
-            self.findings.add(record.place, record.scope, f"stands for more than {NAME_COUNT_MAX} devices")
+            self.findings.add(record.place, record.scope, f"names more than {NAME_COUNT_MAX} devices")
             return
         taken: dict[str, Place] = {}
         for name in record.names:
@@ -218,5 +218,5 @@ class _Draft:
         if taken:
             label, first = shown(hostlist.compress(taken)), next(iter(taken.values()))
             self.findings.add(
-                record.place, record.scope, f"{label} has a record already, at {first}; write one for each"
+                record.place, record.scope, f"{label} already has a record, at {first}; write one record for each"
             )

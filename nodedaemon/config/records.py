@@ -1,7 +1,7 @@
-"""Records: lines that speak of some nodes, a partition or a device, and the whole that a file amounts to.
+"""Records (NodeName, PartitionName and DeviceName lines), and the complete configuration.
 
-A value is looked up from the special to the general: device, node, partition (through its Nodes), line of its own,
-default. Files give texts; here everything is typed and frozen.
+The most specific value wins: device, node, partition (through its Nodes), a line of its own, default. All values here
+are typed and frozen.
 """
 
 from collections.abc import Mapping
@@ -22,36 +22,36 @@ ALL_NODES = "ALL"
 
 @dataclass(frozen=True)
 class NodeFields:
-    """`NodeName=gpu[01-04] Policy=srtf`: other values for some nodes"""
+    """`NodeName=gpu[01-04] Policy=srtf`: values for some nodes"""
 
 
 @dataclass(frozen=True)
 class PartitionFields:
-    """`PartitionName=debug Nodes=gpu[01-04] Policy=fifo`: other values for a partition of Slurm"""
+    """`PartitionName=debug Nodes=gpu[01-04] Policy=fifo`: values for a Slurm partition"""
 
     nodes: str = record_key(
-        "Nodes", Text(), "", "The partition's nodes, ALL for every one; needed where the line sets a node's keys."
+        "Nodes", Text(), "", "The nodes of the partition, or ALL. Needed if the line sets keys of nodes."
     )
 
 
 @dataclass(frozen=True)
 class DeviceFields:
-    """`DeviceName=host0 Type=host Memory=2G Cores=0`: a device that is not detected, or other values for one"""
+    """`DeviceName=host0 Type=host Memory=2G Cores=0`: a device that cannot be detected, or values for one"""
 
     type: DeviceType = required_key(
         "Type", Choice(DeviceType), "cuda for a GPU, host for a slice of the node's memory."
     )
-    nodes: str = record_key("Nodes", Text(), ALL_NODES, "The nodes that have it.")
+    nodes: str = record_key("Nodes", Text(), ALL_NODES, "The nodes that have this device.")
     memory_bytes: int = record_key(
         "Memory",
         Size(64 * MIB),
         0,
-        "Of a host device: bytes taken from the node's memory; of a GPU: at most so much is Salus's.",
+        "For a host device, its size, taken from the node's memory. For a GPU, the most that Salus may use.",
     )
     cores: tuple[int, ...] = record_key(
-        "Cores", Numbers(), (), "Of a host device: CPUs to which its sessions are pinned."
+        "Cores", Numbers(), (), "For a host device, the CPUs to which its sessions are pinned."
     )
-    uuid: str = record_key("Uuid", Text(), "", "Of a cuda device: which GPU, as nvidia-smi -L prints it.")
+    uuid: str = record_key("Uuid", Text(), "", "For a cuda device, the UUID of the GPU, as nvidia-smi -L prints it.")
 
 
 FIELDS: Mapping[Scope, type] = {
@@ -75,22 +75,22 @@ class Value:
 
 @dataclass(frozen=True)
 class Record:
-    """A NodeName, PartitionName or DeviceName line: whom it speaks of, its own fields, the keys that it overrides."""
+    """A NodeName, PartitionName or DeviceName line: its subject, its own fields and the keys that it overrides."""
 
     scope: Scope
     title: str
     place: Place
-    # Of a node or device record the names it stands for; of a partition one name.
+    # A node or device record may have many names, a partition record has one.
     names: tuple[str, ...]
-    # None stands for every node.
+    # None means all nodes.
     nodes: frozenset[str] | None
     fields: Mapping[str, Value]
     values: Mapping[str, Value]
 
 
 @dataclass(frozen=True)
-class Device:
-    """A device that the configuration names on one node, with the settings that hold for it."""
+class ConfiguredDevice:
+    """A device that a record names on one node, with the settings that apply to it."""
 
     name: str
     record: "Record"
@@ -103,7 +103,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Config:
-    """What a file amounts to. `settings` holds for the cluster; ask `for_node` and the others for the rest."""
+    """A valid configuration. `settings` applies to the cluster; `for_node` and the other methods give the rest."""
 
     settings: Settings = field(default_factory=Settings)
     values: Mapping[str, Value] = field(default_factory=dict)
@@ -111,15 +111,15 @@ class Config:
     files: tuple[str, ...] = ()
 
     def for_node(self, node: str) -> Settings:
-        """The settings of one node, %n in paths filled in. A node that no record names has the cluster's."""
+        """The settings of one node, with %n replaced in paths. A node without a record has those of the cluster."""
         return _fill_paths(_overlay(self.settings, self.values_for_node(node)), node)
 
     def for_partition(self, partition: str) -> Settings:
-        """The settings of one partition, for jobs that ask for it."""
+        """The settings for the jobs of one partition."""
         return _overlay(self.settings, self.values_for_partition(partition))
 
-    def devices_of(self, node: str) -> tuple[Device, ...]:
-        """The devices that records name for `node`, in the order of the file; detected ones are not known here."""
+    def devices_of(self, node: str) -> tuple[ConfiguredDevice, ...]:
+        """The devices that records name for `node`, in the order of the file, without detected ones."""
         node_settings = self.for_node(node)
         return tuple(
             device
@@ -135,12 +135,12 @@ class Config:
         )
 
     def records_for(self, node: str) -> tuple[Record, ...]:
-        """The records that speak of `node`, in the order of the file."""
+        """The records that apply to `node`, in the order of the file."""
         return self._records_by_node.get(node, self._records_by_node[ALL_NODES])
 
     @cached_property
     def _records_by_node(self) -> Mapping[str, tuple[Record, ...]]:
-        # Without the index a check of n nodes with a line each would look at n times n lines.
+        # Without this index, checking n nodes with one line each would read n * n lines.
         positions: dict[str, list[int]] = {ALL_NODES: []}
         for position, record in enumerate(self.records):
             for node in (ALL_NODES,) if record.nodes is None else record.nodes:
@@ -156,9 +156,9 @@ class Config:
         return tuple(sorted({node for record in self.records for node in record.nodes or ()}))
 
     def values_for_node(self, node: str) -> Mapping[str, Value]:
-        """The values that records set for `node`, by key name; the check sees to it that partitions do not clash."""
+        """The values that records set for `node`, by key name. `check` ensures that partitions do not conflict."""
         found: dict[str, Value] = {}
-        # Partitions first, so that a node's own line wins.
+        # Partitions first, so that the record of the node overrides them.
         for scope in (Scope.PARTITION, Scope.NODE):
             for record in self.records_for(node):
                 if record.scope is scope:
@@ -177,16 +177,15 @@ class Config:
         )
 
 
-def _devices(record: Record, node_settings: Settings) -> tuple[Device, ...]:
+def _devices(record: Record, node_settings: Settings) -> tuple[ConfiguredDevice, ...]:
     own = DeviceFields(**{value.key.attribute: value.value for value in record.fields.values()})
     settings = _overlay(node_settings, record.values)
-    return tuple(
-        Device(name, record, own.type, own.memory_bytes, own.cores, own.uuid, settings) for name in record.names
-    )
+    values = (own.type, own.memory_bytes, own.cores, own.uuid, settings)
+    return tuple(ConfiguredDevice(name, record, *values) for name in record.names)
 
 
 def settings_of(values: Mapping[str, Value]) -> Settings:
-    """The defaults with `values` over them. Paths that may differ by node keep their %n and %c for `for_node`."""
+    """The defaults, overridden by `values`. Paths that may differ by node keep %n and %c until `for_node`."""
     return _fill_paths(_overlay(Settings(), values), None)
 
 

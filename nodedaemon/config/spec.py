@@ -1,7 +1,7 @@
-"""What is known of a key besides its value: name in the file, kind, default, reason, where it may stand.
+"""The properties of a key: name, type, default, description, and the records that may set it.
 
-A group of keys is a frozen dataclass whose fields are made by `key`; the shipped file, the manual and the checks are
-all read from there.
+A group of keys is a frozen dataclass whose fields are made by `key`. The shipped file, the manual and the checks derive
+from it.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Scope(StrEnum):
-    """The records in which a key may stand; the name of each is the key that opens it."""
+    """The records that may set a key. The value of each is the key that starts such a record."""
 
     NODE = "NodeName"
     PARTITION = "PartitionName"
@@ -29,16 +29,16 @@ class Key:
     name: str
     kind: Kind[Any]
     why: str
-    # Besides a line of its own, which every key but those of records may have.
+    # Records that may set the key, in addition to a line of its own.
     scopes: tuple[Scope, ...]
-    # Whether a reload is enough; otherwise the daemon has to be restarted.
+    # Whether a reload applies a change. Otherwise the daemon must be restarted.
     is_live: bool
     attribute: str = ""
     default: Any = None
     is_required: bool = False
 
     def default_text(self) -> str:
-        """The default as it would be written in the file."""
+        """The default as it is written in the file."""
         return "" if self.is_required else self.kind.write(self.default)
 
 
@@ -50,9 +50,9 @@ def key(
     *scopes: Scope,
     is_live: bool = True,
 ) -> T:
-    """A dataclass field for the key `name`. To the type checker it is its default, as with `dataclasses.field`."""
+    """A dataclass field for the key `name`. For the type checker it is the default, as with `dataclasses.field`."""
     spec = Key(name=name, kind=kind, why=why, scopes=scopes, is_live=is_live)
-    # typeshed says that this returns T, which is the fiction that dataclasses live by.
+    # typeshed declares that `field` returns T.
     return field(default=default, metadata={"key": spec})
 
 
@@ -63,7 +63,7 @@ def required_key(name: str, kind: Kind[T], why: str) -> T:
 
 
 def keys_of(group: type) -> tuple[Key, ...]:
-    """The keys of one dataclass, in the order of the class."""
+    """The keys of one dataclass, in order of definition."""
     found = []
     for item in fields(group):
         spec: Key | None = item.metadata.get("key")
@@ -76,5 +76,5 @@ def keys_of(group: type) -> tuple[Key, ...]:
 
 
 def by_folded_name(keys: tuple[Key, ...]) -> Mapping[str, Key]:
-    """Keys by their name in lower case: the file does not care about case."""
+    """Keys by their name in lower case, because the file is not case-sensitive."""
     return {item.name.casefold(): item for item in keys}

@@ -1,5 +1,5 @@
 """The decisions of Salus, as pure code.
 
-Nothing below this package reads a clock, opens a file or rolls dice: `Engine.handle(event, now_ns)` takes what happened
-and returns what is to be done. The daemon, the simulator and the tests drive the same engine (docs/architecture.md).
+No module of this package reads a clock, does I/O or uses randomness. `Engine.handle(event, now_ns)` takes an event and
+returns the commands to carry out. The daemon, the simulator and the tests drive the same engine (docs/architecture.md).
 """

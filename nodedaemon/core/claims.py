@@ -1,10 +1,22 @@
-"""One round of serving a device: who gets bytes, who gets a grant, whose grant ends.
+"""One round on a device: which session gets bytes, which gets a grant, and whose grant ends.
 
-Claims are served in this order: arrivals, which need their persistent bytes, by age; waiters overtaken too often, by
-age; the rest by policy. A claim that lacks bytes takes them from other lanes at a boundary; if it is the first and
-still lacks some, the lanes that it needs are revoked at once and nobody behind it starts, so it waits at most for the
-iterations under way (docs/adr/0003-memory-rule.md, docs/adr/0005-bounded-overtaking.md). A round looks at the open
-lanes, which are few, and at the first waiter of each, so its cost does not grow with the number of sessions.
+Theory of operation
+-------------------
+A claim is a session that needs something: an arrival needs its persistent bytes, a waiter needs a lane. A round serves
+claims in this order: arrivals by age, waiters that were overtaken too often by age, all other waiters by policy.
+
+- A waiter whose lane is free and large enough is granted.
+- A waiter whose lane holds no bytes, or too few, claims bytes: free ones, or those of lanes behind it in the order.
+  Idle lanes release at once. Holders of busy lanes are revoked and release at their next boundary.
+- While bytes are on their way to a claim, nobody behind it starts (`Outcome.BLOCKING`). So the first claim waits at
+  most for the iterations under way.
+- Under equal progress, a waiter stands back if it is ahead of a session in another lane.
+
+Then the round revokes holders that the policy would not grant again, limits how many iterations the others may start
+while somebody waits, releases lanes that are too large, and gives the next waiter a lane of its own if there is room.
+
+A round looks only at the open lanes, which are few, and at the first waiter of each. Its cost does not grow with the
+number of sessions. docs/adr/0003-memory-rule.md and docs/adr/0005-bounded-overtaking.md give the reasons.
 """
 
 from __future__ import annotations
@@ -28,41 +40,41 @@ from nodedaemon.core.placement import Placement
 from nodedaemon.core.sessions import Place, Session, SessionState
 from nodedaemon.core.types import MICROSECOND_NS, Epoch, JobClass, LaneId, SessionId
 
-#: A lease with less than that left is ended now, so that nobody has to look again for every nanosecond of difference.
+#: A lease with less time left ends now. This avoids wake-ups for a few nanoseconds.
 LEASE_GRAIN_NS = 10 * MICROSECOND_NS
 
 
 class Outcome(Enum):
-    """What serving one waiter led to."""
+    """The result of serving one waiter."""
 
     GRANTED = "it runs"
-    COMING = "its lane is busy or being opened; nothing to do for it"
+    COMING = "its lane is busy or being opened"
     BLOCKING = "bytes are on their way to it; nobody behind it may start"
     STANDING_BACK = "its lane is free, but somebody elsewhere has to catch up first"
     SKIPPED = "it cannot be served now, and takes nothing from those behind it"
 
 
 class Round:
-    """One pass over the claims of a device. Made anew for each event; keeps nothing but what the pass found out."""
+    """One pass over the claims of a device. Each event gets a new round; nothing is kept between rounds."""
 
     def __init__(self, device: Device, now_ns: int, commands: list[Command], new_lane: Callable[[], LaneId]) -> None:
         self.device = device
         self.now_ns = now_ns
         self.commands = commands
         self.placement = Placement(device, commands, new_lane)
-        #: Moments at which a claim that had to be skipped may be tried again.
+        #: Times at which skipped claims may be tried again.
         self.retry_ns: list[int] = []
         self.is_blocked = False
-        #: The waiters that would go first, in order, after all grants of this round.
+        #: The first waiter of each lane, in order, after the grants of this round.
         self.standing: list[Session] = []
-        #: Waiters that were served, and those that cannot be served at all now: nobody stands back for the latter.
+        #: Waiters that were served, and waiters that cannot be served now. Nobody stands back for the latter.
         self._served: list[Session] = []
         self._skipped: set[SessionId] = set()
-        #: Classes whose oldest waiter cannot be served at all now: overtaking it takes nothing from it.
+        #: Classes whose oldest waiter cannot be served now, so that overtaking it takes nothing from it.
         self._excused: set[JobClass] = set()
 
     def serve(self) -> None:
-        """Serve arrivals, then waiters, then see to the holders and to lanes of the wrong size."""
+        """Serve arrivals, then waiters, then holders, then lanes of the wrong size."""
         if self.device.lost_reason is not None:
             return
         self.is_blocked = self._serve_arrivals() or self._serve_waiters()
@@ -83,7 +95,7 @@ class Round:
             session = next((one for one in device.arrivals.values() if one.id not in passed_over), None)
             if session is None:
                 return False
-            # Only a device that was over-committed fails this; then waiting for bytes would stop everybody for nothing.
+            # Only an over-committed device fails this. Then waiting for bytes would block everybody for nothing.
             if not device.can_always_run(session.persistent_bytes, session.ephemeral_bytes):
                 passed_over.add(session.id)
                 continue
@@ -133,7 +145,7 @@ class Round:
         )
 
     def is_overdue(self, session: Session) -> bool:
-        """Was it overtaken as often as anybody may be?"""
+        """Whether it was overtaken as often as is allowed."""
         waits = self.device.waits_of(session)
         return waits.oldest == session.id and waits.oldest_count >= self.device.limits.overtakes_max
 
@@ -156,7 +168,7 @@ class Round:
             else:
                 self._served.append(session)
             if session.is_ungated and outcome is Outcome.GRANTED:
-                return self._serve_waiters()  # its mates went elsewhere, and it takes no turns from anybody
+                return self._serve_waiters()  # the others moved to other lanes, and it takes no turns from them
             if breadth is Breadth.ONE and outcome is not Outcome.SKIPPED:
                 return False
         return False
@@ -166,9 +178,9 @@ class Round:
         return session.lane is not None and session.lane.is_stuck
 
     def candidates(self, *, counts_promises: bool) -> list[Session]:
-        """The first waiter of each open lane and of the parked ones, in the order in which they are served.
+        """The first waiter of each open lane and of the parked lanes, in the order of service.
 
-        `counts_promises` is for new grants: what holders may run already counts as overtaking then.
+        With `counts_promises`, for new grants, iterations that holders may still start count as overtaking.
         """
         device = self.device
         if not any(len(waits) for waits in device.waits.values()):
@@ -198,7 +210,7 @@ class Round:
         lane = session.lane
         assert lane is not None
         if lane.is_stuck:
-            return Outcome.SKIPPED  # a named successor behind a holder that reaches no boundary; others go on
+            return Outcome.SKIPPED  # a named successor behind a holder that reaches no boundary; others continue
         if lane.state in (LaneState.OPENING, LaneState.RELEASING) or lane.holder is not None:
             return Outcome.COMING
         if self._must_stand_back(session):
@@ -209,7 +221,7 @@ class Round:
         return Outcome.GRANTED
 
     def _must_stand_back(self, session: Session) -> bool:
-        """Would its iteration overtake somebody once too often, or run ahead of somebody who is served more slowly?"""
+        """Whether its iteration would overtake a waiter too often, or run ahead of a session that is behind."""
         if session.is_ungated or self.is_overdue(session):
             return False
         job_class = self.device.wait_class(session)
@@ -219,7 +231,7 @@ class Round:
         return self.is_ahead(session, [*self._served, *self._holders()])
 
     def is_ahead(self, session: Session, others: Iterable[Session]) -> bool:
-        """Has the session, under a policy of equal progress, had more than one of the others may fall behind?"""
+        """Under equal progress: whether the session is too far ahead of one of the others."""
         if not self.device.ordering.is_timed:
             return False
         for other in others:
@@ -232,7 +244,7 @@ class Round:
         return (lane.holder for lane in self.device.open_lanes.values() if lane.holder and lane.holder.is_served)
 
     def grant(self, lane: Lane, session: Session, handed_epoch: Epoch | None) -> None:
-        """Let the session run; with `handed_epoch` it runs already, started by its predecessor."""
+        """Let the session run. With `handed_epoch` its predecessor has started it already."""
         device = self.device
         if not session.is_stopped:
             device.waits_of(session).remove(session.id, is_granted=True)
@@ -257,13 +269,13 @@ class Round:
             self.commands.append(LimitGrant(session.id, handed_epoch, limit - 1))
 
     def pin(self, lane: Lane, session: Session) -> None:
-        """The lane is the session's own until it leaves: it is gated no more, and its mates go elsewhere."""
+        """Give the lane to an ungated session until it leaves. The other sessions move to other lanes."""
         self.device.stop_service(session)
         lane.is_pinned = True
         self.placement.clear(lane, session)
 
     def _allot(self, job_class: JobClass) -> int:
-        # Lanes that run side by side overtake the same waiters, so they divide what is left.
+        # Lanes that run at the same time overtake the same waiters, so they divide the remainder.
         left = self.overtakes_left(job_class)
         return min(left, max(1, left // max(1, len(self.device.open_lanes))))
 
@@ -275,7 +287,7 @@ class Round:
         self.commands.append(OpenLane(lane.id, device.id, lane.domain, lane.held_bytes, lane.epoch))
 
     def _claim(self, lane: Lane, session: Session) -> Outcome:
-        """Find bytes for a lane that is parked, or open and too small, because `session` goes first."""
+        """Find bytes for the lane of `session`, which is parked or too small."""
         device = self.device
         if lane.retry_ns > self.now_ns:
             self.retry_ns.append(lane.retry_ns)
@@ -310,8 +322,8 @@ class Round:
     def _choose(self, lack_bytes: int, count: int, claimant: Session | None) -> list[Lane] | None:
         """Lanes that together give `lack_bytes`, at least `count` of them; None if there are not enough.
 
-        An arrival (no claimant) may ask everybody; a waiter only those behind it in the order, and other domains only
-        after their quantum.
+        An arrival (no claimant) may take any lane. A waiter may take only lanes behind it in the order, and lanes of
+        other domains only after their quantum.
         """
         chosen: list[Lane] = []
         for lane in self.device.victims():
@@ -333,9 +345,8 @@ class Round:
             return False
         first = lane.first_waiter()
         if lane.holder is None and first is not None and first[1] in self._served:
-            return (
-                False  # it goes before the claimant and only stands back: taking its bytes would move them in circles
-            )
+            # That waiter goes before the claimant and only stands back: the bytes would move back and forth.
+            return False
         protected_ns = self.protected_until_ns(lane, claimant)
         if protected_ns > self.now_ns:
             self.retry_ns.append(protected_ns)
@@ -343,7 +354,7 @@ class Round:
         return True
 
     def protected_until_ns(self, lane: Lane, claimant: Session) -> int:
-        """Until when the quantum keeps the lane for its domain; a higher class and the own domain need not wait."""
+        """Until when the quantum keeps the lane for its domain. A higher class and the same domain need not wait."""
         if lane.domain == claimant.domain or claimant.job_class < lane.last_class:
             return self.now_ns
         quantum_end_ns = lane.opened_ns + self.device.limits.domain_quantum_ns
@@ -352,7 +363,7 @@ class Round:
         return min(quantum_end_ns, lane.returned_ns + self.device.limits.idle_release_ns)
 
     def goes_before(self, waiter: Session, holder: Session) -> bool:
-        """Would the waiter be granted rather than the holder again, if both stood at a boundary now?"""
+        """Whether the waiter, not the holder, would get the next grant if both were at a boundary now."""
         if waiter.is_ungated or self._precedes_as_overdue(waiter, holder.job_class):
             return True
         return self.is_spent(self.lease_wall_ns(holder, waiter))
@@ -362,12 +373,12 @@ class Round:
         return wall_ns is not None and wall_ns <= LEASE_GRAIN_NS
 
     def lease_wall_ns(self, holder: Session, rival: Session) -> int | None:
-        """Time until the rival has to go before the holder: 0 for now, None for never while nothing else changes."""
+        """Time until the rival goes before the holder: 0 for now, None for never while nothing else changes."""
         service = self.lease_service(holder, rival)
         if service is None:
             return None
         if service >= 0 and rival.is_served:
-            # Both attain service meanwhile: the holder runs ahead only if the rival's weight makes it the slower one.
+            # Both attain service: the holder runs ahead only if the rival has the larger weight.
             if rival.weight <= holder.weight:
                 return None
             service = -(-service * rival.weight // (rival.weight - holder.weight))
@@ -381,7 +392,7 @@ class Round:
         )
 
     def _take(self, chosen: list[Lane] | None, claimant: Lane | None) -> None:
-        """Have the chosen lanes give their bytes back: idle ones now, busy ones at their next boundary."""
+        """Release the chosen lanes: idle ones now, busy ones at their next boundary."""
         for lane in chosen or ():
             if lane.holder is not None:
                 self.revoke(lane.holder, None)
@@ -403,7 +414,7 @@ class Round:
     # Holders
 
     def _tend_holders(self) -> None:
-        """End the leases that the policy would not renew, and bound those that overtake somebody."""
+        """End the leases that the policy would not renew, and limit those that overtake a waiter."""
         device = self.device
         breadth = device.ordering.breadth
         top = self.top_class()
@@ -453,24 +464,24 @@ class Round:
             return False
         if lane.held_bytes < waiter.ephemeral_bytes or self.is_ahead(waiter, self.rivals_elsewhere(lane)):
             return False
-        # What an earlier named successor was promised is taken over.
+        # The new successor takes over the promise made to an earlier one.
         promised = lane.holder is not None and lane.holder.successor is not None
         is_oldest = self.device.waits_of(waiter).oldest == waiter.id
         return is_oldest or self.overtakes_left(self.device.wait_class(waiter)) + promised > 0
 
     def rivals_elsewhere(self, lane: Lane) -> list[Session]:
-        """Sessions of other lanes that run, or wait and can be served: equal progress is measured against them."""
+        """Sessions of other lanes that run, or wait and can be served. Equal progress is measured against them."""
         waiters = [one for one in self.standing if one.lane is not lane and one.id not in self._skipped]
         return waiters + [one for one in self._holders() if one.lane is not lane]
 
     def rival(self, lane: Lane) -> Session | None:
-        """The waiter that would run if this lane's holder stood at a boundary now."""
+        """The waiter that would run if the holder of this lane were at a boundary now."""
         if self.device.ordering.breadth is Breadth.ONE:
             return self.standing[0] if self.standing else None
         return next((one for one in self.standing if one.lane is lane), None)
 
     def revoke(self, holder: Session, successor: Session | None) -> None:
-        """Raise the revoke word; again only if the successor changes."""
+        """Revoke the holder's grant; a second time only if the successor changes."""
         successor_id = None if successor is None else successor.id
         if holder.state is SessionState.REVOKED and holder.successor == successor_id:
             return
@@ -488,13 +499,13 @@ class Round:
     # Sizes
 
     def _fit_lanes(self) -> None:
-        """Idle lanes that nobody uses, or that are larger than their sessions need, give their bytes back."""
+        """Release idle lanes that are unused or larger than their sessions need."""
         for lane in list(self.device.open_lanes.values()):
             if lane.is_idle and not lane.is_stuck and lane.held_bytes > lane.target_bytes:
                 self._release(lane)
 
     def _spread(self) -> None:
-        """Where there is room, the next waiter of a busy lane gets a lane of its own."""
+        """If there is room, give the next waiter of a busy lane a lane of its own."""
         device = self.device
         if device.ordering.breadth is Breadth.ONE or device.is_drained:
             return
@@ -503,7 +514,7 @@ class Round:
         for session in self.standing:
             lane = session.lane
             assert lane is not None
-            # One that was named successor may be running already: it stays where its predecessor starts it.
+            # A named successor may already be running in this lane, so it stays.
             is_free_to_go = lane.holder is not None and session.id not in lane.holder.offers.values()
             if not is_free_to_go or not device.has_lane_to_spare() or session.ephemeral_bytes > device.free_bytes:
                 continue

@@ -1,7 +1,30 @@
-"""The engine: events and the time in, commands out; nothing else changes its state.
+"""The engine: events and the time go in, commands come out.
 
-It reads no clock and does no I/O, so the same events give the same commands wherever they are fed: by the daemon, by
-the simulator, by a replay of a journal, by a test. What-if is `fork()` and the same code.
+Theory of operation
+-------------------
+`Engine.handle` is the only function that changes state. It reads no clock and does no I/O, so the daemon, the
+simulator, a replay and a test get the same commands for the same events. One call is one round on one device:
+
+1. The service clock of the device advances to the time of the event.
+2. The event is applied. Only this file changes the state of sessions because of an event. The tables in `sessions` and
+   `lanes` list all transitions; any other transition is an error.
+3. `timers.report_hung` reports holders that ignored a revoke for too long.
+4. `claims.Round` serves arrivals, then waiters, then holders. It opens and releases lanes, grants and revokes.
+5. `timers.set_wake` asks for a tick at the next moment at which the order can change without an event.
+
+Why memory is safe: persistent bytes are counted from admission until `SessionReleased`, and lane bytes from `OpenLane`
+until `LaneReleased`. Both are counted before the command is issued and uncounted only after the release is confirmed.
+A round admits or opens only what fits `Device.free_bytes`, after the policy has chosen the order. So the sum of all
+bytes never exceeds the capacity, whatever a policy or a late answer does. `invariants` checks this after every event in
+tests.
+
+Why every session makes progress: admission keeps `sum P + largest E <= C` (`Device.can_always_run`), so each session
+fits if all other lanes give up their bytes. The first claim that lacks bytes revokes the lanes that it needs, and
+nobody behind it starts meanwhile. A waiter that was overtaken `MaxOvertakes` times goes first. A holder ends its grant
+at a boundary, and one that reaches no boundary is reported and no longer delays others.
+
+Why late answers do no harm: every grant and every lane opening has an epoch of its device that only grows. An answer
+with an old epoch, or for a session or lane that is gone, changes nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +58,12 @@ from nodedaemon.core.timers import report_hung, set_wake
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneId, OnOverrun, SessionId, Shortfall
 from nodedaemon.core.views import LaneView, SessionView
 
-#: After memory for a lane could not be had, that long until the next try.
+#: How long to wait before a lane is opened again after its memory could not be allocated.
 LANE_RETRY_NS = 1_000_000_000
 
 
 class Engine:
-    """State of all devices of a node."""
+    """The state of all devices of a node."""
 
     def __init__(self, policy: Callable[[DeviceLimits], Policy] = make_policy) -> None:
         self._make_policy = policy
@@ -51,10 +74,9 @@ class Engine:
         self._arrival_count = 0
 
     def handle(self, event: ev.Event, now_ns: int) -> list[Command]:
-        """Take one event; return what is to be done, in that order.
+        """Handle one event and return the commands to carry out, in order.
 
-        A late answer (of a lane or session that is gone, or an old epoch) changes nothing. What cannot be raises
-        `PeerError` or `RequestError` before anything has changed.
+        A late answer changes nothing. An impossible event raises `PeerError` or `RequestError` before any change.
         """
         commands: list[Command] = []
         if isinstance(event, ev.DeviceAdded):
@@ -75,11 +97,11 @@ class Engine:
         return commands
 
     def fork(self) -> Engine:
-        """A copy that can be driven apart, for what-if questions."""
+        """An independent copy, for what-if questions."""
         return copy.deepcopy(self)
 
     def snapshot(self) -> EngineSnapshot:
-        """The whole state as a value: what `salus status` shows and what a replay must reproduce."""
+        """The whole state as a value, for `salus status` and for comparing replays."""
         return describe(self._devices.values())
 
     def session(self, session: SessionId) -> SessionView | None:
@@ -93,16 +115,16 @@ class Engine:
         return None if device is None else device.lanes[lane]
 
     def devices(self) -> tuple[Device, ...]:
-        """The live state, to read and never to change: for invariants and explanations."""
+        """The live state, read-only, for invariants and explanations."""
         return tuple(self._devices.values())
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Lanes and arrivals so far: ids and the order of arrival go on from there."""
+        """The number of lanes and arrivals so far, from which ids continue."""
         return self._lane_count, self._arrival_count
 
     def restore(self, devices: Iterable[Device], lane_count: int, arrival_count: int) -> None:
-        """Take over the state that another engine had; for `core.frozen`, on an engine that was never used."""
+        """Adopt the state of another engine; for `core.frozen`, on an unused engine."""
         assert not self._devices
         for device in devices:
             self._devices[device.id] = device
@@ -170,7 +192,7 @@ class Engine:
             case ev.LimitsChanged():
                 self._change_limits(device, event.limits, round_.now_ns)
             case ev.Ticked() | ev.DeviceAdded():
-                pass  # the round that follows is all that a tick is for; an added device is handled before
+                pass  # a tick only triggers the round that follows; `handle` has added the device
             case _:
                 assert_never(event)
 
@@ -197,7 +219,7 @@ class Engine:
         self._rekey(device, now_ns)
 
     def _rekey(self, device: Device, now_ns: int) -> None:
-        """Ask the policy for every waiter's place again."""
+        """Compute the position of every waiter again."""
         waiting = [one for one in device.sessions.values() if one.state is SessionState.WAITING and not one.is_stopped]
         for lane in device.lanes.values():
             lane.waiters.clear()
@@ -300,7 +322,7 @@ class Engine:
 
     @staticmethod
     def _place(session: Session, device: Device, now_ns: int) -> Place:
-        # Ungated sessions first; the class is put before the policy's key here, so that no policy can forget it.
+        # Ungated sessions go first. The class precedes the policy's key here, so that no policy can ignore it.
         urgency = 0 if session.is_ungated else 2
         job_class = int(session.job_class) if device.ordering.breadth is Breadth.CLASS else 0
         return (urgency, job_class, device.ordering.key(session.view(), now_ns), session.wait_order)
@@ -318,7 +340,7 @@ class Engine:
                 raise PeerError(
                     f"hand-over refused: session {session.id}: epoch {event.handed_over} was offered to nobody"
                 )
-            # A successor that left meanwhile cannot run: its lane is simply free.
+            # If the successor has left meanwhile, the lane is free.
             successor = lane.sessions.get(session.offers[event.handed_over])
         self._end_grant(session, lane, device, round_.now_ns)
         session.iteration_count += max(0, event.iteration_count)
@@ -391,7 +413,7 @@ class Engine:
 
     @staticmethod
     def _overrun_shortfall(device: Device, session: Session, persistent_bytes: int, ephemeral_bytes: int) -> Shortfall:
-        advice = "use a smaller batch, or run once alone so that the profile is measured anew"
+        advice = "use a smaller batch, or run once alone so that the profile is measured again"
         free_bytes = device.free_bytes + session.persistent_bytes
         if persistent_bytes > free_bytes:
             return Shortfall(f"memory of device {device.id}", persistent_bytes, free_bytes, advice=advice)
@@ -404,7 +426,7 @@ class Engine:
         if session.is_ungated or session.state in (SessionState.UNGATED, SessionState.LEAVING):
             return
         session.is_ungated = True
-        # A named successor may be running already: then the grant is returned first, and this one is served next.
+        # A named successor may already be running: then the grant is returned first, and this session is served next.
         if session.is_holding and not session.offers:
             lane = session.lane
             assert lane is not None

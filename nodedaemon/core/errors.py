@@ -1,16 +1,16 @@
-"""What may go wrong, by who must act.
+"""Errors, by who must act.
 
-A decision is a value, never an exception: these are for faults. Each border translates foreign errors into one of the
-three children and says `what failed: on what: why; what to do`.
+A decision is a value, never an exception. Code that calls foreign code translates its errors into one of the three
+subclasses, with a message of the form `what failed: on what: why; what to do`.
 """
 
 
 class SalusError(Exception):
-    """Root of all errors that Salus raises on purpose; raise one of its children."""
+    """Base of all errors that Salus raises; raise one of its subclasses."""
 
 
 class RequestError(SalusError):
-    """The user asked for something that cannot be: one line, exit status 2, no traceback."""
+    """The user requested something impossible: one line, exit status 2, no traceback."""
 
 
 class PeerError(SalusError):
@@ -18,4 +18,4 @@ class PeerError(SalusError):
 
 
 class OperatingError(SalusError):
-    """Database, driver, Slurm or disk failed: retry with a bound, then degrade and say so."""
+    """The database, a driver, Slurm or a disk failed: retry within a limit, then degrade and report it."""

@@ -1,8 +1,8 @@
 """Attained service, weights and decay.
 
-Service is wall time divided by the number of lanes that are busy at that moment, so what all sessions of a device
-attain sums to the time in which it worked. Decay never touches old numbers: the increment grows instead, which keeps
-the order and costs nothing a session. Fixed point, no floats: equal inputs give equal decisions on every machine.
+Service is wall time divided by the number of busy lanes, so the service of all sessions of a device adds up to its busy
+time. Decay does not change old numbers. Instead the increment grows, which keeps the order at no cost per session. All
+numbers are fixed point, so equal inputs give equal decisions on every machine.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nodedaemon.core.types import SessionId
 SCALE_BITS = 16
 ONE_NS = 1 << SCALE_BITS
 
-#: Increments double once a half-life; after that many doublings all numbers are shifted back, which keeps them small.
+#: Increments double once per half-life. After this many doublings all numbers are shifted back to stay small.
 REBASE_DOUBLINGS = 64
 
 
 class ServiceClock:
-    """Integrates service over time for one device: what a lane that was busy all along would have attained."""
+    """Integrates service over time for one device: the service of a lane that is always busy."""
 
     __slots__ = ("busy_count", "grown", "half_life_ns", "now_ns", "plain", "start_ns")
 
@@ -34,7 +34,7 @@ class ServiceClock:
         self.grown = 0
 
     def advance(self, now_ns: int) -> None:
-        """Bring both integrals up to `now_ns`; time that runs backwards is taken as standing still."""
+        """Advance both integrals to `now_ns`. Time that runs backwards counts as no time."""
         if now_ns <= self.now_ns:
             return
         elapsed_ns = now_ns - self.now_ns
@@ -55,7 +55,7 @@ class ServiceClock:
         return 0 if self.half_life_ns is None else (self.now_ns - self.start_ns) // self.half_life_ns
 
     def rebase(self) -> None:
-        """Shift back by `REBASE_DOUBLINGS`; the caller shifts what it has stored."""
+        """Shift back by `REBASE_DOUBLINGS`. The caller shifts its own numbers."""
         assert self.half_life_ns is not None
         self.start_ns += REBASE_DOUBLINGS * self.half_life_ns
         self.grown >>= REBASE_DOUBLINGS
@@ -69,7 +69,7 @@ class ServiceClock:
 class ServiceBook:
     """The smallest virtual service (attained / weight) among the active sessions of a device.
 
-    A session that becomes active is lifted to that floor: neither a newcomer nor a sleeper may claim the past.
+    A session that becomes active is lifted to that minimum, so that neither new nor idle sessions accumulate a claim.
     """
 
     __slots__ = ("_active", "_floor", "_heap")
@@ -81,14 +81,14 @@ class ServiceBook:
 
     @classmethod
     def of(cls, active: Mapping[SessionId, int], floor: int) -> ServiceBook:
-        """The book that had this `state()`."""
+        """Restore a book from its `state()`."""
         book = cls()
         book._active, book._floor = dict(active), floor
         book._rebuild()
         return book
 
     def state(self) -> tuple[dict[SessionId, int], int]:
-        """What the active have attained, and the floor as it was last asked for."""
+        """The virtual service of all active sessions, and the last floor."""
         return dict(self._active), self._floor
 
     def join(self, session: SessionId, virtual: int) -> int:
@@ -99,14 +99,14 @@ class ServiceBook:
         return lifted
 
     def update(self, session: SessionId, virtual: int) -> None:
-        """Note what an active session has attained; it only grows."""
+        """Update the virtual service of an active session. It only grows."""
         self._active[session] = virtual
         heapq.heappush(self._heap, (virtual, session))
         if len(self._heap) > 4 * len(self._active) + 64:
             self._rebuild()
 
     def leave(self, session: SessionId) -> None:
-        """The session waits and runs no more; without any active one the floor stays where it was."""
+        """The session neither waits nor runs. Without active sessions the floor stays."""
         self._floor = self.floor()
         self._active.pop(session, None)
 

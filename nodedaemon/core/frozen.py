@@ -1,8 +1,8 @@
-"""The engine's whole state as plain values, and an engine made from them: what a daemon writes down to go on later.
+"""The whole state of an engine as plain values, from which a daemon restores the engine later.
 
-Only numbers, texts and ids, so that any format can carry them and nothing in them can be run. Heaps are not written:
-they are made anew from what they index, and an engine that was thawed decides as the one that was frozen. `FORMAT`
-changes whenever a field here changes its meaning; a state of another format is not thawed.
+The values are numbers, texts and ids, so any format can carry them. Heaps are rebuilt from the values that they index.
+A thawed engine decides exactly as the frozen one would. `FORMAT` changes whenever a field changes its meaning; a state
+of another format is not thawed.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FrozenSession:
 
 @dataclass(frozen=True, slots=True)
 class FrozenLane:
-    """As `lanes.Lane`, with its sessions by id, in the order in which they joined."""
+    """As `lanes.Lane`, with its sessions by id, in order of joining."""
 
     id: LaneId
     domain: Domain
@@ -134,13 +134,13 @@ _DEVICE = ("is_drained", "lost_reason", "persistent_bytes", "held_bytes", "relea
 
 
 def freeze(engine: Engine) -> FrozenEngine:
-    """Copy the state; the engine goes on and the copy stays."""
+    """Copy the state of the engine."""
     lane_count, arrival_count = engine.counts
     return FrozenEngine(FORMAT, lane_count, arrival_count, tuple(_freeze_device(one) for one in engine.devices()))
 
 
 def thaw(frozen: FrozenEngine, policy: Callable[[DeviceLimits], Policy] = make_policy) -> Engine:
-    """An engine in that state. Raises `OperatingError` for a state that no engine can be in."""
+    """Restore an engine. Raises `OperatingError` for an impossible state."""
     if frozen.format != FORMAT:
         raise OperatingError(f"thaw engine: format {frozen.format}: this release knows format {FORMAT}")
     engine = Engine(policy)
@@ -219,7 +219,7 @@ def _thaw_lane(frozen: FrozenLane, device: Device) -> Lane:
 
 
 def _index(device: Device) -> None:
-    """Make the heaps: sizes of all that were admitted, and who waits where."""
+    """Rebuild the heaps of sizes and waiters."""
     for session in device.sessions.values():
         if session.id not in device.arrivals:
             device.note_size(session)

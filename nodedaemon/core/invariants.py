@@ -1,7 +1,7 @@
-"""What is always true of an engine, whatever happened and whatever the policy says.
+"""The invariants of the engine, which hold after every event under every policy.
 
-`check_device` is the constant-time part; `check` recounts everything and runs after every event in tests. A failure is
-a bug of ours: an assertion, never caught.
+`check_device` takes constant time. `check` recounts everything and runs after every event in tests. A failure is a bug:
+an assertion that is never caught.
 """
 
 from __future__ import annotations

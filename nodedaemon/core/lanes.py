@@ -1,7 +1,7 @@
-"""Lanes and the device that holds them: sums, best fit, and which lanes give their bytes back.
+"""Lanes and their device: sums of bytes, best fit, and the order in which lanes are released.
 
-A lane is open (holds bytes) or parked (holds none). Bytes count from the moment they are asked for until their release
-is confirmed. Nothing here decides whose turn it is (core.claims) or changes a session.
+A lane is open (holds bytes) or parked (holds none). Bytes count from the request until the release is confirmed.
+`core.claims` decides whose turn it is; nothing here does.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class LaneState(StrEnum):
     RELEASING = "releasing"  # bytes counted until they are seen free
 
 
-#: The table is the truth, as for sessions (docs/sessions.md).
+#: All transitions of a lane (docs/sessions.md).
 LANE_TRANSITIONS: dict[LaneState, frozenset[LaneState]] = {
     LaneState.PARKED: frozenset({LaneState.OPENING}),
     LaneState.OPENING: frozenset({LaneState.OPEN, LaneState.RELEASING, LaneState.PARKED}),
@@ -36,7 +36,7 @@ LANE_TRANSITIONS: dict[LaneState, frozenset[LaneState]] = {
 
 @dataclass(slots=True, eq=False)
 class Lane:
-    """A slice of device memory in which iterations run one at a time; it belongs to one domain for its whole life."""
+    """A slice of device memory in which iterations run one at a time. It always belongs to the same domain."""
 
     id: LaneId
     device: DeviceId
@@ -72,7 +72,7 @@ class Lane:
 
     @property
     def target_bytes(self) -> int:
-        """The size that fits every session of the lane."""
+        """The size that all sessions of the lane need."""
         sizes = self._sizes
         while sizes:
             session = self.sessions.get(sizes[0][1])
@@ -85,7 +85,7 @@ class Lane:
         heapq.heappush(self.waiters, (place, session.id))
 
     def first_waiter(self) -> tuple[Place, Session] | None:
-        """The waiter that goes first here, or None; entries of those who left or moved are dropped on the way."""
+        """The first waiter of this lane, or None. Outdated entries of the heap are dropped."""
         heap = self.waiters
         while heap:
             place, session_id = heap[0]
@@ -106,13 +106,13 @@ class Lane:
 
     @property
     def is_stuck(self) -> bool:
-        """The holder reaches no boundary: stopped, reported as hung, or the lane is its own for good."""
+        """Whether the holder reaches no boundary: it is stopped, hung or ungated."""
         holder = self.holder
         return self.is_pinned or (holder is not None and (holder.is_stopped or holder.is_reported))
 
 
 class Device:
-    """One device with its lanes, sessions and sums; `free_bytes` never goes below zero."""
+    """One device with its lanes, sessions and sums. `free_bytes` is never negative."""
 
     def __init__(self, device: DeviceId, limits: DeviceLimits, ordering: Ordering, now_ns: int) -> None:
         self.id = device
@@ -156,7 +156,7 @@ class Device:
         self.running[session.job_class] += 1
 
     def stop_service(self, session: Session) -> None:
-        """Credit what the session attained since `start_service`; without one before, nothing happens."""
+        """Credit the service since `start_service`, if there was one."""
         if not session.is_served:
             return
         plain = self.clock.plain - session.granted_plain
@@ -170,7 +170,7 @@ class Device:
         self.running[session.job_class] -= 1
 
     def note_running_service(self) -> None:
-        """Tell the book what the holders have attained by now, before somebody is lifted to the floor."""
+        """Update the service of all holders, before a session is lifted to the minimum."""
         for lane in self.open_lanes.values():
             if lane.holder is not None and lane.holder.is_served:
                 view = lane.holder.view(self.clock.plain, self.clock.grown)
@@ -184,7 +184,7 @@ class Device:
         self.book.shift(bits)
 
     def wait_class(self, session: Session) -> JobClass:
-        """Those whom the session may overtake only so often: its class where classes matter, else everybody."""
+        """The class in which overtaking is counted: the session's own if the policy uses classes, else one for all."""
         return session.job_class if self.ordering.breadth is Breadth.CLASS else JobClass.NORMAL
 
     def waits_of(self, session: Session) -> WaitList:
@@ -198,13 +198,13 @@ class Device:
 
     def drop_lane(self, lane: Lane) -> None:
         del self.lanes[lane.id]
-        mates = self.domains[lane.domain]
-        del mates[lane.id]
-        if not mates:
+        peers = self.domains[lane.domain]
+        del peers[lane.id]
+        if not peers:
             del self.domains[lane.domain]
 
     def hold(self, lane: Lane, size_bytes: int) -> None:
-        """Count a lane's bytes: from now on it is opening."""
+        """Count the bytes of a lane that is being opened."""
         lane.step(LaneState.OPENING)
         lane.held_bytes, lane.epoch = size_bytes, self.next_epoch()
         self.held_bytes += size_bytes
@@ -216,7 +216,7 @@ class Device:
         self.releasing_bytes += lane.held_bytes
 
     def end_release(self, lane: Lane) -> None:
-        """The lane's bytes are seen free, or were never there."""
+        """The bytes of the lane are free, or were never allocated."""
         if lane.state is LaneState.RELEASING:
             self.releasing_bytes -= lane.held_bytes
         self.held_bytes -= lane.held_bytes
@@ -234,12 +234,12 @@ class Device:
             heapq.heappush(self._parked, (first[0], lane.id))
 
     def forget_waiters(self) -> None:
-        """Before all waiters are put in order anew."""
+        """Clear all lists of waiters before they are rebuilt."""
         self._parked.clear()
         self.waits = {job_class: WaitList() for job_class in JobClass}
 
     def first_parked(self) -> tuple[Place, Lane] | None:
-        """The parked lane whose first waiter goes before those of all other parked lanes."""
+        """The parked lane whose first waiter precedes those of all other parked lanes."""
         heap = self._parked
         while heap:
             place, lane_id = heap[0]
@@ -259,7 +259,7 @@ class Device:
 
     @property
     def ephemeral_bytes_max(self) -> int:
-        """The largest E of the sessions that are here or about to be."""
+        """The largest ephemeral size of all admitted sessions."""
         sizes = self._sizes
         while sizes:
             session = self.sessions.get(sizes[0][1])
@@ -273,7 +273,7 @@ class Device:
         return sum(lane.held_bytes for lane in self.open_lanes.values() if lane.is_stuck)
 
     def can_always_run(self, more_persistent_bytes: int, ephemeral_bytes: int = 0) -> bool:
-        """Does sum P + largest E <= C still hold with that much more? Then everybody here can make progress."""
+        """Whether sum P + largest E <= C still holds with that much more, so that every session can make progress."""
         largest = max(self.ephemeral_bytes_max, ephemeral_bytes)
         spoken_for = self.persistent_bytes + more_persistent_bytes + self.pinned_bytes
         return spoken_for + largest <= self.limits.capacity_bytes
@@ -281,13 +281,13 @@ class Device:
     # Choices
 
     def find_lane(self, session: Session) -> Lane | None:
-        """The lane of the session's domain to join: the smallest that fits, else the smallest that can grow to fit."""
-        mates = [lane for lane in self.domains.get(session.domain, {}).values() if self._is_joinable(lane)]
-        fitting = [lane for lane in mates if lane.held_bytes >= session.ephemeral_bytes]
+        """The lane of the domain that the session should join: the smallest that fits, or that can grow to fit."""
+        peers = [lane for lane in self.domains.get(session.domain, {}).values() if self._is_joinable(lane)]
+        fitting = [lane for lane in peers if lane.held_bytes >= session.ephemeral_bytes]
         if fitting:
             return min(fitting, key=lambda lane: (lane.held_bytes, len(lane.sessions), lane.id))
         room_bytes = self.free_bytes
-        growing = [lane for lane in mates if room_bytes + lane.held_bytes >= session.ephemeral_bytes]
+        growing = [lane for lane in peers if room_bytes + lane.held_bytes >= session.ephemeral_bytes]
         return min(growing, key=lambda lane: (lane.held_bytes, lane.id), default=None)
 
     @staticmethod
@@ -295,18 +295,18 @@ class Device:
         return lane.state in (LaneState.OPEN, LaneState.OPENING) and not lane.is_stuck
 
     def parked_lane(self, domain: Domain) -> Lane | None:
-        """A parked lane of the domain, if there is one: a domain needs no second."""
+        """The parked lane of the domain, or None. A domain needs only one."""
         parked = (lane for lane in self.domains.get(domain, {}).values() if lane.state is LaneState.PARKED)
         return next(parked, None)
 
     def has_lane_to_spare(self) -> bool:
-        """May one more lane be open? Lanes that are pinned to a job are not counted: nobody shares them."""
+        """Whether one more lane may be open. Pinned lanes do not count, because nobody shares them."""
         return sum(1 for lane in self.open_lanes.values() if not lane.is_pinned) < self.limits.lanes_max
 
     def victims(self) -> Iterator[Lane]:
-        """Open lanes that could give their bytes back, in the order in which they are asked.
+        """Open lanes that can be released, in order of preference.
 
-        Nobody waiting first, smallest first, idle before busy.
+        Idle before busy, lanes without waiters before others, small before large.
         """
         lanes = [lane for lane in self.open_lanes.values() if lane.state is LaneState.OPEN and not lane.is_stuck]
         lanes.sort(

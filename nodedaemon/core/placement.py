@@ -1,4 +1,4 @@
-"""Which lane a session uses: joining, moving and merging. Bytes and grants are not its business (core.claims)."""
+"""Chooses the lane of a session: joining, moving and merging. `core.claims` handles bytes and grants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nodedaemon.core.types import Domain, LaneId
 
 
 class Placement:
-    """Binds sessions of one device to lanes and says so by commands."""
+    """Binds sessions of one device to lanes and issues the commands."""
 
     def __init__(self, device: Device, commands: list[Command], new_lane: Callable[[], LaneId]) -> None:
         self.device = device
@@ -24,7 +24,7 @@ class Placement:
         return lane
 
     def bind(self, session: Session, lane: Lane) -> None:
-        """Join the lane, leaving another; a waiter takes its place in the order along."""
+        """Move the session to the lane. A waiter keeps its position in the order."""
         if session.lane is not None:
             session.lane.leave(session)
         lane.join(session)
@@ -35,37 +35,37 @@ class Placement:
                 self.device.note_parked(lane)
 
     def place(self, session: Session) -> None:
-        """Join the best lane of the domain, or a parked one, whose bytes are claimed when the session wants to run."""
+        """Join the best lane of the domain, or a parked lane that gets bytes when the session wants to run."""
         lane = self.device.find_lane(session) or self.device.parked_lane(session.domain)
         self.bind(session, lane or self.add_lane(session.domain))
 
     def merge(self, lane: Lane, heir: Lane) -> None:
-        """Move every session of `lane` to `heir`, for good."""
+        """Move every session of `lane` to `heir`."""
         for session in list(lane.sessions.values()):
             self.bind(session, heir)
 
     def heir(self, lane: Lane, claimant: Lane | None, leaving: Sequence[Lane]) -> Lane | None:
-        """The lane of the same domain into which `lane` is merged rather than parked, if there is one."""
+        """The lane of the same domain into which `lane` is merged instead of parked, or None."""
         if claimant is not None and claimant.domain == lane.domain:
             return claimant
         target_bytes = lane.target_bytes
-        mates = (
-            mate
-            for mate in self.device.domains[lane.domain].values()
-            if mate is not lane
-            and mate not in leaving
-            and mate.state in (LaneState.OPEN, LaneState.OPENING)
-            and not mate.is_stuck
-            and mate.held_bytes >= target_bytes
+        peers = (
+            peer
+            for peer in self.device.domains[lane.domain].values()
+            if peer is not lane
+            and peer not in leaving
+            and peer.state in (LaneState.OPEN, LaneState.OPENING)
+            and not peer.is_stuck
+            and peer.held_bytes >= target_bytes
         )
-        return min(mates, key=lambda mate: (mate.held_bytes, mate.id), default=None)
+        return min(peers, key=lambda peer: (peer.held_bytes, peer.id), default=None)
 
     def clear(self, lane: Lane, keeper: Session) -> None:
-        """Move all but `keeper` elsewhere: its lane will be free for nobody else.
+        """Move all sessions but `keeper` to other lanes, because its lane will not become free.
 
-        One that was named successor stays: its predecessor may have started it already.
+        A named successor stays: its predecessor may have started it already.
         """
         named = set(keeper.offers.values())
-        mates = [one for one in lane.sessions.values() if one is not keeper and one.id not in named]
-        for session in mates:
+        peers = [one for one in lane.sessions.values() if one is not keeper and one.id not in named]
+        for session in peers:
             self.place(session)

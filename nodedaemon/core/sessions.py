@@ -1,7 +1,7 @@
-"""A session's life, as a table: one process of a job attached to one device.
+"""The states of a session: one process of a job attached to one device.
 
-The table is the truth: docs/sessions.md is generated from it, and a step that it does not have is a bug of ours or a
-misbehaving peer, told with the session's last steps.
+docs/sessions.md is generated from the transition table. Any other transition is a bug or a misbehaving peer; the error
+lists the last steps of the session.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.LEAVING: frozenset(),
 }
 
-#: Place of a waiter in the order: urgency, class (where classes matter), the policy's key, when it began to wait.
+#: Position of a waiter: urgency, class (if the policy uses classes), the policy's key, the order of waiting.
 Place = tuple[int, int, tuple[int, ...], int]
 
 HOLDING = frozenset({SessionState.RUNNING, SessionState.REVOKED})
 
-#: Steps of a session that an error tells.
+#: Number of steps that an error lists.
 STORY_LENGTH = 12
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """State of a session; only the engine changes it."""
+    """The state of a session. Only the engine changes it."""
 
     id: SessionId
     job: JobId
@@ -96,7 +96,7 @@ class Session:
     story: list[str] = field(default_factory=list)
 
     def step(self, state: SessionState, now_ns: int) -> None:
-        """Move to `state`, or say with the session's story why that cannot be."""
+        """Move to `state`. Raises `PeerError` with the last steps if the table does not allow it."""
         if state not in TRANSITIONS[self.state]:
             raise PeerError(
                 f"session step refused: session {self.id} of job {self.job}: {self.state} to {state}; "
@@ -148,7 +148,7 @@ class Session:
         return next(reversed(self.offers)) if self.successor is not None else None
 
     def view(self, plain: int = 0, grown: int = 0) -> Waiting:
-        """What a policy is told. A holder's running service is added from the clock's readings."""
+        """The session as a policy sees it. The clock readings add the service of a running grant."""
         remaining_ns, virtual = self.remaining_ns, self.virtual
         if self.is_served:
             virtual += (grown - self.granted_grown) // self.weight

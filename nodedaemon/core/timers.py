@@ -1,4 +1,4 @@
-"""When the engine must look again although nothing happens: leases that run out, quanta, retries, hung holders."""
+"""The times at which the engine must act without an event: leases, quanta, retries and hung holders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nodedaemon.core.types import OnHang
 
 
 def report_hung(round_: Round) -> None:
-    """Tell of holders that reached no boundary in time after a revoke; their mates go elsewhere and wait no longer."""
+    """Report holders that reached no boundary in time after a revoke. Other sessions move to other lanes."""
     if round_.device.lost_reason is not None:
         return
     for lane in list(round_.device.open_lanes.values()):
@@ -19,14 +19,14 @@ def report_hung(round_: Round) -> None:
             continue
         if round_.now_ns >= _hang_deadline_ns(round_, holder):
             holder.is_reported = True
-            # A policy that runs one session at a time would wait for it for ever.
+            # Otherwise a policy that runs one session at a time would wait for it for ever.
             round_.device.stop_service(holder)
             round_.commands.extend(_report(round_, holder))
             round_.placement.clear(lane, holder)
 
 
 def set_wake(round_: Round) -> None:
-    """Ask to be called at the next moment at which the order may change by itself."""
+    """Ask for a tick at the next time at which the order can change without an event."""
     device, now_ns = round_.device, round_.now_ns
     if device.wake_ns is not None and device.wake_ns <= now_ns:
         device.wake_ns = None
@@ -76,5 +76,5 @@ def _report(round_: Round, holder: Session) -> list[Command]:
     waited_ns = round_.now_ns - holder.revoked_ns
     reason = f"no boundary for {waited_ns} ns after a revoke while others wait"
     is_ended = round_.device.limits.on_hang is OnHang.KILL
-    told = EndSession(holder.id, reason) if is_ended else WarnSession(holder.id, reason)
-    return [ReportOverdue(holder.id, holder.job, waited_ns), told]
+    command = EndSession(holder.id, reason) if is_ended else WarnSession(holder.id, reason)
+    return [ReportOverdue(holder.id, holder.job, waited_ns), command]

@@ -23,7 +23,7 @@ MICROSECOND_NS = 1_000
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
 
-#: What a CUDA driver hands out at once; every size is rounded up to it before anything else is computed.
+#: Allocation granularity of a CUDA driver. Every size is rounded up to it first.
 GRANULARITY_BYTES = 2 * MIB
 
 #: The policy of a device for which salus.conf names none; core.policies has the list.
@@ -48,14 +48,14 @@ class JobClass(IntEnum):
 
 
 class LaneSharing(StrEnum):
-    """Who may hold the same lane memory, one after another."""
+    """Whose jobs may use the same lane memory in turn."""
 
     USER = "user"
     ACCOUNT = "account"
     ALL = "all"
 
     def domain(self, user: str, account: str) -> Domain:
-        """Name the trust domain of a job; equal names may share lane memory."""
+        """The trust domain of a job. Jobs of equal domains may share lane memory."""
         if self is LaneSharing.ALL:
             return Domain("all")
         return Domain(f"user:{user}" if self is LaneSharing.USER else f"account:{account}")
@@ -91,7 +91,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """One reason why something cannot be now, or ever: what lacks, how much is needed and how much there is."""
+    """One reason why something is impossible: what is missing, how much is needed, how much is free."""
 
     what: str
     needed: int
@@ -100,13 +100,13 @@ class Shortfall:
     advice: str = ""
 
     def text(self) -> str:
-        told = f"{self.what}: {self.needed} {self.unit} needed, {self.free} free"
-        return f"{told}; {self.advice}" if self.advice else told
+        text = f"{self.what}: {self.needed} {self.unit} needed, {self.free} free"
+        return f"{text}; {self.advice}" if self.advice else text
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What an engine must know of a device. `capacity_bytes` is what sessions may use, the daemon's own share off."""
+    """The limits of a device. `capacity_bytes` is the memory for sessions, without the daemon's own share."""
 
     capacity_bytes: int
     lane_reserve_bytes: int = 0

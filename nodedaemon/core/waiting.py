@@ -1,8 +1,8 @@
-"""How often waiters were overtaken, in constant time.
+"""Counts how often waiters were overtaken, in constant time.
 
-A waiter is overtaken when an iteration starts for a session that began to wait later. Whoever overtakes one waiter
-overtakes all older ones too, so the oldest is always the most overtaken: only its count is ever asked for. Counts are
-kept as differences along the list of waiters, and each step touches one neighbour.
+A waiter is overtaken when an iteration starts for a session that began to wait later. A session that overtakes a waiter
+also overtakes all older ones, so the oldest waiter always has the highest count, and only that count is needed. Counts
+are stored as differences along the list of waiters, so each step changes one neighbour.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WaitList:
 
     @classmethod
     def of(cls, entries: Iterable[tuple[SessionId, int]]) -> WaitList:
-        """The list that had these `entries()`."""
+        """Restore a list from its `entries()`."""
         waits = cls()
         for session, own in entries:
             waits.append(session)
@@ -66,7 +66,7 @@ class WaitList:
         self._youngest = session
 
     def remove(self, session: SessionId, *, is_granted: bool) -> None:
-        """The session waits no more; a grant overtakes all that began to wait before it."""
+        """The session stops waiting. A grant overtakes all that began to wait before it."""
         previous, following = self._previous.pop(session), self._next.pop(session)
         own = self._own.pop(session)
         if previous is None:

@@ -8,7 +8,6 @@ with `-f` on it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -19,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodedaemon.config import load_or_raise
-from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.service.paths import prepare_directory
+from nodedaemon.wire.envelope import exchange
 
 EXIT_IDLE_SECONDS = 600
 START_TIMEOUT_SECONDS = 20.0
@@ -87,13 +87,10 @@ def is_running(directory: Path) -> bool:
 
 def ping(control_socket: Path, timeout_s: float = 2.0) -> int | None:
     """The pid of the daemon that answers there, or None."""
-    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as probe:
+    with contextlib.suppress(OSError, SalusError), socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(timeout_s)
         probe.connect(str(control_socket))
-        probe.sendall(b'{"verb": "ping"}\n')
-        with probe.makefile("r") as answers:
-            answer = json.loads(answers.readline())
-        return int(answer["pid"]) if answer.get("ok") else None
+        return int(exchange(probe, f"salusd: {control_socket}", {"verb": "ping"})["pid"])
     return None
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nodedaemon.sim.clock import Appointment, Clock, Due
-from nodedaemon.sim.results import Record, ShareMeter
+from nodedaemon.sim.clock import Appointment, Due, VirtualClock
+from nodedaemon.sim.results import JobTimes, ShareMeter
 from nodedaemon.sim.speed import WORK_SCALE, Speeds
 from nodedaemon.sim.workload import Job
 
@@ -29,13 +29,13 @@ class _Runner:
         "piece_count",
         "position",
         "rate",
-        "record",
+        "times",
         "waiting_ns",
     )
 
-    def __init__(self, number: int, record: Record) -> None:
-        job = record.job
-        self.number, self.record = number, record
+    def __init__(self, number: int, times: JobTimes) -> None:
+        job = times.job
+        self.number, self.times = number, times
         is_batch = job.request_offsets_ns is None
         self.piece = (job.work_ns if is_batch else job.iteration_ns) * WORK_SCALE
         self.piece_count = 1 if is_batch else job.iteration_count
@@ -46,7 +46,7 @@ class _Runner:
 
     @property
     def target(self) -> int:
-        return self.record.job.startup_ns * WORK_SCALE if self.is_starting else self.piece
+        return self.times.job.startup_ns * WORK_SCALE if self.is_starting else self.piece
 
 
 class UngatedDevice:
@@ -55,7 +55,7 @@ class UngatedDevice:
     def __init__(
         self,
         number: int,
-        clock: Clock,
+        clock: VirtualClock,
         speeds: Speeds,
         meter: ShareMeter | None,
         ended: Callable[[int], None],
@@ -68,10 +68,10 @@ class UngatedDevice:
         self._settled_ns = 0
         self._appointment: Appointment | None = None
 
-    def start(self, number: int, record: Record) -> None:
+    def start(self, number: int, times: JobTimes) -> None:
         self._settle()
-        runner = self._runners[number] = _Runner(number, record)
-        startup_ns = record.job.startup_ns
+        runner = self._runners[number] = _Runner(number, times)
+        startup_ns = times.job.startup_ns
         if not startup_ns:
             self._begin(runner)
         elif self._startup_weight:
@@ -86,12 +86,12 @@ class UngatedDevice:
         self._plan()
 
     def _begin(self, runner: _Runner) -> None:
-        number, record = runner.number, runner.record
-        if record.job.request_offsets_ns is None:
-            record.start_ns = self._clock.now_ns
+        number, times = runner.number, runner.times
+        if times.job.request_offsets_ns is None:
+            times.start_ns = self._clock.now_ns
             runner.waiting_ns.append(self._clock.now_ns)
         else:
-            for offset_ns in record.job.request_offsets_ns:
+            for offset_ns in times.job.request_offsets_ns:
                 at_ns = self._clock.now_ns + offset_ns
                 self._clock.put(at_ns, Due.REQUEST, number, lambda: self._request(runner))
 
@@ -102,14 +102,14 @@ class UngatedDevice:
             for runner in self._runners.values():
                 if runner.is_starting:
                     continue
-                self._meter.serve(runner.number, runner.record.job, (runner.position - runner.metered) / WORK_SCALE)
+                self._meter.serve(runner.number, runner.times.job, (runner.position - runner.metered) / WORK_SCALE)
                 runner.metered = runner.position
 
     def _request(self, runner: _Runner) -> None:
         self._settle()
         runner.waiting_ns.append(self._clock.now_ns)
-        if len(runner.waiting_ns) == 1 and runner.record.start_ns is None:
-            runner.record.start_ns = self._clock.now_ns
+        if len(runner.waiting_ns) == 1 and runner.times.start_ns is None:
+            runner.times.start_ns = self._clock.now_ns
         self._plan()
 
     def _settle(self) -> None:
@@ -121,21 +121,17 @@ class UngatedDevice:
     def _plan(self) -> None:
         starting = [runner for runner in self._runners.values() if runner.is_starting]
         busy = [runner for runner in self._runners.values() if runner.waiting_ns]
-        models = [runner.record.job.model for runner in busy]
+        models = [runner.times.job.model for runner in busy]
         rates, starter_rate = self._speeds.rates_beside(models, len(starting), self._startup_weight)
-        next_ns: int | None = None
         for runner in self._runners.values():
             runner.rate = 0
+        left_ns = []
         for runner, rate in zip([*busy, *starting], [*rates, *[starter_rate] * len(starting)], strict=True):
             runner.rate = rate
-            left_ns = -(-(runner.target - runner.position) // rate)
-            next_ns = left_ns if next_ns is None else min(next_ns, left_ns)
-        if self._appointment is not None:
-            self._appointment.cancel()
-        self._appointment = None
-        if next_ns is not None:
-            at_ns = self._clock.now_ns + max(0, next_ns)
-            self._appointment = self._clock.put(at_ns, Due.BOUNDARY, self._number, self._finish)
+            left_ns.append(max(0, -(-(runner.target - runner.position) // rate)))
+        self._appointment = self._clock.move(
+            self._appointment, min(left_ns, default=None), Due.BOUNDARY, self._number, self._finish
+        )
 
     def _finish(self) -> None:
         self.report()
@@ -148,7 +144,7 @@ class UngatedDevice:
             elif runner.waiting_ns and runner.position >= runner.piece:
                 self._finish_piece(runner)
                 if runner.done_count == runner.piece_count:
-                    runner.record.end_ns = self._clock.now_ns
+                    runner.times.end_ns = self._clock.now_ns
                     del self._runners[runner.number]
                     gone.append(runner.number)
         self._plan()
@@ -157,9 +153,9 @@ class UngatedDevice:
 
     def _finish_piece(self, runner: _Runner) -> None:
         asked_ns = runner.waiting_ns.pop(0)
-        job: Job = runner.record.job
+        job: Job = runner.times.job
         if job.request_offsets_ns is not None:
             # What a request took beyond its iteration alone: it waited, or went slower beside others.
-            runner.record.request_wait_ns += max(0, self._clock.now_ns - asked_ns - job.iteration_ns)
+            runner.times.request_wait_ns += max(0, self._clock.now_ns - asked_ns - job.iteration_ns)
         runner.done_count += 1
         runner.position = runner.metered = 0

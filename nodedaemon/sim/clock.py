@@ -34,7 +34,7 @@ class Appointment:
         self.action = None
 
 
-class Clock:
+class VirtualClock:
     """Keeps appointments in order of time. Time moves only in `run`."""
 
     def __init__(self) -> None:
@@ -49,6 +49,14 @@ class Clock:
         self._put_count += 1
         heappush(self._heap, (at_ns, kind, number, self._put_count, appointment))
         return appointment
+
+    def move(
+        self, appointment: Appointment | None, left_ns: int | None, kind: Due, number: int, action: Callable[[], None]
+    ) -> Appointment | None:
+        """Replace an appointment by one in `left_ns` from now, or by none."""
+        if appointment is not None:
+            appointment.cancel()
+        return None if left_ns is None else self.put(self.now_ns + left_ns, kind, number, action)
 
     def run(self) -> None:
         """Keep appointments until none is left."""

@@ -10,7 +10,7 @@ from nodedaemon.sim.workload import Job
 
 
 @dataclass(slots=True)
-class Record:
+class JobTimes:
     """When a job was submitted, first ran and ended."""
 
     job: Job
@@ -21,7 +21,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunResult:
     """The figures of one policy on one workload. Times are seconds, as floats, because they are only for reading.
 
     Completion is from submit to end; queueing from submit to the first iteration; makespan from the first submit to the
@@ -46,31 +46,31 @@ class Outcome:
     job_count: int
 
 
-def outcome(
+def summarize(
     name: str,
     workload: str,
-    records: Sequence[Record],
+    jobs_times: Sequence[JobTimes],
     gpus_needed: int,
     meter: ShareMeter | None,
     *,
     hand_overs: int = 0,
     lane_openings: int = 0,
-) -> Outcome:
+) -> RunResult:
     """Sum up a run in which every job ended."""
     completions, queueings, slowdowns, waits, requests = [], [], [], 0, 0
-    for record in records:
-        assert record.start_ns is not None
-        assert record.end_ns is not None
-        job = record.job
-        completions.append((record.end_ns - job.submit_ns) / SECOND_NS)
-        queueings.append((record.start_ns - job.submit_ns) / SECOND_NS)
-        slowdowns.append((record.end_ns - job.submit_ns) / max(1, job.solo_ns))
+    for times in jobs_times:
+        assert times.start_ns is not None
+        assert times.end_ns is not None
+        job = times.job
+        completions.append((times.end_ns - job.submit_ns) / SECOND_NS)
+        queueings.append((times.start_ns - job.submit_ns) / SECOND_NS)
+        slowdowns.append((times.end_ns - job.submit_ns) / max(1, job.solo_ns))
         if job.request_offsets_ns is not None:
-            waits += record.request_wait_ns
+            waits += times.request_wait_ns
             requests += len(job.request_offsets_ns)
-    last_ns = max(record.end_ns or 0 for record in records)
-    first_ns = min(record.job.submit_ns for record in records)
-    return Outcome(
+    last_ns = max(times.end_ns or 0 for times in jobs_times)
+    first_ns = min(times.job.submit_ns for times in jobs_times)
+    return RunResult(
         name=name,
         workload=workload,
         gpus_needed=gpus_needed,
@@ -86,7 +86,7 @@ def outcome(
         hand_overs=hand_overs,
         lane_openings=lane_openings,
         average_request_wait_ms=waits / requests / 1e6 if requests else None,
-        job_count=len(records),
+        job_count=len(jobs_times),
     )
 
 

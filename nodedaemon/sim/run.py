@@ -1,6 +1,6 @@
-"""Run a workload under each policy and baseline, on the same devices, and sum up.
+"""Runs a workload under each policy and baseline on the same devices, and summarizes the results.
 
-Memory arithmetic, charges and admission come from the core; so do lanes and grants, by way of nodedaemon.sim.world.
+Memory arithmetic, charges, admission, lanes and grants are the core's own code.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from nodedaemon.core.memory import SHARD_UNIT_BYTES, auto_reserve, device_units,
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneSharing
 from nodedaemon.sim.baselines import UngatedDevice
-from nodedaemon.sim.clock import Clock
+from nodedaemon.sim.clock import VirtualClock
+from nodedaemon.sim.gated_device import DeviceRules, GatedDevice, Turn
 from nodedaemon.sim.line import Room, Spread, bins_needed
-from nodedaemon.sim.results import Outcome, ShareMeter, outcome
+from nodedaemon.sim.results import RunResult, ShareMeter, summarize
 from nodedaemon.sim.site import METERED_DEVICES_MAX, Runner, Site
 from nodedaemon.sim.speed import Speeds
 from nodedaemon.sim.workload import Job, Workload
-from nodedaemon.sim.world import Rules, Turn, World
 
 BASELINES = ("exclusive", "exclusive-sjf", "peak")
 #: A turn of a replayed job may last hours; nothing in a simulation hangs.
@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class SimulationSetup:
     """The devices and what is assumed of them. `lane_reserve_bytes` None means auto."""
 
     device_bytes: int
@@ -58,7 +58,7 @@ class Prepared:
     """A workload with the sizes that it is admitted with, and its charges."""
 
     workload: Workload
-    setting: Setting
+    setup: SimulationSetup
     lane_reserve_bytes: int
     device_units: int
     charges: tuple[int, ...]
@@ -71,38 +71,38 @@ class Prepared:
     def shares(self, name: str) -> tuple[int, tuple[int, ...]]:
         """Units of a device, and how many each job takes of them, under a baseline or, for any other name, a policy."""
         if name == "peak":
-            return device_units(self.setting.device_bytes, 0, self.setting.unit_bytes), self.peak_charges
+            return device_units(self.setup.device_bytes, 0, self.setup.unit_bytes), self.peak_charges
         if name in BASELINES:
             return 1, (1,) * len(self.jobs)
         return self.device_units, self.charges
 
 
-def prepare(workload: Workload, setting: Setting) -> Prepared:
+def prepare(workload: Workload, setup: SimulationSetup) -> Prepared:
     """Add contexts and headroom, lump turns, choose R and compute the charges.
 
     Raises `RequestError` with every job that no device can hold: a comparison over different jobs would mislead.
     """
-    jobs = [_sized(job, setting) for job in workload.jobs]
-    reserve = setting.lane_reserve_bytes
+    jobs = [_sized(job, setup) for job in workload.jobs]
+    reserve = setup.lane_reserve_bytes
     if reserve is None:
         reserve = auto_reserve(
-            [job.profile for job in jobs if job.device_count == 1], setting.device_bytes, setting.unit_bytes
+            [job.profile for job in jobs if job.device_count == 1], setup.device_bytes, setup.unit_bytes
         )
-    if not 0 <= reserve < setting.device_bytes:
+    if not 0 <= reserve < setup.device_bytes:
         raise RequestError(
-            f"simulate: lane reserve {reserve}: not smaller than the device's {setting.device_bytes} bytes; "
+            f"simulate: lane reserve {reserve}: not smaller than the device's {setup.device_bytes} bytes; "
             "choose a smaller --lane-reserve or auto"
         )
-    view = DeviceView(DeviceId("any"), setting.device_bytes, reserve, setting.unit_bytes)
-    bare = DeviceView(DeviceId("any"), setting.device_bytes, 0, setting.unit_bytes)
+    view = DeviceView(DeviceId("any"), setup.device_bytes, reserve, setup.unit_bytes)
+    bare = DeviceView(DeviceId("any"), setup.device_bytes, 0, setup.unit_bytes)
     charges, peaks, refused = [], [], []
     for job in jobs:
         if job.device_count > 1:
             # Takes whole devices, outside Salus; Line counts them, not their shards.
             charges.append(view.units_total)
             peaks.append(bare.units_total)
-            if job.device_count > setting.device_count:
-                refused.append(f"job {job.id}: devices: {job.device_count} needed, {setting.device_count} there")
+            if job.device_count > setup.device_count:
+                refused.append(f"job {job.id}: devices: {job.device_count} needed, {setup.device_count} there")
             continue
         request = JobRequest(job.persistent_bytes, job.ephemeral_bytes)
         decision, by_peak = admit(request, view), admit(request, bare)
@@ -120,85 +120,88 @@ def prepare(workload: Workload, setting: Setting) -> Prepared:
             f"simulate: {workload.name}: {len(refused)} jobs fit no device, nothing was run; raise --gpu-memory or "
             "change --lane-reserve\n" + "\n".join(shown)
         )
-    units = device_units(setting.device_bytes, reserve, setting.unit_bytes)
-    return Prepared(workload.having(jobs), setting, reserve, units, tuple(charges), tuple(peaks))
+    units = device_units(setup.device_bytes, reserve, setup.unit_bytes)
+    return Prepared(workload.having(jobs), setup, reserve, units, tuple(charges), tuple(peaks))
 
 
-def _sized(job: Job, setting: Setting) -> Job:
-    if setting.turns_per_job is not None:
-        job = job.in_turns(setting.turns_per_job)
-    job = job.with_context(setting.context_bytes)
+def _sized(job: Job, setup: SimulationSetup) -> Job:
+    if setup.turns_per_job is not None:
+        job = job.in_turns(setup.turns_per_job)
+    job = job.with_context(setup.context_bytes)
     return replace(
         job,
-        persistent_bytes=with_headroom(job.persistent_bytes, setting.headroom_percent),
-        ephemeral_bytes=max(round_up(1), with_headroom(job.ephemeral_bytes, setting.headroom_percent)),
+        persistent_bytes=with_headroom(job.persistent_bytes, setup.headroom_percent),
+        ephemeral_bytes=max(round_up(1), with_headroom(job.ephemeral_bytes, setup.headroom_percent)),
     )
 
 
 def run_policy(
     prepared: Prepared, policy: str, progress: Progress | None = None, watch: Callable[[Turn], None] | None = None
-) -> Outcome:
+) -> RunResult:
     """Simulate the engine with `policy` on every device; `watch` is told of every turn as it ends."""
-    setting = prepared.setting
+    setup = prepared.setup
     limits = DeviceLimits(
-        capacity_bytes=setting.device_bytes,
+        capacity_bytes=setup.device_bytes,
         lane_reserve_bytes=prepared.lane_reserve_bytes,
-        lanes_max=setting.lanes_max,
+        lanes_max=setup.lanes_max,
         policy=policy,
         hang_timeout_ns=_NEVER_NS,
     )
-    rules = Rules(limits, setting.lane_sharing, setting.is_single_step, setting.startup_weight)
-    clock, speeds, meter = Clock(), Speeds(setting.pair_speeds), _meter(prepared)
+    speeds = Speeds(setup.pair_speeds)
+    rules = DeviceRules(limits, speeds, setup.lane_sharing, setup.is_single_step, setup.startup_weight)
+    clock, meter = VirtualClock(), _meter(prepared)
     site = Site(
         prepared.jobs,
         clock,
-        Room(setting.device_count, setting.node_count, prepared.device_units, setting.spread),
+        Room(setup.device_count, setup.node_count, prepared.device_units, setup.spread),
         prepared.charges,
         range(len(prepared.jobs)),
         meter,
-        _counted(progress, policy, prepared),
     )
-    worlds: list[World] = []
+    devices: list[GatedDevice] = []
 
     def make(number: int, ended: Callable[[int], None]) -> Runner:
-        worlds.append(World(number, clock, rules, speeds, meter, ended, watch))
-        return worlds[-1]
+        devices.append(GatedDevice(number, clock, rules, meter, ended, watch))
+        return devices[-1]
 
-    site.run(make)
-    return outcome(
+    site.run(make, _counted(progress, policy, prepared))
+    return summarize(
         policy,
         prepared.workload.name,
-        site.records,
+        site.times,
         devices_needed(prepared, policy),
         meter,
-        hand_overs=sum(world.hand_over_count for world in worlds),
-        lane_openings=sum(world.opening_count for world in worlds),
+        hand_overs=sum(device.hand_over_count for device in devices),
+        lane_openings=sum(device.opening_count for device in devices),
     )
 
 
-def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None) -> Outcome:
+def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None) -> RunResult:
     """Simulate sharing without lanes; see `BASELINES`."""
-    setting, jobs = prepared.setting, prepared.jobs
-    clock, speeds, meter = Clock(), Speeds(setting.pair_speeds), _meter(prepared)
+    setup, jobs = prepared.setup, prepared.jobs
+    clock, speeds, meter = VirtualClock(), Speeds(setup.pair_speeds), _meter(prepared)
     numbers = range(len(jobs))
     units, charges = prepared.shares(name)
     order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else list(numbers)
-    room = Room(setting.device_count, setting.node_count, units, setting.spread)
-    site = Site(jobs, clock, room, charges, order, meter, _counted(progress, name, prepared))
-    weight = setting.startup_weight
-    site.run(lambda number, ended: UngatedDevice(number, clock, speeds, meter, ended, startup_weight=weight))
-    return outcome(name, prepared.workload.name, site.records, devices_needed(prepared, name), meter)
+    room = Room(setup.device_count, setup.node_count, units, setup.spread)
+    site = Site(jobs, clock, room, charges, order, meter)
+
+    def make(number: int, ended: Callable[[int], None]) -> Runner:
+        return UngatedDevice(number, clock, speeds, meter, ended, startup_weight=setup.startup_weight)
+
+    site.run(make, _counted(progress, name, prepared))
+    return summarize(name, prepared.workload.name, site.times, devices_needed(prepared, name), meter)
 
 
-def simulate(prepared: Prepared, policies: tuple[str, ...], progress: Progress | None = None) -> list[Outcome]:
+def simulate(prepared: Prepared, policies: tuple[str, ...], progress: Progress | None = None) -> list[RunResult]:
     """Every policy asked for, then every baseline."""
     unknown = [name for name in policies if name not in POLICIES]
     if unknown:
         raise RequestError(
             f"simulate: policy {', '.join(unknown)}: not known; use some of {', '.join(sorted(POLICIES))}"
         )
-    outcomes = [run_policy(prepared, name, progress) for name in policies]
-    return outcomes + [run_baseline(prepared, name, progress) for name in BASELINES]
+    results = [run_policy(prepared, name, progress) for name in policies]
+    return results + [run_baseline(prepared, name, progress) for name in BASELINES]
 
 
 def devices_needed(prepared: Prepared, name: str) -> int:
@@ -209,7 +212,7 @@ def devices_needed(prepared: Prepared, name: str) -> int:
 
 
 def _meter(prepared: Prepared) -> ShareMeter | None:
-    return ShareMeter() if prepared.setting.device_count <= METERED_DEVICES_MAX else None
+    return ShareMeter() if prepared.setup.device_count <= METERED_DEVICES_MAX else None
 
 
 def _counted(progress: Progress | None, name: str, prepared: Prepared) -> Callable[[int], None] | None:

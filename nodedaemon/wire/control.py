@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import msgspec
 
-REQUEST_BYTES_MAX = 64 * 1024
-ANSWER_BYTES_MAX = 16 * 1024 * 1024
-
 
 class JobStart(msgspec.Struct):
     """From the Prolog. `segment` is the job's `salus:` segment; it may be empty if Slurm did not answer in time."""
@@ -213,11 +210,3 @@ class WhyAnswer(msgspec.Struct, kw_only=True):
     reasons: list[Reason] = []
     sessions: list[SessionWhy] = []
     admission: AdmissionWhy | None = None
-
-
-class Failure(msgspec.Struct, kw_only=True):
-    """`kind`: usage, not_found, not_permitted or failed."""
-
-    ok: bool = False
-    why: str
-    kind: str = "failed"

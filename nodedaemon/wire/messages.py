@@ -70,6 +70,7 @@ class WelcomeFlag(enum.IntFlag):
 
     TRAP = 1
     UNGATED = 2
+    NOSTASH = 4
     RELAY = 8
 
 

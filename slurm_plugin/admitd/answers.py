@@ -1,25 +1,28 @@
-"""salus-admitd's answers: one request in, one answer out. Gathers what decision.decide needs and records what it says.
+"""The answers of salus-admitd to job_submit.lua. It gathers what `decision.decide` needs and records each decision.
 
-Nothing here waits for Slurm: its state comes from the catalog, which a task of its own refreshes.
+Nothing here waits for Slurm: its state comes from the catalog, which a background task refreshes.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import structlog
 
 from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionReason, AdmissionRecord, Decision
 from nodedaemon.config import Config
 from nodedaemon.core.types import Shortfall
+from nodedaemon.wire.envelope import Failure, Request
 from nodedaemon.wire.segment import parse_segment
 from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.catalog import Catalog, catalog_of
 from slurm_plugin.admitd.decision import AdmissionRules, ProfileLookup, Verdict, class_problem, decide
+from slurm_plugin.admitd.decision_queue import DecisionQueue
 from slurm_plugin.admitd.jobdesc import (
     TRES_FIELDS,
     Submission,
@@ -27,7 +30,7 @@ from slurm_plugin.admitd.jobdesc import (
     read_submission,
     text_of,
 )
-from slurm_plugin.admitd.profile_cache import Storage
+from slurm_plugin.admitd.profile_cache import ProfileCache
 from slurm_plugin.slurm import GPU_APART_RELEASE
 from slurm_plugin.slurm.tres import parse_tres
 
@@ -36,22 +39,22 @@ log = structlog.get_logger()
 
 @dataclass
 class SubmitAnswers:
-    """The service's state. `decided` is told of every answer, for metrics."""
+    """Answers submits and changes of jobs. `catalog` and `release` describe Slurm; the server keeps them current."""
 
     config: Config
-    storage: Storage
+    profiles: ProfileCache
+    decisions: DecisionQueue
     catalog: Catalog = field(default_factory=lambda: Catalog({}, {}))
     release: tuple[int, int] = (0, 0)
-    #: A waiting job was changed, or admitted while its profile may just have become known.
+    #: Readmission should look at the queue: a waiting job was changed, or was admitted without a profile.
     is_recheck_wanted: bool = False
-    decided: Callable[[str, str], None] = lambda _decision, _basis: None
 
     def __post_init__(self) -> None:
         if not self.catalog.devices:
             self.catalog = catalog_of(self.config)
 
     def in_partition(self, submission: Submission) -> Submission:
-        """The same with Slurm's default partition where the job names none: Slurm fills it in only after submit."""
+        """The submission with the default partition if it names none: Slurm fills it in only after the submit."""
         if submission.partitions or not self.catalog.default_partition:
             return submission
         return replace(submission, partitions=(self.catalog.default_partition,))
@@ -69,48 +72,48 @@ class SubmitAnswers:
             is_whole_device_gpu=self.release >= GPU_APART_RELEASE,
         )
 
-    async def known(self, submission: Submission, *, is_fresh: bool = False) -> ProfileLookup:
-        find = self.storage.find_fresh if is_fresh else self.storage.find
+    async def profile_of(self, submission: Submission, *, is_fresh: bool = False) -> ProfileLookup:
+        find = self.profiles.find_fresh if is_fresh else self.profiles.find
         return await find(user_name(submission.uid), submission.signature)
 
-    def decide(self, submission: Submission, known: ProfileLookup, admission: str) -> Verdict:
+    def decide(self, submission: Submission, lookup: ProfileLookup, admission: str) -> Verdict:
         submission = self.in_partition(submission)
         devices = self.catalog.for_partitions(submission.partitions)
-        return decide(submission, known, devices, self.rules(submission), admission)
+        return decide(submission, lookup, devices, self.rules(submission), admission)
 
-    async def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def answer(self, request: Request) -> dict[str, Any]:
         """Answer one request of job_submit.lua."""
-        match request.get("op"):
+        match request.verb:
             case "submit":
-                return await self.submit(request)
+                return await self.submit(request.fields)
             case "modify":
-                return await self.modify(request)
+                return await self.modify(request.fields)
             case "ping":
                 return {"ok": True, "is_catalog_ready": self.release > (0, 0)}
-        return {
-            "ok": False,
-            "say": "salus: submit: job_submit.lua and salus-admitd differ in version; ask your administrator",
-        }
-
-    async def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        submission = read_submission(
-            int(request["uid"]),
-            mapping_of(request, "job"),
-            mapping_of(request, "options"),
-            is_batch=request.get("batch") is True,
+        return refused(
+            "salus: submit: job_submit.lua and salus-admitd are of different releases; ask your administrator"
         )
-        verdict = self.decide(submission, await self.known(submission), secrets.token_hex(8))
+
+    async def submit(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        submission = read_submission(
+            int(fields["uid"]),
+            mapping_of(fields, "job"),
+            mapping_of(fields, "options"),
+            is_batch=fields.get("batch") is True,
+        )
+        verdict = self.decide(submission, await self.profile_of(submission), secrets.token_hex(8))
         self.record(submission, verdict)
-        # Its profile may be written at this moment, by the run that taught it.
+        # A run that measures this job may be writing its profile right now.
         self.is_recheck_wanted |= verdict.is_admitted and verdict.segment.persistent_bytes is None
-        return {"ok": verdict.is_admitted, "set": verdict.changes(submission), "say": verdict.say}
+        if not verdict.is_admitted:
+            return refused(verdict.say)
+        return {"ok": True, "set": verdict.changes(submission), "say": verdict.say}
 
     def record(self, submission: Submission, verdict: Verdict) -> None:
         decision: Decision = "admit" if verdict.is_admitted else "refuse"
-        self.decided(decision, verdict.basis)
         log.info("decided", uid=submission.uid, decision=decision, basis=verdict.basis, signature=submission.signature,
                  shards=verdict.segment.shard_count, admission=verdict.segment.admission)  # fmt: skip
-        self.storage.record(
+        self.decisions.record(
             AdmissionRecord(
                 admission=verdict.segment.admission or secrets.token_hex(8),
                 cluster=self.config.settings.cluster.name,
@@ -131,35 +134,32 @@ class SubmitAnswers:
             )
         )
 
-    async def modify(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """A user changes a job that waits: its gres never, its partition, account or QOS by asking again."""
-        changed, old = mapping_of(request, "job"), mapping_of(request, "old")
+    async def modify(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a change of a waiting job. Its gres may not change; anything else is decided again."""
+        changed, old = mapping_of(fields, "job"), mapping_of(fields, "old")
         is_shared = any(tres.name == "salus" for tres in parse_tres(text_of(old, "tres_per_node")))
         if any(text_of(changed, name) for name in TRES_FIELDS):
-            what = "its charge is set by Salus" if is_shared else "salus and shard are asked for at submit"
-            return {
-                "ok": False,
-                "say": f"salus: modify: gres of job {request.get('id', '')}: {what}; cancel it and submit again",
-            }
+            what = "its charge is set by Salus" if is_shared else "ask for salus and shard at submit"
+            return refused(f"salus: modify: gres of job {fields.get('id', '')}: {what}; cancel it and submit again")
         segment = parse_segment(text_of(old, "admin_comment"))
         if not is_shared or segment is None:
             return {"ok": True}
         merged = {**old, **changed}
-        submission = submission_of(int(request["uid"]), merged)
+        submission = submission_of(int(fields["uid"]), merged)
         submission = self.in_partition(submission)
         wrong_class = class_problem(submission, self.rules(submission))
         if wrong_class:
-            return {"ok": False, "say": f"salus: modify: {wrong_class}"}
-        verdict = self.decide(submission, await self.known(submission), segment.admission)
+            return refused(f"salus: modify: {wrong_class}")
+        verdict = self.decide(submission, await self.profile_of(submission), segment.admission)
         if not verdict.is_admitted:
-            return {"ok": False, "say": verdict.say.replace("salus: submit:", "salus: modify:")}
+            return refused(verdict.say.replace("salus: submit:", "salus: modify:"))
         self.is_recheck_wanted = True
-        # A user's change of admin_comment is refused by Slurm; the next round of re-admission writes it.
+        # Slurm would refuse a user's change of admin_comment; the next round of readmission writes it.
         return {"ok": True, "set": {"tres_per_node": verdict.changes(submission)["tres_per_node"]}}
 
 
 def submission_of(uid: int, fields: Mapping[str, Any]) -> Submission:
-    """A job that was admitted before, as a submission: its options come from the segment."""
+    """An admitted job as a submission again: its options come from the segment."""
     segment = parse_segment(text_of(fields, "admin_comment"))
     submission = replace(read_submission(uid, fields, {}), problems=())
     if segment is None:
@@ -177,8 +177,14 @@ def submission_of(uid: int, fields: Mapping[str, Any]) -> Submission:
     )
 
 
-def mapping_of(request: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = request.get(name)
+def refused(why: str) -> dict[str, Any]:
+    """A refusal; job_submit.lua shows `why` to the user."""
+    answer: dict[str, Any] = msgspec.to_builtins(Failure(why=why, kind="usage"))
+    return answer
+
+
+def mapping_of(fields: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = fields.get(name)
     return value if isinstance(value, Mapping) else {}
 
 

@@ -1,12 +1,14 @@
-"""Admission's view of the accounting database: profiles of a signature, decisions to keep. Opened on first use.
+"""The accounting database as salus-admitd uses it: it reads profiles and writes decisions. Calls block.
 
-A database that is not there yet, or not in this Salus's schema, is an OperatingError each time, and asked again later.
+The database is opened on first use. If it is missing or has another schema, every call raises OperatingError, and the
+next call tries again.
 """
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Protocol
 
 from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import list_profiles
@@ -15,14 +17,24 @@ from accounting.storage import schema
 from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
+from nodedaemon.core.types import Profile
 from slurm_plugin.admitd.decision import ProfileLookup
-from slurm_plugin.admitd.profile_cache import largest
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 
-class DatabaseRecords:
-    """Reads and writes may come from two threads at once; the writer is used by one of them only."""
+class AdmissionStore(Protocol):
+    def find(self, user: str, signature: str) -> ProfileLookup: ...
+
+    def has_changed(self, since_utc_ns: int) -> bool: ...
+
+    def write(self, records: list[AdmissionRecord]) -> None: ...
+
+    def open(self) -> Database: ...
+
+
+class AdmissionDatabase:
+    """Two threads may use it at once, one that reads and one that writes."""
 
     def __init__(self, config: Config) -> None:
         self._cluster = config.settings.cluster.name
@@ -41,8 +53,8 @@ class DatabaseRecords:
             return self._database
 
     def find(self, user: str, signature: str) -> ProfileLookup:
-        found = list_profiles(self.open(), OPERATOR, cluster=self._cluster, users=[user], signature=signature)
-        return largest([(view.core(), view.version) for view in found])
+        views = list_profiles(self.open(), OPERATOR, cluster=self._cluster, users=[user], signature=signature)
+        return largest([(view.core(), view.version) for view in views])
 
     def has_changed(self, since_utc_ns: int) -> bool:
         return bool(
@@ -55,3 +67,19 @@ class DatabaseRecords:
         if self._writer is None:
             self._writer = LedgerWriter(self.open())
         self._writer.write(records)
+
+
+def largest(profiles: list[tuple[Profile, int]]) -> ProfileLookup:
+    """One profile for a job that may run on several device models: the largest of each figure."""
+    if not profiles:
+        return ProfileLookup()
+    times = [profile.iteration_ns for profile, _ in profiles if profile.iteration_ns is not None]
+    return ProfileLookup(
+        Profile(
+            max(profile.persistent_bytes for profile, _ in profiles),
+            max(profile.ephemeral_bytes for profile, _ in profiles),
+            max(times, default=None),
+            sum(profile.run_count for profile, _ in profiles),
+        ),
+        max(version for _, version in profiles),
+    )

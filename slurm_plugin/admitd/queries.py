@@ -1,6 +1,6 @@
-"""What commands on login nodes may ask salus-admitd: own jobs and profiles for users, all for operators.
+"""The answers of salus-admitd to commands on login nodes: users see their own jobs and profiles, operators see all.
 
-The asker is a Viewer made from a checked credential; every answer is filtered by it here or in the stores.
+The Viewer comes from a verified credential. Each answer is filtered by it, here or in accounting.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, cast
 
 import msgspec
 
-from accounting.profiles import list_profiles
-from accounting.service import answer
-from accounting.viewer import AbsentError, DeniedError, Viewer
+from accounting.questions import QUESTION_VERBS, answer_question
+from accounting.viewer import AbsentError, Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
+from nodedaemon.wire.envelope import Request
 from nodedaemon.wire.segment import parse_segment
 from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
-from slurm_plugin.admitd.database import DatabaseRecords
+from slurm_plugin.admitd.database import AdmissionStore
 from slurm_plugin.admitd.readmission import fields_of
-from slurm_plugin.slurm import QueuedJob, Slurm
+from slurm_plugin.slurm import QueuedJob, SlurmClient
 
 Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
@@ -33,27 +33,28 @@ def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> 
 
 
 class Queries:
-    def __init__(self, admission: SubmitAnswers, slurm: Slurm, records: DatabaseRecords) -> None:
-        self._admission = admission
+    def __init__(self, answers: SubmitAnswers, slurm: SlurmClient, store: AdmissionStore) -> None:
+        self._answers = answers
         self.slurm = slurm
-        self._records = records
-        self._verbs: dict[str, Query] = {
-            "ping": self._ping,
-            "status": self._status,
-            "why": self._why,
-            "profiles": self._profiles,
-            "accounting": self._accounting,
-        }
+        self._store = store
+        self._queries: dict[str, Query] = {"ping": self._ping, "status": self._status, "why": self._why}
 
-    async def answer(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
-        verb = self._verbs.get(str(request.get("op")))
-        if verb is None:
-            raise RequestError(
-                f"salus-admitd: {request.get('op')}: unknown request; known are {', '.join(self._verbs)}"
-            )
-        return {"ok": True, **await verb(viewer, request)}
+    async def answer(self, viewer: Viewer, request: Request) -> dict[str, Any]:
+        if request.verb in QUESTION_VERBS:
+            return {"ok": True, "answer": await asyncio.to_thread(self._answer_question, viewer, request)}
+        query = self._queries.get(request.verb)
+        if query is None:
+            verbs = ", ".join(sorted({*self._queries, *QUESTION_VERBS}))
+            raise RequestError(f"salus-admitd: {request.verb}: no such verb; use one of {verbs}")
+        return {"ok": True, **await query(viewer, request.fields)}
 
-    async def _ping(self, viewer: Viewer, _request: Mapping[str, Any]) -> dict[str, Any]:
+    def _answer_question(self, viewer: Viewer, request: Request) -> Any:
+        """Answer a question of `salus-acct` or `salus profiles`."""
+        fields = {name: value for name, value in request.fields.items() if name != "credential"}
+        question = {"verb": request.verb, **fields}
+        return answer_question(self._store.open(), viewer, question, now_utc_ns=time.time_ns())
+
+    async def _ping(self, viewer: Viewer, _fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"user": viewer.user, "is_operator": viewer.is_operator}
 
     async def _jobs(self, viewer: Viewer) -> list[QueuedJob]:
@@ -62,28 +63,28 @@ class Queries:
             job for job in jobs if parse_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
         ]
 
-    async def _status(self, viewer: Viewer, _request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _status(self, viewer: Viewer, _fields: Mapping[str, Any]) -> dict[str, Any]:
         return {"jobs": [describe(job) for job in await self._jobs(viewer)]}
 
-    async def _why(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Why a job has its charge, and what it would be if it were submitted now."""
-        wanted = str(request.get("job", ""))
-        found = next((job for job in await self._jobs(viewer) if wanted in (str(job.id), job.target)), None)
-        if found is None:
+    async def _why(self, viewer: Viewer, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Why a job has its charge, and which charge it would get if it were submitted now."""
+        wanted = str(fields.get("job", ""))
+        job = next((job for job in await self._jobs(viewer) if wanted in (str(job.id), job.target)), None)
+        if job is None:
             raise AbsentError(
                 f"why: job {wanted}: not in the queue, or not yours; if it has ended: salus-acct job {wanted}"
             )
-        submission = submission_of(found.uid, fields_of(found))
-        known = await self._admission.known(submission)
-        verdict = self._admission.decide(submission, known, "")
-        profile = known.profile
-        segment = parse_segment(found.admin_comment)
+        submission = submission_of(job.uid, fields_of(job))
+        lookup = await self._answers.profile_of(submission)
+        verdict = self._answers.decide(submission, lookup, "")
+        profile = lookup.profile
+        segment = parse_segment(job.admin_comment)
         assert segment is not None
-        told = WhyAnswer(
-            job=found.target,
-            user=found.user,
-            state=found.state,
-            reasons=[Reason(what=found.reason)] if found.reason else [],
+        answer = WhyAnswer(
+            job=job.target,
+            user=job.user,
+            state=job.state,
+            reasons=[Reason(what=job.reason)] if job.reason else [],
             admission=AdmissionWhy(
                 charge=Charge(kind=segment.kind, job_class=segment.job_class, shards=segment.shard_count),
                 profile=None
@@ -104,29 +105,7 @@ class Queries:
                 ),
             ),
         )
-        return cast(dict[str, Any], msgspec.to_builtins(told))
-
-    async def _profiles(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
-        signature = request.get("signature")
-        found = await asyncio.to_thread(
-            lambda: list_profiles(
-                self._records.open(),
-                viewer,
-                cluster=self._admission.config.settings.cluster.name,
-                signature=signature if isinstance(signature, str) else None,
-            )
-        )
-        return {"profiles": [msgspec.to_builtins(view) for view in found]}
-
-    async def _accounting(self, viewer: Viewer, request: Mapping[str, Any]) -> dict[str, Any]:
-        """What `salus-acct` and `salus profiles` ask; accounting.service knows the questions."""
-        question = request.get("ask")
-        if not isinstance(question, dict):
-            raise RequestError("salus-admitd: accounting: no question; is the command as old as the server?")
-        told = await asyncio.to_thread(
-            lambda: answer(self._records.open(), viewer, question, now_utc_ns=time.time_ns())
-        )
-        return {"answer": told}
+        return cast(dict[str, Any], msgspec.to_builtins(answer))
 
 
 def describe(job: QueuedJob) -> dict[str, Any]:
@@ -150,10 +129,3 @@ def describe(job: QueuedJob) -> dict[str, Any]:
         "signature": segment.signature,
         "admission": segment.admission,
     }
-
-
-def kind_of(error: RequestError) -> str:
-    """The word by which a client chooses its exit code."""
-    if isinstance(error, DeniedError):
-        return "not_permitted"
-    return "not_found" if isinstance(error, AbsentError) else "usage"

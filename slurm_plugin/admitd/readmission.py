@@ -1,8 +1,8 @@
-"""Jobs that wait get the charge that is right by now: a sweep's first task measures, and the rest pack.
+"""Corrects the charges of waiting jobs once their profiles are known or have changed.
 
-Each round reads Slurm's queue, decides every pending job of ours again from the profiles, and tells Slurm what
-differs. A profile that became known replaces the whole device by the real charge and lifts the throttle of a probed
-array; one that was raised raises the charge. `UnknownJob=requeue` jobs are put back once their profile is known.
+Each round reads Slurm's queue, decides every pending Salus job again, and changes those whose charge differs. A new
+profile replaces the whole device by the measured charge and lifts the limit of a probed array. A larger profile raises
+the charge. A running job of `UnknownJob=requeue` is requeued once it is measured.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.segment import AdmissionSegment, merge_segment, parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.decision import ProfileLookup, Verdict
-from slurm_plugin.slurm import JobChange, QueuedJob, Slurm, SlurmError
+from slurm_plugin.slurm import JobChange, QueuedJob, SlurmClient, SlurmError
 from slurm_plugin.slurm.tres import array_throttle, charged_tres, parse_tres
 
 log = structlog.get_logger()
 
 IDLE_ROUND_S = 60.0
-# Nodes stamp what they learned with their own clocks, and a ledger may hold a record back for some seconds.
+# Nodes stamp profiles with their own clocks, and a ledger may keep a record for some seconds.
 CLOCK_SLACK_NS = 30 * SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What one job needs; `is_requeued` puts a running job back."""
+    """How to change one job; `is_requeued` requeues a running job."""
 
     job: QueuedJob
     change: JobChange | None = None
@@ -50,11 +50,11 @@ def fields_of(job: QueuedJob) -> dict[str, str]:
 
 
 def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
-    """The difference between what Slurm has and what is right; None where there is none."""
+    """The change that gives a job its right charge; None if it has it."""
     if not verdict.is_admitted:
-        # Waiting with too small a charge would be wrong and without any is impossible: it keeps the one it has.
+        # The job keeps the charge that it has: a smaller one would be wrong, and it cannot wait without any.
         return None
-    # What the user asked for stays on record: lifting the throttle is a second command, and may fail alone.
+    # Keep the user's own limit in the segment: lifting the limit is a second command that may fail alone.
     wanted = msgspec.structs.replace(verdict.segment, throttle=segment.throttle)
     if segment.kind == "lost" and not wanted.signature:
         return None
@@ -69,7 +69,7 @@ def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -
     if is_charged and not is_held_back:
         return None
     return JobChange(
-        # scontrol takes gres without its prefix, in both spellings.
+        # scontrol expects gres without the prefix, on all releases.
         gres=None if is_charged else ",".join(f"{item.name}:{item.count}" for item in parse_tres(tres)),
         admin_comment=None if is_charged else comment,
         array_throttle=segment.throttle if is_held_back else None,
@@ -78,15 +78,15 @@ def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -
 
 
 class Readmission:
-    def __init__(self, admission: SubmitAnswers, slurm: Slurm) -> None:
-        self._admission = admission
+    def __init__(self, answers: SubmitAnswers, slurm: SlurmClient) -> None:
+        self._answers = answers
         self.slurm = slurm
         self.corrected_count = 0
         self.failed_count = 0
 
     async def corrections(self, jobs: list[QueuedJob]) -> list[Correction]:
-        found = []
-        # Once a signature: thousands of tasks of a sweep wait for the same profile.
+        corrections = []
+        # One lookup per signature: thousands of tasks of a sweep wait for the same profile.
         profiles: dict[tuple[int, str], ProfileLookup] = {}
         for job in jobs:
             segment = parse_segment(job.admin_comment)
@@ -97,19 +97,19 @@ class Readmission:
             submission = submission_of(job.uid, fields_of(job))
             key = (submission.uid, submission.signature)
             if key not in profiles:
-                profiles[key] = await self._admission.known(submission, is_fresh=True)
-            verdict = self._admission.decide(submission, profiles[key], segment.admission)
+                profiles[key] = await self._answers.profile_of(submission, is_fresh=True)
+            verdict = self._answers.decide(submission, profiles[key], segment.admission)
             if job.state == "RUNNING":
                 if verdict.is_admitted and verdict.segment.kind == "shared":
-                    found.append(Correction(job, is_requeued=True))
+                    corrections.append(Correction(job, is_requeued=True))
                 continue
             change = correction_of(job, segment, verdict)
             if change is not None:
-                found.append(Correction(job, change))
-        return found
+                corrections.append(Correction(job, change))
+        return corrections
 
     async def round(self) -> int:
-        """Look once at the queue; how many jobs were changed."""
+        """Correct the queue once; returns how many jobs were changed."""
         count = 0
         for correction in await self.corrections(await asyncio.to_thread(self.slurm.jobs)):
             target = correction.job.target
@@ -119,7 +119,7 @@ class Readmission:
                 elif correction.change is not None:
                     await asyncio.to_thread(self.slurm.update_job, target, correction.change)
             except SlurmError as error:
-                # Most often the job has started meanwhile, with the charge it had.
+                # Usually the job has just started, with the charge that it had.
                 self.failed_count += 1
                 log.warning("job not changed", job=target, reason=str(error))
                 continue
@@ -130,13 +130,13 @@ class Readmission:
         return count
 
     async def run_forever(self, interval_s: Callable[[], float]) -> None:
-        """A round when a profile changed or a job was moved, and now and then without: squeue is not free."""
+        """Run a round if a profile or a waiting job has changed, and once per IDLE_ROUND_S: squeue is not free."""
         looked_utc_ns, waited_s = 0, 0.0
         while True:
             now_utc_ns = time.time_ns()
-            is_due = waited_s >= IDLE_ROUND_S or self._admission.is_recheck_wanted
-            if is_due or await self._admission.storage.has_changed(looked_utc_ns - CLOCK_SLACK_NS):
-                self._admission.is_recheck_wanted = False
+            is_due = waited_s >= IDLE_ROUND_S or self._answers.is_recheck_wanted
+            if is_due or await self._answers.profiles.has_changed(looked_utc_ns - CLOCK_SLACK_NS):
+                self._answers.is_recheck_wanted = False
                 try:
                     await self.round()
                     looked_utc_ns, waited_s = now_utc_ns, 0.0

@@ -1,8 +1,8 @@
-"""salus-admitd: the service beside slurmctld that answers job_submit.lua and the commands on login nodes.
+"""salus-admitd, the service beside slurmctld that answers job_submit.lua and the commands on login nodes.
 
-Two doors. The unix socket takes submits, from root and SlurmUser only. The TCP port takes questions with a munge
-credential. Behind them run the refresh of the catalog, re-admission, and the writer of decisions. A fault of one
-request ends that request; nothing waits for Slurm or the database longer than a submit may.
+It listens on two sockets. The unix socket accepts submits from root and SlurmUser only. The TCP port accepts requests
+with a munge credential. Background tasks refresh the catalog, correct waiting jobs and write decisions. A fault ends
+only the request that caused it. A submit never waits for Slurm, and only briefly for the database.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import errno
-import json
 import os
 import pwd
 import signal
@@ -19,70 +18,42 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client import start_http_server
 
-from accounting.storage.database import DatabaseUnreachableError
 from nodedaemon.config import Config, Rejected, Settings, load, load_or_raise, locate
 from nodedaemon.config.spec import keys_of
-from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
+from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
+from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, Request, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
-from slurm_plugin.admitd.answers import SubmitAnswers
+from slurm_plugin.admitd.answers import SubmitAnswers, refused
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import verify
-from slurm_plugin.admitd.database import DatabaseRecords
-from slurm_plugin.admitd.profile_cache import Storage
-from slurm_plugin.admitd.queries import Queries, kind_of, viewer_of
+from slurm_plugin.admitd.database import AdmissionDatabase, AdmissionStore
+from slurm_plugin.admitd.decision_queue import DecisionQueue
+from slurm_plugin.admitd.metrics import AdmissionMetrics
+from slurm_plugin.admitd.profile_cache import ProfileCache
+from slurm_plugin.admitd.queries import Queries, viewer_of
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.admitd.upkeep import Upkeep
-from slurm_plugin.slurm import Slurm, SlurmNode
+from slurm_plugin.slurm import SlurmClient, SlurmNode
 from slurm_plugin.slurm.choice import open_slurm
 
 log = structlog.get_logger()
 
-LINE_BYTES_MAX = 256 * 1024
 CATALOG_INTERVAL_S = 60.0
 CATALOG_RETRY_S = 0.25
 ANSWER_TIMEOUT_S = 15.0
-# Before its credential is read a peer has no uid to count by: so many unmunge at once, so many connections in all.
+# Until its credential is checked, a client has no uid to be limited by: this bounds unmunge processes and connections.
 CHECKS_MAX = 8
 CONNECTIONS_MAX = 512
 
-Answer = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
-
-
-class AdmissionMetrics:
-    """What Prometheus reads of salus-admitd."""
-
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.decisions = Counter(
-            "salus_admission_decisions", "Answers at submit.", ["decision", "basis"], registry=self.registry
-        )
-        self.seconds = Histogram(
-            "salus_admission_seconds", "Time to answer a submit.", registry=self.registry,
-            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5),
-        )  # fmt: skip
-        self.over_limit = Counter(
-            "salus_admission_over_limit", "Requests beyond a user's limit.", ["door"], registry=self.registry
-        )
-        self.refused_peers = Counter("salus_admission_refused_peers", "Connections refused.", registry=self.registry)
-        self.readmitted = Gauge("salus_admission_readmitted", "Waiting jobs recharged.", registry=self.registry)
-        self.lookup_failures = Gauge("salus_admission_lookup_failures", "Profiles not read.", registry=self.registry)
-        self.dropped = Gauge("salus_admission_decisions_dropped", "Decisions lost.", registry=self.registry)
-        self.summaries = Gauge("salus_admission_summaries", "AdminComments written.", registry=self.registry)
-        self.left_out = Gauge(
-            "salus_admission_summaries_left_out", "Not written for others' words.", registry=self.registry
-        )
-        self.upkeep_failures = Gauge("salus_admission_upkeep_failures", "Rounds that failed.", registry=self.registry)
-
-    def count(self, decision: str, basis: str) -> None:
-        self.decisions.labels(decision, basis).inc()
+Answer = Callable[[Request], Awaitable[dict[str, Any]]]
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -91,7 +62,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 def uids_of(config: Config) -> frozenset[int]:
-    """Who may submit: root, SlurmUser, and the service's own user."""
+    """The users that may submit: root, SlurmUser, and the service's own."""
     uids = {0, os.geteuid()}
     with contextlib.suppress(KeyError):
         uids.add(pwd.getpwnam(config.settings.slurm.user).pw_uid)
@@ -99,15 +70,18 @@ def uids_of(config: Config) -> frozenset[int]:
 
 
 class AdmissionServer:
-    def __init__(self, config: Config, slurm: Slurm, records: DatabaseRecords, config_file: Path | None = None) -> None:
+    def __init__(
+        self, config: Config, slurm: SlurmClient, store: AdmissionStore, config_file: Path | None = None
+    ) -> None:
         self.config = config
         self.config_file = config_file
         self.metrics = AdmissionMetrics()
-        self.storage = Storage(records, config.settings.admission.profile_cache_ns / SECOND_NS)
-        self.admission = SubmitAnswers(config, self.storage, decided=self.metrics.count)
-        self.readmission = Readmission(self.admission, slurm)
-        self.queries = Queries(self.admission, slurm, records)
-        self.upkeep = Upkeep(config, records.open)
+        self.profiles = ProfileCache(store, config.settings.admission.profile_cache_ns / SECOND_NS)
+        self.decisions = DecisionQueue(store, self.metrics.count_decision)
+        self.answers = SubmitAnswers(config, self.profiles, self.decisions)
+        self.readmission = Readmission(self.answers, slurm)
+        self.queries = Queries(self.answers, slurm, store)
+        self.upkeep = Upkeep(config, store.open)
         self.rate = UserRate()
         self.submit_rate = UserRate()
         self._checks = asyncio.Semaphore(CHECKS_MAX)
@@ -120,29 +94,29 @@ class AdmissionServer:
         uid = peer_uid(writer.get_extra_info("socket"))
         if uid not in self._uids:
             self.metrics.refused_peers.inc()
-            log.warning("refused", uid=uid, reason="neither root nor SlurmUser")
+            log.warning("connection refused", uid=uid, reason="neither root nor SlurmUser")
             writer.close()
             return
-        await self._serve(reader, writer, self._timed_answer)
+        await self._serve(reader, writer, self._answer_submit)
 
-    async def _timed_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._serve(reader, writer, self._answer_query)
+
+    async def _answer_submit(self, request: Request) -> dict[str, Any]:
         started = time.perf_counter()
-        uid = request.get("uid")
-        per_s = self.config.settings.admission.user_submits_per_s
+        uid, per_s = request.fields.get("uid"), self.config.settings.admission.user_submits_per_s
         if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid, per_s):
             self.metrics.over_limit.labels("submit").inc()
-            return {"ok": False, "say": f"salus: submit: more than {per_s} a second; wait a second, or use an array"}
-        answer = await self.admission.answer(request)
+            return refused(f"salus: submit: more than {per_s} per second; wait a second, or use an array")
+        answer = await self.answers.answer(request)
         self.metrics.seconds.observe(time.perf_counter() - started)
         return answer
 
-    async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._serve(reader, writer, self._checked_answer)
-
-    async def _checked_answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _answer_query(self, request: Request) -> dict[str, Any]:
         settings = self.config.settings
         async with self._checks:
-            uid = await verify(request, settings.admission.credential_ttl_ns / SECOND_NS)
+            signed = {"verb": request.verb, **request.fields}
+            uid = await verify(signed, settings.admission.credential_ttl_ns / SECOND_NS)
         if not self.rate.allows(uid, settings.admission.user_requests_per_s):
             self.metrics.over_limit.labels("question").inc()
             raise RequestError("salus-admitd: too many requests; wait a second")
@@ -159,7 +133,7 @@ class AdmissionServer:
         self._connections.add(task)
         try:
             while line := await reader.readline():
-                writer.write(json.dumps(await self._one(line, answer)).encode() + b"\n")
+                writer.write(write_answer(await self._answer(line, answer)))
                 await writer.drain()
         except (ConnectionError, ValueError, asyncio.CancelledError) as error:
             log.debug("connection ended", reason=str(error))
@@ -167,23 +141,16 @@ class AdmissionServer:
             self._connections.discard(task)
             writer.close()
 
-    async def _one(self, line: bytes, answer: Answer) -> dict[str, Any]:
+    async def _answer(self, line: bytes, answer: Answer) -> dict[str, Any] | Failure:
         try:
-            request = json.loads(line.decode(errors="replace"))
-            if not isinstance(request, dict):
-                raise PeerError("request: not an object")
-            return await answer(request)
-        except RequestError as error:
-            return {"ok": False, "why": str(error), "kind": kind_of(error)}
-        except PeerError as error:
-            return {"ok": False, "why": str(error), "kind": "not_permitted"}
-        except (DatabaseUnreachableError, TimeoutError) as error:
-            return {"ok": False, "why": str(error) or "no answer in time", "kind": "unreachable"}
+            return await answer(read_request(line))
         except SalusError as error:
-            return {"ok": False, "why": str(error), "kind": "failed"}
-        except Exception as error:  # the handler of a connection: one request may not end the service
+            return Failure.of(error)
+        except TimeoutError:
+            return Failure(why="salus-admitd: no answer in time; try again", kind="unreachable")
+        except Exception:  # the handler of a connection: one request may not end the service
             log.exception("request failed")
-            return {"ok": False, "say": "salus: submit: internal error; ask your administrator", "why": repr(error)}
+            return Failure(why="salus-admitd: internal error; ask your administrator")
 
     async def refresh_forever(self) -> None:
         while True:
@@ -191,8 +158,8 @@ class AdmissionServer:
                 release = await asyncio.to_thread(self._slurm.release)
                 self._nodes = await asyncio.to_thread(self._slurm.nodes)
                 default = await asyncio.to_thread(self._slurm.default_partition)
-                self.admission.catalog = catalog_of(self.config, self._nodes, default)
-                self.admission.release = release
+                self.answers.catalog = catalog_of(self.config, self._nodes, default)
+                self.answers.release = release
             except OperatingError as error:
                 log.debug("nodes not read", reason=str(error))
                 await asyncio.sleep(CATALOG_RETRY_S)
@@ -201,35 +168,35 @@ class AdmissionServer:
             await asyncio.sleep(CATALOG_INTERVAL_S)
 
     def reload(self) -> None:
-        """Take the file anew. It is read and tried whole before anything is swapped; on a finding the old one stays."""
+        """Read the configuration again. Nothing changes unless all of it is valid."""
         loaded = load(self.config_file)
         if isinstance(loaded, Rejected):
-            raise RequestError(f"reload refused, the old configuration stays:\n{loaded}")
+            raise RequestError(f"reload refused; the old configuration stays:\n{loaded}")
         settings, old = loaded.settings, self.config.settings
-        catalog = catalog_of(loaded, self._nodes, self.admission.catalog.default_partition)
+        catalog = catalog_of(loaded, self._nodes, self.answers.catalog.default_partition)
         slurm = self._slurm if settings.slurm == old.slurm else open_slurm(settings.slurm)
         uids = uids_of(loaded)
         waiting = sorted(restart_keys(old, settings))
-        self.config = self.admission.config = loaded
-        self.admission.catalog, self._uids = catalog, uids
+        self.config = self.answers.config = loaded
+        self.answers.catalog, self._uids = catalog, uids
         self._slurm = self.readmission.slurm = self.queries.slurm = slurm
-        self.storage.fresh_s = settings.admission.profile_cache_ns / SECOND_NS
-        # A changed reserve or headroom changes what waiting jobs should be charged.
-        self.admission.is_recheck_wanted = True
+        self.profiles.fresh_s = settings.admission.profile_cache_ns / SECOND_NS
+        # A changed reserve or headroom changes the charges of waiting jobs.
+        self.answers.is_recheck_wanted = True
         log.info("configuration reloaded", files=[str(file) for file in loaded.files])
         if waiting:
-            log.warning("changed keys wait for a restart", keys=waiting)
+            log.warning("changed keys need a restart", keys=waiting)
 
     def reload_by_signal(self) -> None:
         try:
             self.reload()
         except SalusError as error:
-            log.error("configuration not reloaded, the old one stays", reason=str(error))
+            log.error("configuration not reloaded; the old one stays", reason=str(error))
 
     def _export(self) -> None:
         self.metrics.readmitted.set(self.readmission.corrected_count)
-        self.metrics.lookup_failures.set(self.storage.counters.lookup_failures)
-        self.metrics.dropped.set(self.storage.counters.decisions_dropped)
+        self.metrics.lookup_failures.set(self.profiles.lookup_failures)
+        self.metrics.dropped.set(self.decisions.dropped_count)
         self.metrics.summaries.set(self.upkeep.counters.summary_count)
         self.metrics.left_out.set(self.upkeep.counters.left_out_count)
         self.metrics.upkeep_failures.set(self.upkeep.counters.failure_count)
@@ -240,17 +207,17 @@ class AdmissionServer:
         path = Path(settings.admission.socket)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
-        servers = [await asyncio.start_unix_server(self.serve_unix, str(path), limit=LINE_BYTES_MAX, backlog=1024)]
-        # Everybody may connect and is told apart by SO_PEERCRED; slurmctld is not of our group.
+        servers = [await asyncio.start_unix_server(self.serve_unix, str(path), limit=REQUEST_BYTES_MAX, backlog=1024)]
+        # Anyone may connect, because slurmctld is not in our group; SO_PEERCRED decides who is served.
         path.chmod(0o666)
         if settings.admission.port:
             host = settings.admission.host
             servers.append(
-                await asyncio.start_server(self.serve_tcp, host, settings.admission.port, limit=LINE_BYTES_MAX)
+                await asyncio.start_server(self.serve_tcp, host, settings.admission.port, limit=REQUEST_BYTES_MAX)
             )
         tasks = [
             asyncio.create_task(self.refresh_forever()),
-            asyncio.create_task(self.storage.write_forever()),
+            asyncio.create_task(self.decisions.write_forever()),
             asyncio.create_task(
                 self.readmission.run_forever(lambda: self.config.settings.admission.readmit_interval_ns / SECOND_NS)
             ),
@@ -264,13 +231,14 @@ class AdmissionServer:
         for task in [*tasks, *self._connections]:
             task.cancel()
         await asyncio.gather(*tasks, *self._connections, return_exceptions=True)
-        await self.storage.flush()
-        self.storage.close()
+        await self.decisions.flush()
+        self.decisions.close()
+        self.profiles.close()
         path.unlink(missing_ok=True)
 
 
 def restart_keys(old: Settings, new: Settings) -> set[str]:
-    """Keys of admission and database that differ and are read at the start only."""
+    """The changed keys that take effect only at a restart."""
     return {
         spec.name
         for section in ("admission", "storage", "readings")
@@ -282,7 +250,7 @@ def restart_keys(old: Settings, new: Settings) -> set[str]:
 
 async def serve(config: Config, config_file: Path | None = None) -> None:
     settings = config.settings
-    service = AdmissionServer(config, open_slurm(settings.slurm), DatabaseRecords(config), config_file)
+    service = AdmissionServer(config, open_slurm(settings.slurm), AdmissionDatabase(config), config_file)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -298,21 +266,21 @@ async def serve(config: Config, config_file: Path | None = None) -> None:
 
 @contextlib.contextmanager
 def _port_named(key: str, port: int) -> Iterator[None]:
-    """Say which key named a port that somebody else has."""
+    """Name the key of salus.conf if its port is in use."""
     try:
         yield
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise
         raise OperatingError(
-            f"port {port}: in use; see who has it with ss -ltnp, end that, or set {key} in salus.conf to another"
+            f"port {port}: in use; find the process with ss -ltnp and end it, or change {key} in salus.conf"
         ) from error
 
 
 def main() -> None:
     """Console script `salus-admitd`."""
-    parser = argparse.ArgumentParser(prog="salus-admitd", description="Answers Slurm's submits and users' questions.")
-    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; SALUS_CONF comes second")
+    parser = argparse.ArgumentParser(prog="salus-admitd", description="Salus's admission service.")
+    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; otherwise the one in SALUS_CONF")
     arguments = parser.parse_args()
     try:
         path = locate(arguments.config_file)

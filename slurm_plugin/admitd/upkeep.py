@@ -1,7 +1,7 @@
-"""What salus-admitd does beside its answers: compares the books with Slurm's, adds summaries, keeps the database small.
+"""The background work of salus-admitd: compares our accounting with Slurm's, writes summaries, trims the database.
 
-A thread of its own, because every step waits for Slurm or the database; no submit waits for it, and it ends with the
-process wherever it stands: each step is a transaction or may be done again.
+It runs in a thread of its own, because every step waits for Slurm or the database, and no submit may wait for it. The
+process may end at any step: each is a transaction or can be repeated.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from slurm_plugin.slurm.sacct import accounting_commands, read_accounts, read_ru
 
 log = structlog.get_logger()
 
-# After a start: what ended while nobody looked.
+# After a start: jobs that ended while the service was down.
 FIRST_LOOK_BACK_NS = 24 * 3600 * SECOND_NS
-# slurmdbd hears of an end late where it was away itself.
+# slurmdbd may learn late that a job has ended, if it was down itself.
 LOOK_BACK_NS = 15 * 60 * SECOND_NS
 ACCOUNTS_INTERVAL_NS = 3600 * SECOND_NS
-# Retention is no matter of the first minutes, but a service that is restarted every day must come to it.
+# Not in the first minutes, but soon enough for a service that is restarted every day.
 FIRST_RETENTION_NS = 10 * 60 * SECOND_NS
 STOP_WAIT_S = 2.0
 
 
 @dataclass
-class Counters:
-    """What metrics export of the upkeep."""
+class UpkeepCounters:
+    """The counts that the metrics export."""
 
     compared_count: int = 0
     summary_count: int = 0
@@ -49,7 +49,7 @@ class Counters:
 
 
 class Upkeep:
-    """`database` opens it, or raises OperatingError. `compare` and `retain` are one round each, for tests as well."""
+    """`database` opens the database or raises OperatingError. `compare` and `retain` each do one round."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Upkeep:
         self._accounts_utc_ns = 0
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self.counters = Counters()
+        self.counters = UpkeepCounters()
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
@@ -83,18 +83,18 @@ class Upkeep:
         return self._thread is not None and self._thread.is_alive()
 
     def compare(self) -> None:
-        """Take Slurm's word on the runs since the last round into the database, and sum up those that ended."""
+        """Correct our records by Slurm's for the runs since the last round, and write summaries of ended jobs."""
         now_ns = self._clock()
         back_ns = LOOK_BACK_NS if self._compared_utc_ns else FIRST_LOOK_BACK_NS
         window = ((self._compared_utc_ns or now_ns) - back_ns, now_ns)
         rows = read_runs(self._commands, window, cluster=self._config.settings.cluster.name)
         database = self._database()
-        # What was written before and is the same is not written again: a running job is told of in every round.
+        # A running job appears in every round; write only rows that have changed.
         changed = [row for row in rows if self._written.get(row.record.key) != row]
         if changed:
-            found = reconcile(database, changed, window=window)
-            for one in found.disagreements:
-                log.info("books differed", job=one.job.job_id, what=one.what, ours=one.ours, slurms=one.slurms)
+            for mismatch in reconcile(database, changed, window=window).disagreements:
+                log.info("records corrected", job=mismatch.job.job_id, what=mismatch.what, ours=mismatch.ours,
+                         slurms=mismatch.slurms)  # fmt: skip
         self._written = {row.record.key: row for row in rows}
         self._compared_utc_ns = now_ns
         self.counters.compared_count += len(changed)
@@ -109,7 +109,7 @@ class Upkeep:
             LedgerWriter(database).write(read_accounts(self._commands, now_utc_ns=now_ns))
 
     def retain(self) -> None:
-        """Roll up and purge as RollUpAfter and PurgeAfter say."""
+        """Roll up and purge old records by RollUpAfter and PurgeAfter."""
         storage, now_ns = self._config.settings.storage, self._clock()
         if storage.roll_up_after_ns:
             rolled = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
@@ -128,7 +128,7 @@ class Upkeep:
         tasks: list[tuple[str, Callable[[], None], int, int]] = []
         if storage.accounting_interval_ns:
             every_ns = storage.accounting_interval_ns
-            tasks.append(("books not compared", self.compare, every_ns, start_ns + every_ns))
+            tasks.append(("accounting not compared with Slurm", self.compare, every_ns, start_ns + every_ns))
         if storage.retention_interval_ns:
             every_ns = storage.retention_interval_ns
             tasks.append(("retention not done", self.retain, every_ns, start_ns + min(every_ns, FIRST_RETENTION_NS)))
@@ -142,7 +142,7 @@ class Upkeep:
             except SalusError as error:
                 self.counters.failure_count += 1
                 log.warning(what, reason=str(error))
-            except Exception:  # the top of a thread: one round may not end all later ones
+            except Exception:  # the top of a thread: one failed round may not prevent the next
                 self.counters.failure_count += 1
                 log.exception(what)
             tasks[0] = (what, work, every_ns, time.monotonic_ns() + every_ns)

@@ -17,11 +17,12 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.wire.envelope import exchange
 from slurm_plugin.cluster import files
 from slurm_plugin.cluster.interpreter import interpreter, is_ours_open_to_all
 from slurm_plugin.cluster.plan import ClusterPlan
@@ -36,6 +37,7 @@ DEBIAN_PACKAGES = {
     "slurmd": "slurmd",
     "sbatch": "slurm-client",
 }
+ANSWER_WAIT_S = 90.0
 #: Accounts of every Debian system whose ids serve as users of the cluster, so that none must be created.
 USERS = ("games", "news", "uucp", "proxy")
 SAY_NOTHING: Callable[[str], None] = lambda _line: None  # noqa: E731 - a default that reads as one
@@ -53,7 +55,7 @@ def check_host(root: Path | None = None) -> None:
         raise RequestError(f"cluster: start: programs missing; run: apt-get install {' '.join(sorted(missing))}")
 
 
-def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: int | None = None) -> Cluster:
+def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: int | None = None) -> PrivateCluster:
     """Start a cluster and return when all its nodes are idle. With `owner_pid` it ends when that process does."""
     check_host(plan.root)
     if plan.with_salus and not files.spank_library(plan).exists():
@@ -88,7 +90,7 @@ def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: i
         raise
     # The process is not ours to wait for any more: it outlives this one, or ends with its owner.
     supervisor.returncode = 0
-    return Cluster(ClusterPlan.load(plan.directory))
+    return PrivateCluster(ClusterPlan.load(plan.directory))
 
 
 def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Callable[[str], None]) -> None:
@@ -113,7 +115,7 @@ def prepare_directory(directory: Path) -> None:
     if directory.exists() and any(directory.iterdir()):
         if not (directory / "plan.json").exists():
             raise RequestError(f"cluster: {directory}: has files of somebody else; choose another with --dir")
-        if Cluster(ClusterPlan.load(directory)).is_up():
+        if PrivateCluster(ClusterPlan.load(directory)).is_up():
             raise RequestError(f"cluster: {directory}: a cluster runs here; end it with salus cluster down")
         shutil.rmtree(directory)
     for parent in directory.parents:
@@ -126,7 +128,7 @@ def prepare_directory(directory: Path) -> None:
     directory.chmod(0o755)
 
 
-class Cluster:
+class PrivateCluster:
     """A cluster that was started in a directory. Holds no process: it may be made again from the directory at will."""
 
     def __init__(self, plan: ClusterPlan) -> None:
@@ -142,31 +144,26 @@ class Cluster:
         pid, started = self.state().get("supervisor", (0, None))
         return started is not None and start_time(pid) == started
 
-    def ask(self, request: Mapping[str, object], timeout_s: float = 90.0) -> dict[str, Any]:
-        """Ask the supervisor; a fault of the request or of the part becomes an error here."""
+    def ask(self, verb: str, **fields: object) -> dict[str, Any]:
+        """Ask the supervisor; a failure is raised."""
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(timeout_s)
+            connection.settimeout(ANSWER_WAIT_S)
             try:
                 connection.connect(str(self.plan.path("run", "supervisor.sock")))
-                connection.sendall(json.dumps(request).encode() + b"\n")
-                line = connection.makefile().readline()
             except OSError as error:
                 raise OperatingError(f"cluster: {self.plan.directory}: supervisor does not answer: {error}") from error
-        answer: dict[str, Any] = json.loads(line) if line else {}
-        if "error" in answer:
-            raise OperatingError(f"cluster: {request.get('do')} {request.get('name', '')}: {answer['error']}")
-        return answer
+            return exchange(connection, f"cluster: {self.plan.directory}: supervisor", {"verb": verb, **fields})
 
     def start(self, name: str) -> int:
         """Start a part that was stopped, and wait until it serves; its process id."""
-        pid: int = self.ask({"do": "start", "name": name})["pid"]
+        pid: int = self.ask("start", name=name)["pid"]
         return pid
 
     def stop(self, name: str, with_signal: int = signal.SIGTERM) -> None:
-        self.ask({"do": "stop", "name": name, "signal": with_signal})
+        self.ask("stop", name=name, signal=with_signal)
 
     def pid(self, name: str) -> int | None:
-        pid: int | None = self.ask({"do": "status"})["children"].get(name)
+        pid: int | None = self.ask("status")["children"].get(name)
         return pid
 
     def run(
@@ -232,7 +229,7 @@ class Cluster:
         """Parts with their ids, nodes with their state; for people and programs."""
         if not self.is_up():
             return {"directory": str(self.plan.directory), "up": False, "parts": {}, "nodes": {}}
-        parts = self.ask({"do": "status"})["children"]
+        parts = self.ask("status")["children"]
         told = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.split()
         return {
             "directory": str(self.plan.directory),

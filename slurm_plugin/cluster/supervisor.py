@@ -20,7 +20,16 @@ import sys
 import time
 from pathlib import Path
 
-from nodedaemon.core.errors import OperatingError, SalusError
+from nodedaemon.core.errors import OperatingError, RequestError, SalusError
+from nodedaemon.wire.envelope import (
+    REQUEST_BYTES_MAX,
+    Failure,
+    NotFoundError,
+    Request,
+    exchange,
+    read_request,
+    write_answer,
+)
 from slurm_plugin.cluster import files
 from slurm_plugin.cluster.plan import ClusterPlan, Ports
 from slurm_plugin.cluster.ports import hold_port, port_of
@@ -35,7 +44,6 @@ from slurm_plugin.cluster.processes import (
 
 COMMAND_TIMEOUT_S = 30
 START_TIMEOUT_S = 60
-REQUEST_BYTES_MAX = 4096
 SCHEMA_PROGRAM = """
 import sys
 from accounting.storage.database import open_database
@@ -74,11 +82,10 @@ def accepts(path: Path) -> bool:
 
 def knows_nodes(path: Path) -> bool:
     """True when salus-admitd has read Slurm's nodes: before, it would decide by salus.conf alone."""
-    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError, ValueError):
+    with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError, SalusError):
         peer.settimeout(2.0)
         peer.connect(str(path))
-        peer.sendall(b'{"op": "ping"}\n')
-        return json.loads(peer.makefile().readline()).get("is_catalog_ready") is True
+        return exchange(peer, "salus-admitd", {"verb": "ping"}).get("is_catalog_ready") is True
     return False
 
 
@@ -247,18 +254,18 @@ class Supervisor:
         path.with_suffix(".new").write_text(json.dumps(state, indent=1) + "\n")
         path.with_suffix(".new").rename(path)
 
-    def answer(self, request: dict[str, object]) -> dict[str, object]:
-        verb, name = request.get("do"), str(request.get("name", ""))
-        if verb == "status":
+    def answer(self, request: Request) -> dict[str, object]:
+        name = str(request.fields.get("name", ""))
+        if request.verb == "status":
             return {"children": {name: child.pid for name, child in self.children.items()}}
         if name not in self.children:
-            return {"error": f"no part {name}; parts are {' '.join(self.children)}"}
-        if verb == "stop":
-            self.children[name].end(int(str(request.get("signal", signal.SIGTERM))))
-        elif verb == "start":
+            raise NotFoundError(f"cluster: {request.verb} {name}: no such part; use one of {' '.join(self.children)}")
+        if request.verb == "stop":
+            self.children[name].end(int(request.fields.get("signal", signal.SIGTERM)))
+        elif request.verb == "start":
             self.start(name)
         else:
-            return {"error": f"unknown request {verb}"}
+            raise RequestError(f"cluster: {request.verb}: no such verb; use status, start, stop or down")
         self.write_state()
         return {"pid": self.children[name].pid}
 
@@ -291,14 +298,16 @@ class Supervisor:
         with connection:
             connection.settimeout(5.0)
             try:
-                request = json.loads(connection.makefile().readline(REQUEST_BYTES_MAX))
-                if request.get("do") == "down":
+                request = read_request(connection.makefile("rb").readline(REQUEST_BYTES_MAX))
+                if request.verb == "down":
                     return True
-                answer = self.answer(request)
-            except (OSError, ValueError, SalusError) as error:
-                answer = {"error": str(error)}
+                answer: dict[str, object] | Failure = {"ok": True, **self.answer(request)}
+            except SalusError as error:
+                answer = Failure.of(error)
+            except OSError as error:
+                answer = Failure(why=str(error))
             with contextlib.suppress(OSError):
-                connection.sendall(json.dumps(answer).encode() + b"\n")
+                connection.sendall(write_answer(answer))
         return False
 
     def end(self) -> None:

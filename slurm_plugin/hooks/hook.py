@@ -1,8 +1,10 @@
-"""What Prolog and Epilog share: their options, one bounded exchange with salusd, and the file that marks a job as ours.
+"""What the Prolog and the Epilog share: options, one bounded exchange with salusd, and the file that marks a Salus job.
 
-Standard library only, Python 3.8 on: these run with the node's own Python, once a job, and a job waits for them. So
-only what is loaded at Python's start is imported at the top (argparse, json, socket, pathlib and subprocess cost three
-times Python's own start): the rest where it is needed, which for jobs of others is nowhere.
+Standard library only, for Python 3.8 and later: the node's own Python runs these once per job, and the job waits.
+Imports at the top are only modules that Python loads at its start anyway. argparse, json, socket, pathlib and
+subprocess would triple the start-up time, so functions import what they need. Jobs of others never get that far.
+
+The messages are those of nodedaemon/wire/envelope.py; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,13 +13,17 @@ import os
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 RETRY_S = 0.05
 PACKET_BYTES_MAX = 16384
 DEFAULT_SOCKET = "/run/salus/salusd.sock"
 
 
-class Options:
-    """`--socket PATH --wait SECONDS --connect SECONDS`; what is not understood is told and left at its default."""
+class HookOptions:
+    """`--socket PATH --wait SECONDS --connect SECONDS`. An unknown option is reported and ignored."""
 
     def __init__(self, arguments: list[str], wait_s: float) -> None:
         self.socket = os.environ.get("SALUS_SOCKET") or DEFAULT_SOCKET
@@ -31,20 +37,39 @@ class Options:
             elif name == "--connect":
                 self.connect_s = float(value)
             else:
-                say(f"hook: {name}: unknown option; known are --socket, --wait and --connect")
+                say(f"hook: {name}: unknown option; use --socket, --wait and --connect")
 
 
 def say(text: str) -> None:
     print(f"salus: {text}", file=sys.stderr)
 
 
-def exchange(path: str, request: dict[str, object], connect_s: float, answer_s: float) -> dict[str, object]:
-    """Send one request and return the answer; OSError or ValueError where there is none.
+def main(hook: str, run: Callable[[], None]) -> None:
+    """Run a hook and exit with 0 whatever happens: a failing hook drains the node."""
+    try:
+        run()
+    except Exception as error:
+        say(f"{hook}: {type(error).__name__}: {error}")
+    sys.exit(0)
 
-    A daemon that restarts right now is worth a moment, one that is down is not: `connect_s` is that moment.
+
+def notify(hook: str, options: HookOptions, request: dict[str, object], answer_s: float) -> None:
+    """Send `request` to salusd and report a failure."""
+    try:
+        why = failure_of(exchange(options.socket, request, options.connect_s, answer_s))
+    except (OSError, ValueError) as error:
+        say(f"{hook}: job {request['job']}: salusd at {options.socket}: {error}")
+        return
+    if why:
+        say(f"{hook}: job {request['job']}: salusd: {why}")
+
+
+def exchange(path: str, request: dict[str, object], connect_s: float, answer_s: float) -> bytes:
+    """Send one request and return the answer; OSError if there is none.
+
+    A daemon that is just restarting gets `connect_s` to come back; one that is down must not delay the job longer.
     """
-    import json  # noqa: PLC0415 - see the module's docstring
-    import socket  # noqa: PLC0415
+    import socket  # noqa: PLC0415 - see the module's docstring
 
     deadline = time.monotonic() + connect_s
     while True:
@@ -60,11 +85,24 @@ def exchange(path: str, request: dict[str, object], connect_s: float, answer_s: 
             time.sleep(RETRY_S)
     with peer:
         peer.settimeout(answer_s)
-        peer.sendall(json.dumps(request).encode())
-        answer = json.loads(peer.recv(PACKET_BYTES_MAX))
+        peer.sendall(write_request(request))
+        return peer.recv(PACKET_BYTES_MAX)
+
+
+def write_request(request: dict[str, object]) -> bytes:
+    import json  # noqa: PLC0415
+
+    return json.dumps(request).encode()
+
+
+def failure_of(message: bytes) -> str:
+    """Why salusd refused, or "" for a good answer; ValueError if it is no answer."""
+    import json  # noqa: PLC0415
+
+    answer = json.loads(message)
     if not isinstance(answer, dict):
-        raise ValueError("the answer is no object")
-    return answer
+        raise ValueError("the answer is not an object")
+    return "" if answer.get("ok") is True else str(answer.get("why") or "no reason given")
 
 
 def marker_path(socket_path: str, job: str) -> str:
@@ -72,14 +110,16 @@ def marker_path(socket_path: str, job: str) -> str:
 
 
 def leave_marker(socket_path: str, request: dict[str, object]) -> None:
-    import json  # noqa: PLC0415
-
+    """Write the job's file, which tells the SPANK plugin and salusd that the job is ours."""
     marker = marker_path(socket_path, str(request["job"]))
     os.makedirs(os.path.dirname(marker), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
-    with open(marker + ".new", "w", encoding="utf-8") as file:  # noqa: PTH123
-        json.dump(request, file)
+    with open(marker + ".new", "wb") as file:  # noqa: PTH123
+        file.write(write_request(request))
     os.replace(marker + ".new", marker)  # noqa: PTH105
-    remove(ended_path(socket_path, str(request["job"])))
+    try:  # noqa: SIM105 - contextlib is not loaded
+        os.unlink(ended_path(socket_path, str(request["job"])))  # noqa: PTH108
+    except FileNotFoundError:
+        pass
 
 
 def has_marker(socket_path: str, job: str) -> bool:
@@ -91,17 +131,10 @@ def ended_path(socket_path: str, job: str) -> str:
 
 
 def end_marker(socket_path: str, job: str) -> None:
-    """Move a job's file to the ended ones: while slurmd has the id in memory it may start again without a Prolog."""
+    """Move a job's file to `ended`: while slurmd remembers the id, the job may start again without a Prolog."""
     ended = ended_path(socket_path, job)
     os.makedirs(os.path.dirname(ended), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
     try:  # noqa: SIM105
         os.replace(marker_path(socket_path, job), ended)  # noqa: PTH105
-    except FileNotFoundError:
-        pass
-
-
-def remove(path: str) -> None:
-    try:  # noqa: SIM105 - contextlib is not loaded
-        os.unlink(path)  # noqa: PTH108
     except FileNotFoundError:
         pass

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Slurm's Prolog for Salus, run as root before a job's first task: tells salusd which job has which device.
+"""Slurm's Prolog for Salus: reports to salusd which job has which device. slurmd runs it as root before the first task.
 
-Standard library only, idempotent, bounded, and never non-zero: a failing Prolog drains the node. A job that has no
-device costs one look at the environment. For ours it leaves a file `jobs/ID` beside salusd's socket with the request
-itself, so that the SPANK plugin knows the job, and salusd finds it, also when the daemon is away right now.
+Standard library only, idempotent and bounded. It always exits with 0, because a failing Prolog drains the node. For a
+job without a device it only looks at the environment. For a Salus job it leaves the request as a file `jobs/ID` beside
+salusd's socket. The SPANK plugin and salusd find the job by that file, even if the daemon is down now.
 
     prolog.py [--socket PATH] [--wait SECONDS] [--connect SECONDS]
 """
@@ -18,7 +18,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, 
 
 import hook  # type: ignore[import-not-found]
 
-# Fixed widths: a name that a user chose cannot pass for another column.
+# Fixed widths, so that a name chosen by a user cannot pass for another column.
 COLUMNS = (
     ("account", "Account", 64),
     ("qos", "QOS", 64),
@@ -26,11 +26,13 @@ COLUMNS = (
     ("segment", "admin_comment", 2048),
 )
 SQUEUE_TIMEOUT_S = 5.0
+# How long salusd may take to free the job's memory.
+ROOM_WAIT_S = 55.0
 OUTPUT_BYTES_MAX = 65536
 
 
 class Squeue:
-    """One question to slurmctld, under way while this process gets ready for the answer."""
+    """A question to slurmctld that runs while this process loads what it needs next."""
 
     def __init__(self, job: str) -> None:
         wanted = ",".join(f"{name}:{width}" for _, name, width in COLUMNS)
@@ -47,12 +49,12 @@ class Squeue:
             os.close(theirs)
 
     def answer(self) -> str:
-        """Its output; OSError where it failed or took too long."""
+        """The first line of its output; OSError if it failed or took too long."""
         import select  # noqa: PLC0415 - see hook.py
         import signal  # noqa: PLC0415
 
-        told = b""
-        while len(told) < OUTPUT_BYTES_MAX:
+        output = b""
+        while len(output) < OUTPUT_BYTES_MAX:
             left_s = self._deadline - time.monotonic()
             if left_s <= 0 or not select.select([self._output], [], [], left_s)[0]:
                 os.kill(self._pid, signal.SIGKILL)
@@ -61,35 +63,35 @@ class Squeue:
             piece = os.read(self._output, OUTPUT_BYTES_MAX)
             if not piece:
                 break
-            told += piece
+            output += piece
         os.close(self._output)
         if os.waitpid(self._pid, 0)[1] != 0:
             raise OSError("it failed")
-        return told.decode(errors="replace").split("\n")[0]
+        return output.decode(errors="replace").split("\n")[0]
 
 
 def ask_slurm(job: str) -> dict[str, str]:
-    """Account, QOS and our segment of admin_comment, which only root and SlurmUser can write; {} if Slurm is silent."""
+    """Account, QOS and our segment of admin_comment, which only root and SlurmUser can write; {} without an answer."""
     try:
         question = Squeue(job)
-        # Needed later, and loaded while slurmctld answers.
+        # Loaded here, while slurmctld answers.
         import json  # noqa: F401, PLC0415
         import socket  # noqa: F401, PLC0415
 
-        told = question.answer()
+        line = question.answer()
     except OSError as error:
         hook.say(f"prolog: job {job}: squeue: {error}")
         return {}
-    if not told:
-        # squeue reports some of its faults with exit status 0 and an empty answer.
+    if not line:
+        # squeue reports some errors with exit status 0 and an empty answer.
         return {}
-    found, place = {}, 0
+    fields, place = {}, 0
     for key, _, width in COLUMNS:
-        text = told[place : place + width].strip()
-        found[key] = "" if text == "(null)" else text
+        text = line[place : place + width].strip()
+        fields[key] = "" if text == "(null)" else text
         place += width
-    found["segment"] = find_segment(found["segment"])
-    return found
+    fields["segment"] = find_segment(fields["segment"])
+    return fields
 
 
 def find_segment(comment: str) -> str:
@@ -100,13 +102,13 @@ def find_segment(comment: str) -> str:
 
 
 def request_of(environment: os._Environ[str], wait_s: float) -> dict[str, object] | None:
-    """What salusd is told; None for a job that is not ours."""
+    """The request to salusd; None for a job that is not ours."""
     job = environment.get("SLURM_JOB_ID", "")
     if not job.isdigit() or not environment.get("SLURM_JOB_GPUS"):
         return None
-    found = ask_slurm(job)
-    # Without Slurm's answer the job may be ours: salusd asks again for one without a segment.
-    if found and not found["segment"]:
+    fields = ask_slurm(job)
+    # Without Slurm's answer the job may be ours: salusd asks Slurm again about a job without a segment.
+    if fields and not fields["segment"]:
         return None
     return {
         "verb": "job_start",
@@ -114,35 +116,24 @@ def request_of(environment: os._Environ[str], wait_s: float) -> dict[str, object
         "uid": int(environment.get("SLURM_JOB_UID", "0")),
         "user": environment.get("SLURM_JOB_USER", ""),
         "gpus": environment["SLURM_JOB_GPUS"],
-        # Releases differ in telling a Prolog of it; squeue has it in all.
-        "restart": int(environment.get("SLURM_RESTART_COUNT") or found.get("restart") or 0),
+        # Not every release gives it to the Prolog; squeue always has it.
+        "restart": int(environment.get("SLURM_RESTART_COUNT") or fields.get("restart") or 0),
         "partition": environment.get("SLURM_JOB_PARTITION", ""),
-        "account": found.get("account", ""),
-        "qos": found.get("qos", ""),
-        "segment": found.get("segment", ""),
+        "account": fields.get("account", ""),
+        "qos": fields.get("qos", ""),
+        "segment": fields.get("segment", ""),
         "wait_ms": int(wait_s * 1000),
     }
 
 
-def main() -> None:
-    # In so many seconds salusd must make room.
-    options = hook.Options(sys.argv[1:], wait_s=55.0)
+def run() -> None:
+    options = hook.HookOptions(sys.argv[1:], ROOM_WAIT_S)
     request = request_of(os.environ, options.wait_s)
     if request is None:
         return
     hook.leave_marker(options.socket, request)
-    try:
-        answer = hook.exchange(options.socket, request, options.connect_s, options.wait_s + 1.0)
-    except (OSError, ValueError) as error:
-        hook.say(f"prolog: job {request['job']}: salusd at {options.socket}: {error}")
-        return
-    if answer.get("ok") is not True:
-        hook.say(f"prolog: job {request['job']}: salusd: {answer.get('why', 'no reason given')}")
+    hook.notify("prolog", options, request, options.wait_s + 1.0)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Exception as error:  # whatever it is, it must not drain the node
-        hook.say(f"prolog: {type(error).__name__}: {error}")
-    sys.exit(0)
+    hook.main("prolog", run)

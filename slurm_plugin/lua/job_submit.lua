@@ -1,14 +1,14 @@
--- Salus at submit: gathers a job's fields, asks salus-admitd, applies the answer. Decides nothing itself.
--- What it must know before it can ask is in salus_admission.lua beside it, written by `salus config lua`.
--- Lua 5.1. slurmctld waits while this runs: every way out has a deadline.
--- On 22.05 and 24.11 Slurm accepts a job unchanged when the script fails, so each entry runs under pcall and refuses.
+-- Slurm's job_submit plugin for Salus: sends a job's fields to salus-admitd and applies the answer. It decides nothing.
+-- Its settings are in salus_admission.lua beside it, written by `salus config lua`. Lua 5.1.
+-- slurmctld waits while this runs, so every path has a deadline.
+-- On 22.05 and 24.11 Slurm accepts a job unchanged when the script fails, so each entry point runs under pcall.
 
 local here = debug.getinfo(1, "S").source:match("^@(.*/)") or "/etc/slurm/"
--- An error here would stop slurmctld from starting; without the table the script refuses Salus jobs and no others.
-local found, known = pcall(dofile, here .. "salus_admission.lua")
-if not found then
-  slurm.log_error("salus: job_submit.lua: %s", tostring(known))
-  known = { socket = "/run/salus/admitd.sock", timeout_s = 0.5, timeouts_max = 3, pause_s = 10, on_loss = "refuse" }
+-- An error here would stop slurmctld from starting. Without its settings the script refuses Salus jobs and no others.
+local is_loaded, settings = pcall(dofile, here .. "salus_admission.lua")
+if not is_loaded then
+  slurm.log_error("salus: job_submit.lua: %s", tostring(settings))
+  settings = { socket = "/run/salus/admitd.sock", timeout_s = 0.5, timeouts_max = 3, pause_s = 10, on_loss = "refuse" }
 end
 local cjson = require "cjson"
 local socket = require "socket"
@@ -26,16 +26,16 @@ local MODIFY_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tre
 local connection, timeout_count, timeout_at, silent_until = nil, 0, 0, 0
 
 local function fields_of(record, names)
-  local found = {}
+  local fields = {}
   for _, name in ipairs(names) do
     local value = record[name]
-    if type(value) == "string" or type(value) == "number" then found[name] = value end
+    if type(value) == "string" or type(value) == "number" then fields[name] = value end
   end
-  return found
+  return fields
 end
 
--- True where the job has anything to do with us: everything else must not cost a round trip.
-local function concerns(fields)
+-- True for a request that names salus or shard. Other jobs must not cost a round trip.
+local function is_ours(fields)
   for _, name in ipairs(TRES_FIELDS) do
     local value = fields[name]
     if type(value) == "string" and (value:find("salus", 1, true) or value:find("shard", 1, true)) then return true end
@@ -43,16 +43,17 @@ local function concerns(fields)
   return false
 end
 
+-- The options that the SPANK plugin left in the job's environment.
 local function options_of(record)
-  local found = {}
+  local options = {}
   for index = 0, (tonumber(record.spank_job_env_size) or 0) - 1 do
     local name, value = (record.spank_job_env[index] or ""):match("^([%w_]*SALUS_[%u_]+)=(.*)$")
-    if name then found[name:gsub("^SPANK_", "")] = value end
+    if name then options[name:gsub("^SPANK_", "")] = value end
   end
-  return found
+  return options
 end
 
--- One line out, one line back, by the deadline; nil and the reason otherwise.
+-- Sends a line and returns the line that comes back before the deadline; nil and the reason otherwise.
 local function exchange(line, deadline)
   for attempt = 1, 2 do
     local is_reused = connection ~= nil
@@ -60,7 +61,7 @@ local function exchange(line, deadline)
     connection = nil
     local ok, why = true, nil
     peer:settimeout(math.max(0.001, deadline - socket.gettime()))
-    if not is_reused then ok, why = peer:connect(known.socket) end
+    if not is_reused then ok, why = peer:connect(settings.socket) end
     peer:settimeout(math.max(0.001, deadline - socket.gettime()), "t")
     if ok then ok, why = peer:send(line .. "\n") end
     if ok then
@@ -69,21 +70,23 @@ local function exchange(line, deadline)
       if reply then connection = peer return reply end
     end
     peer:close()
-    -- One that the service closed since the last job is opened again, once.
+    -- A kept connection that the service has closed is opened again, once.
     if not is_reused or why == "timeout" then return nil, why end
   end
   return nil, "closed"
 end
 
-local function ask(request)
+-- The envelope is that of nodedaemon/wire/envelope.py; a test compares them.
+local function ask(verb, fields)
   if socket.gettime() < silent_until then return nil, "not asked again yet" end
   local started = socket.gettime()
-  -- Who comes right after a time-out has waited behind it: many at once wait little longer than one.
-  local is_behind = timeout_count > 0 and started - timeout_at < known.timeout_s
-  local reply, why = exchange(cjson.encode(request), started + known.timeout_s / (is_behind and 20 or 1))
+  -- A job that comes right after a time-out has waited behind it: give it a short deadline.
+  local is_behind = timeout_count > 0 and started - timeout_at < settings.timeout_s
+  fields.verb = verb
+  local reply, why = exchange(cjson.encode(fields), started + settings.timeout_s / (is_behind and 20 or 1))
   if not reply then
     timeout_count, timeout_at = why == "timeout" and timeout_count + 1 or 0, socket.gettime()
-    if timeout_count >= known.timeouts_max then timeout_count, silent_until = 0, timeout_at + known.pause_s end
+    if timeout_count >= settings.timeouts_max then timeout_count, silent_until = 0, timeout_at + settings.pause_s end
     return nil, string.format("%s after %.3f s", tostring(why), socket.gettime() - started)
   end
   timeout_count = 0
@@ -93,13 +96,14 @@ local function ask(request)
 end
 
 local function apply(record, answer)
-  if type(answer.say) == "string" and answer.say ~= "" then slurm.log_user("%s", answer.say) end
+  local text = answer.ok and answer.say or answer.why
+  if type(text) == "string" and text ~= "" then slurm.log_user("%s", text) end
   if not answer.ok then return slurm.ERROR end
   for name, value in pairs(answer.set or {}) do record[name] = value end
   return slurm.SUCCESS
 end
 
--- A copy of nodedaemon/wire/segment.py: merge_word; a test compares them.
+-- A copy of merge_word in nodedaemon/wire/segment.py; a test compares them.
 local function merge_segment(comment, segment)
   local is_found = false
   local merged = comment:gsub("%S+", function(word)
@@ -111,17 +115,17 @@ local function merge_segment(comment, segment)
   return comment .. ((comment == "" or comment:find("%s$")) and "" or " ") .. segment
 end
 
--- Nobody answers: a plain salus:1 may have a device of its own, so that no charge must be known; the rest is refused.
+-- salus-admitd does not answer. A plain salus:1 may get a whole device, which needs no charge. Anything else is refused.
 local function without_answer(record, why)
   slurm.log_error("salus: submit: salus-admitd: %s", why)
   local wanted = record.tres_per_node or ""
   local mark = wanted:match("^gres([:/])salus$") or wanted:match("^gres([:/])salus[:=]1$")
-  if known.on_loss ~= "exclusive" or not mark or record.tres_per_job or record.tres_per_task
+  if settings.on_loss ~= "exclusive" or not mark or record.tres_per_job or record.tres_per_task
       or record.tres_per_socket then
     slurm.log_user("salus: submit: admission service unavailable (%s); try again later", why)
     return slurm.ERROR
   end
-  record.tres_per_node = wanted .. ",gres" .. mark .. known.whole_device
+  record.tres_per_node = wanted .. ",gres" .. mark .. settings.whole_device
   record.admin_comment = merge_segment(record.admin_comment or "", SEGMENT_MARK .. ";K=lost")
   slurm.log_user("salus: submit: admission service unavailable (%s); the job gets a device of its own", why)
   return slurm.SUCCESS
@@ -129,18 +133,18 @@ end
 
 local function submit(record, uid)
   local fields = fields_of(record, FIELDS)
-  if not concerns(fields) then return slurm.SUCCESS end
-  local answer, why = ask({ op = "submit", uid = uid, job = fields, options = options_of(record),
+  if not is_ours(fields) then return slurm.SUCCESS end
+  local answer, why = ask("submit", { uid = uid, job = fields, options = options_of(record),
     batch = record.script ~= nil })
   if not answer then return without_answer(record, why) end
   return apply(record, answer)
 end
 
 local function modify(record, old, uid)
-  if uid == 0 or uid == known.slurm_uid then return slurm.SUCCESS end
+  if uid == 0 or uid == settings.slurm_uid then return slurm.SUCCESS end
   local fields, before = fields_of(record, MODIFY_FIELDS), fields_of(old, FIELDS)
-  if next(fields) == nil or not (concerns(fields) or concerns(before)) then return slurm.SUCCESS end
-  local answer, why = ask({ op = "modify", uid = uid, job = fields, old = before, id = old.job_id })
+  if next(fields) == nil or not (is_ours(fields) or is_ours(before)) then return slurm.SUCCESS end
+  local answer, why = ask("modify", { uid = uid, job = fields, old = before, id = old.job_id })
   if answer then return apply(record, answer) end
   slurm.log_error("salus: modify: salus-admitd: %s", why)
   slurm.log_user("salus: modify: admission service unavailable (%s); try again later", why)

@@ -60,7 +60,7 @@ class JobChange:
     is_begin_soon: bool = False
 
 
-class Slurm(Protocol):
+class SlurmClient(Protocol):
     def release(self) -> tuple[int, int]:
         """Major and minor version, as (22, 5)."""
         ...

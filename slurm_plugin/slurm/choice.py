@@ -5,11 +5,11 @@ from __future__ import annotations
 from nodedaemon.config.choices import SlurmAccess
 from nodedaemon.config.keys import Slurm as SlurmSettings
 from nodedaemon.core.types import SECOND_NS
-from slurm_plugin.slurm import Slurm
+from slurm_plugin.slurm import SlurmClient
 from slurm_plugin.slurm.cli import SlurmCommands
 
 
-def open_slurm(settings: SlurmSettings) -> Slurm:
+def open_slurm(settings: SlurmSettings) -> SlurmClient:
     commands = SlurmCommands(settings.bin_dir, settings.timeout_ns / SECOND_NS)
     if settings.access is SlurmAccess.PYSLURM:
         # Imported here: the extra is optional, and importing it loads libslurm.

@@ -17,7 +17,7 @@ TRACKED = ("gres/gpu", "gres/salus", "gres/shard")
 
 
 @dataclass(frozen=True, slots=True)
-class Disagreement:
+class ConfigMismatch:
     """One thing that does not fit, where, and what to do."""
 
     level: str
@@ -29,20 +29,20 @@ class Disagreement:
         return f"{self.level}: {self.where}: {self.what}; {self.advice}"
 
 
-def error(where: str, what: str, advice: str) -> Disagreement:
-    return Disagreement("error", where, what, advice)
+def error(where: str, what: str, advice: str) -> ConfigMismatch:
+    return ConfigMismatch("error", where, what, advice)
 
 
-def warning(where: str, what: str, advice: str) -> Disagreement:
-    return Disagreement("warning", where, what, advice)
+def warning(where: str, what: str, advice: str) -> ConfigMismatch:
+    return ConfigMismatch("warning", where, what, advice)
 
 
-def cross_check(config: Config, files: SlurmFiles, release: tuple[int, int] | None = None) -> list[Disagreement]:
+def cross_check(config: Config, files: SlurmFiles, release: tuple[int, int] | None = None) -> list[ConfigMismatch]:
     """All disagreements, in the order in which an admin would mend them."""
     return [*_globals(config, files), *_plugin(config, files), *_nodes(config, files), *_mixed(release)]
 
 
-def _globals(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
+def _globals(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     types = {name.casefold() for name in files.listed("GresTypes")}
     lacking = [name for name in ("gpu", "shard", "salus") if name not in types]
     if lacking:
@@ -76,7 +76,7 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
                     "use the same, or salus-admitd turns slurmctld away")  # fmt: skip
 
 
-def _plugin(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
+def _plugin(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     """The plugin parses no salus.conf: what it must know is in its line."""
     if files.plugin is None:
         return
@@ -87,7 +87,7 @@ def _plugin(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
                       f"write on_loss={wanted} there: the plugin goes by its own line")  # fmt: skip
 
 
-def _nodes(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
+def _nodes(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     unit = config.settings.lanes.shard_unit_bytes
     for node, fields in sorted(files.nodes.items()):
         names = {piece.split(":")[0].casefold() for piece in fields.get("gres", "").split(",") if piece}
@@ -108,7 +108,7 @@ def _nodes(config: Config, files: SlurmFiles) -> Iterator[Disagreement]:
         yield from _counts(config, node, [line.count // len(line.files) for line in shards for _ in line.files], unit)
 
 
-def _counts(config: Config, node: str, counts: list[int], unit: int) -> Iterator[Disagreement]:
+def _counts(config: Config, node: str, counts: list[int], unit: int) -> Iterator[ConfigMismatch]:
     known = [device for device in config.devices_of(node) if device.memory_bytes]
     if len(known) != len(counts):
         return
@@ -126,7 +126,7 @@ def _counts(config: Config, node: str, counts: list[int], unit: int) -> Iterator
                           "the rest of the device stays unused")  # fmt: skip
 
 
-def _mixed(release: tuple[int, int] | None) -> Iterator[Disagreement]:
+def _mixed(release: tuple[int, int] | None) -> Iterator[ConfigMismatch]:
     if release is not None and release < GPU_APART_RELEASE:
         yield warning(f"Slurm {release[0]}.{release[1]:02d}",
                       "may place a gres/gpu job on a device that shared jobs use",

@@ -1,11 +1,10 @@
-"""What watching a job costs while nobody else wants its lane: adaptor and lease, at iterations of about 5 ms.
+"""The cost of watching a job that has its lane for itself: adaptor and lease, at iterations of about 5 ms.
 
-Paired, in one process: blocks of iterations with the adaptor's wrappers in place and blocks without them take turns in
-random order; a null control compares blocks without them to each other in the same way. Processor time of the thread is
-compared, since other programs' work would drown the difference; the wall clock is printed beside it. What it costs to
-place blocks in the lane instead of private memory is compared apart, without the wrappers. The size of an iteration is
-set by warm ones; what is reported as its time is that of the compared blocks themselves, without the wrappers, and
-where the first of them miss the target by more than a tenth the size is set again and all begins again.
+One process runs blocks of iterations with and without the adaptor's wrappers in random order, and compares them in
+pairs. A null control compares blocks without the wrappers to each other. The CPU time of the thread is compared,
+because the work of other programs would hide the difference; the wall-clock time is printed beside it. The cost of
+placing blocks in the lane instead of private memory is compared separately, without the wrappers. Warm iterations set
+the size of an iteration. If the first blocks miss the target by more than a tenth, the size is set again.
 
 usage: make bench BENCH=gate [ARGS="--pairs 200"]
 """
@@ -29,10 +28,10 @@ ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "nodedaemon" / "job"
 ITERATION_NS = 5_000_000
 BLOCK_ITERATIONS = 14
-# The first ones of a block pay for the switch: type caches are empty after a method was replaced.
+# The first iterations of a block are slow: type caches are empty after a method was replaced.
 BLOCK_SKIPPED = 6
 BOUNDARY_CALLS = 2_000_000
-# Iterations before the time of one is believed: kernels are chosen, caches filled and the job's rule learned by then.
+# After this many iterations, kernels are chosen, caches are filled and the rule is learned.
 WARM_ITERATIONS = 60
 TOLERANCE = 0.1
 PILOT_PAIRS = 10
@@ -59,12 +58,12 @@ class Mode(NamedTuple):
 
 
 WATCHED, UNWATCHED, PRIVATE = Mode(True, True), Mode(False, True), Mode(False, False)
-# What is compared: each first against its second.
+# Each first mode is compared with its second.
 KINDS = {"adaptor": (WATCHED, UNWATCHED), "placement": (UNWATCHED, PRIVATE), "null": (UNWATCHED, UNWATCHED)}
 
 
 class Switch:
-    """Puts the adaptor's wrappers in place and takes them out again."""
+    """Installs and removes the adaptor's wrappers."""
 
     def __init__(self, torch: Any, session: Any) -> None:
         import torch.optim.optimizer as optimizers
@@ -82,7 +81,7 @@ class Switch:
         self._mode = WATCHED
 
     def set(self, mode: Mode) -> None:
-        # Also where nothing changes: replacing a method empties the interpreter's caches, and every block pays for it.
+        # Also if nothing changes: replacing a method empties the interpreter's caches, and every block must pay for it.
         for (owner, name), wrapper in zip(self._places, self._wrappers, strict=True):
             setattr(owner, name, wrapper if mode.is_watched else wrapper.__wrapped__)
         for hooks, kept in zip(self._hooks, self._kept, strict=True):
@@ -94,7 +93,7 @@ class Switch:
 
 
 def build_network(torch: Any, width: int) -> Any:
-    """A network of 23 modules, as the facts about gating cost were measured with."""
+    """A network of 23 modules."""
     nn = torch.nn
     layers: list[Any] = []
     for number in range(7):
@@ -103,7 +102,7 @@ def build_network(torch: Any, width: int) -> Any:
 
 
 class Training:
-    """A training loop whose iterations take as long as the width of its pictures makes them."""
+    """A training loop. The width of its images sets the time of an iteration."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -121,19 +120,19 @@ class Training:
         self._optimizer.step()
 
     def calibrate(self) -> None:
-        """About ITERATION_NS of processor time, by warm iterations."""
+        """Set the size for about ITERATION_NS of CPU time, from warm iterations."""
         for _ in range(CALIBRATIONS_MAX):
             costs = [measure(self.iterate)[0] for _ in range(WARM_ITERATIONS + 30)][WARM_ITERATIONS:]
             if not self.correct(statistics.median(costs)):
                 return
 
     def correct(self, cost_ns: float) -> bool:
-        """Whether an iteration of `cost_ns` is too far off; the size is another one then."""
+        """Whether `cost_ns` was too far off and the size has been changed."""
         columns = self.columns
         if is_near(cost_ns):
             return False
         self.set_columns(round(columns * ITERATION_NS / cost_ns))
-        print(f"gate: {cost_ns / 1e6:.2f} ms an iteration: {columns} to {self.columns} columns", file=sys.stderr)
+        print(f"gate: {cost_ns / 1e6:.2f} ms per iteration: {columns} to {self.columns} columns", file=sys.stderr)
         return self.columns != columns
 
 
@@ -199,7 +198,7 @@ def run_pairs(switch: Switch, training: Training, count: int, dice: random.Rando
 
 
 def iteration_ns(seen: Pairs) -> float:
-    """Without the wrappers, in the blocks that are compared."""
+    """The time of an iteration in the compared blocks without the wrappers."""
     return statistics.median(second[0] for _, second in seen["adaptor"])
 
 

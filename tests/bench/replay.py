@@ -2,7 +2,7 @@
 
 Each size has its share of the cluster (8,000 jobs: 1,200 nodes with 6,200 devices), so jobs meet equally often at every
 size; all are submitted at once, the most crowded case. Sizes take turns, so all see the same machine. The same jobs are
-also replayed one per device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
+also replayed one a device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 
 from nodedaemon.core.types import GIB
 from nodedaemon.sim.builtin import Draw, built_in
-from nodedaemon.sim.run import Prepared, Setting, prepare, run_baseline, run_policy
+from nodedaemon.sim.run import Prepared, SimulationSetup, prepare, run_baseline, run_policy
 
 SIZES = (1_000, 2_000, 4_000, 8_000)
 JOBS, NODES, DEVICES = 8_000, 1_200, 6_200
@@ -28,7 +28,7 @@ def cluster(job_count: int, device_share: float) -> Prepared:
     node_count = max(1, round(NODES * device_share * job_count / JOBS))
     draw = Draw(load=math.inf, job_count=job_count, device_count=device_count)
     (workload,) = built_in("cluster", draw)
-    return prepare(workload, Setting(16 * GIB, device_count, node_count, turns_per_job=TURNS_PER_JOB))
+    return prepare(workload, SimulationSetup(16 * GIB, device_count, node_count, turns_per_job=TURNS_PER_JOB))
 
 
 def measure(rounds: int, policy: str, device_share: float) -> dict[str, object]:
@@ -40,18 +40,18 @@ def measure(rounds: int, policy: str, device_share: float) -> dict[str, object]:
         for size, run in runs.items():
             # Processor time: the simulator is one thread, and the machine may be shared.
             begin, begin_wall = time.process_time(), time.monotonic()
-            outcome = run_policy(run, policy)
+            told = run_policy(run, policy)
             costs[size].append(time.process_time() - begin)
             walls[size].append(time.monotonic() - begin_wall)
-            print(f"round {number + 1}: {size} jobs on {run.setting.device_count} devices: {costs[size][-1]:.2f} s, "
-                  f"{outcome.hand_overs} hand-overs", file=sys.stderr)  # fmt: skip
+            print(f"round {number + 1}: {size} jobs on {run.setup.device_count} devices: {costs[size][-1]:.2f} s, "
+                  f"{told.hand_overs} hand-overs", file=sys.stderr)  # fmt: skip
         begin = time.process_time()
         run_baseline(runs[SIZES[-1]], "exclusive")
         exclusive.append(time.process_time() - begin)
     medians = {size: statistics.median(values) for size, values in costs.items()}
     per_unit = {size: cost / (size * math.log2(size)) for size, cost in medians.items()}
     return {
-        "devices": runs[SIZES[-1]].setting.device_count,
+        "devices": runs[SIZES[-1]].setup.device_count,
         "seconds": {str(size): round(cost, 3) for size, cost in medians.items()},
         "wall_seconds_8000": round(statistics.median(walls[SIZES[-1]]), 3),
         "seconds_exclusive_8000": round(statistics.median(exclusive), 3),

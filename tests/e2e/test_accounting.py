@@ -9,8 +9,8 @@ import time
 import pytest
 
 from accounting.ingest.reconcile import SACCT_FIELDS, held_seconds, read_sacct
+from accounting.questions import AskReport, request_of
 from accounting.reports.selection import Selection
-from accounting.service import AskReport, ask_of
 from accounting.storage.database import open_database
 from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
@@ -82,7 +82,7 @@ def acct(lab, *words):
 
 
 def ask(lab, question, user):
-    request = {"op": "accounting", "ask": ask_of(question)}
+    request = request_of(question)
     made = lab.run("munge", f"--socket={lab.cluster.plan.munge_socket}", "--string", digest(request), user=user)
     with socket.create_connection(("127.0.0.1", lab.cluster.plan.ports.admission), timeout=30) as peer:
         peer.sendall(json.dumps({**request, "credential": made.stdout.strip()}).encode() + b"\n")

@@ -175,7 +175,7 @@ def test_a_qos_that_is_named_for_it_allows_class_high(lab):
 def test_only_root_and_slurm_user_may_submit_to_the_service(lab):
     ask = (
         "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(sys.argv[1]);"
-        's.sendall(b\'{"op":"ping"}\\n\'); print(s.recv(100))'
+        's.sendall(b\'{"verb":"ping"}\\n\'); print(s.recv(100))'
     )
     path = lab.cluster.plan.admission_socket
     assert b"ok" in eval(lab.ask("python3", "-c", ask, path))
@@ -196,18 +196,18 @@ def ask_tcp(lab, request, user, credential=None):
 def test_users_see_their_own_jobs_and_profiles_and_operators_all(lab):
     job = lab.sbatch("-H", "--gres=salus:1", "--salus-profile=mine", "--wrap", "true")
     lab.teach("name:mine", MIB, MIB)
-    status = {"op": "status"}
+    status = {"verb": "status"}
     own, used = ask_tcp(lab, status, "games")
     assert [row["id"] for row in own["jobs"]] == [int(job)]
     assert ask_tcp(lab, status, "news")[0]["jobs"] == []
     assert [row["id"] for row in ask_tcp(lab, status, None)[0]["jobs"]] == [int(job)]
-    assert ask_tcp(lab, {"op": "profiles", "signature": "name:mine"}, "games")[0]["profiles"]
-    assert ask_tcp(lab, {"op": "profiles", "signature": "name:mine"}, "news")[0]["profiles"] == []
-    assert ask_tcp(lab, {"op": "why", "job": job}, "games")[0]["admission"]["now"]["shards"] == 1
-    assert ask_tcp(lab, {"op": "why", "job": job}, "news")[0]["kind"] == "not_found"
+    assert ask_tcp(lab, {"verb": "profiles", "signature": "name:mine"}, "games")[0]["answer"]
+    assert ask_tcp(lab, {"verb": "profiles", "signature": "name:mine"}, "news")[0]["answer"] == []
+    assert ask_tcp(lab, {"verb": "why", "job": job}, "games")[0]["admission"]["now"]["shards"] == 1
+    assert ask_tcp(lab, {"verb": "why", "job": job}, "news")[0]["kind"] == "not_found"
     replayed, _ = ask_tcp(lab, status, "games", credential=used)
     assert replayed["kind"] == "not_permitted"
-    borrowed, _ = ask_tcp(lab, {"op": "profiles"}, "games", credential=ask_tcp(lab, {"op": "ping"}, "games")[1])
+    borrowed, _ = ask_tcp(lab, {"verb": "profiles"}, "games", credential=ask_tcp(lab, {"verb": "ping"}, "games")[1])
     assert borrowed["kind"] == "not_permitted"
 
 

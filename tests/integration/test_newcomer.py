@@ -1,4 +1,4 @@
-"""A wrong turn of somebody who tries Salus for the first time is answered by one line that says what to do."""
+"""Mistakes of a new user result in one line that says what to do."""
 
 import os
 import pwd
@@ -162,11 +162,11 @@ def test_a_port_in_use_is_named_with_its_key(tmp_path):
             timeout=60, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
         )  # fmt: skip
     assert done.returncode == 1
-    assert f"port {port}: in use; see who has it with ss -ltnp" in done.stderr.splitlines()[-1]
-    assert "set AdmissionPort" in done.stderr.splitlines()[-1]
+    assert f"port {port}: in use; find the process with ss -ltnp" in done.stderr.splitlines()[-1]
+    assert "change AdmissionPort" in done.stderr.splitlines()[-1]
 
 
-def test_a_machine_without_free_ports_is_told_so(monkeypatch):
+def test_a_machine_without_free_ports_gets_a_clear_message(monkeypatch):
     monkeypatch.setattr(ports, "TRIES_MAX", 1)
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]

@@ -13,9 +13,9 @@ from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import GIB, MIB, MILLISECOND_NS, SECOND_NS, JobClass, JobId, LaneSharing
-from nodedaemon.sim import world
+from nodedaemon.sim import gated_device
 from nodedaemon.sim.line import Line, Minima, Room, Spread, bins_needed
-from nodedaemon.sim.run import Setting, prepare, run_policy
+from nodedaemon.sim.run import SimulationSetup, prepare, run_policy
 from nodedaemon.sim.sacct import read_sacct
 from nodedaemon.sim.tables import read_pair_speeds, read_workload
 from nodedaemon.sim.workload import Job, Workload, by_submission
@@ -57,7 +57,7 @@ class WatchedEngine(Engine):
 
 
 def story_of(workload, setting, policy):
-    with patch.object(world, "Engine", WatchedEngine):
+    with patch.object(gated_device, "Engine", WatchedEngine):
         WatchedEngine.story = []
         told = run_policy(prepare(workload, setting), policy)
         return WatchedEngine.story, told
@@ -69,7 +69,7 @@ def story_of(workload, setting, policy):
 def test_iterations_taken_together_equal_single_ones(policy, drawn, devices, lanes, sharing):
     workload = Workload("drawn", drawn)
     together, single = (
-        Setting(2 * GIB, devices, lanes_max=lanes, lane_sharing=sharing, is_single_step=is_single_step)
+        SimulationSetup(2 * GIB, devices, lanes_max=lanes, lane_sharing=sharing, is_single_step=is_single_step)
         for is_single_step in (False, True)
     )
     story, told = story_of(workload, together, policy)
@@ -87,7 +87,7 @@ def test_all_work_is_done_and_none_for_free(policy, drawn):
     batch = [job for job in drawn if job.request_offsets_ns is None]
     if not batch:
         return
-    told = run_policy(prepare(Workload("drawn", tuple(batch)), Setting(2 * GIB)), policy)
+    told = run_policy(prepare(Workload("drawn", tuple(batch)), SimulationSetup(2 * GIB)), policy)
     busy_until_ns = 0
     for job in batch:
         busy_until_ns = max(busy_until_ns, job.submit_ns) + job.work_ns

@@ -7,7 +7,7 @@ import pytest
 
 from nodedaemon.core.types import GIB, MIB
 from nodedaemon.sim.builtin import Draw, built_in
-from nodedaemon.sim.run import Setting, devices_needed, prepare, run_baseline, run_policy
+from nodedaemon.sim.run import SimulationSetup, devices_needed, prepare, run_baseline, run_policy
 
 #: Published headline: average completion time against one job a GPU.
 PUBLISHED_GAIN = 3.19
@@ -15,7 +15,7 @@ PUBLISHED_GAIN = 3.19
 
 def gain(seed, load=None, policy="srtf"):
     (workload,) = built_in("paper", Draw(seed=seed, load=load))
-    run = prepare(workload, Setting(16 * GIB))
+    run = prepare(workload, SimulationSetup(16 * GIB))
     exclusive = run_baseline(run, "exclusive").average_completion_s
     return exclusive / run_policy(run, policy).average_completion_s
 
@@ -26,14 +26,14 @@ def gain(seed, load=None, policy="srtf"):
 )
 def test_forty_two_model_servers_need_as_few_devices_as_published(context, needed):
     (workload,) = built_in("inference", Draw())
-    run = prepare(workload, Setting(14 * GIB, context_bytes=context))
+    run = prepare(workload, SimulationSetup(14 * GIB, context_bytes=context))
     assert {name: devices_needed(run, name) for name in needed} == needed
 
 
 def test_model_servers_on_one_device_answer_almost_at_once():
     (workload,) = built_in("inference", Draw())
     few = [job for job in workload.jobs if job.model in ("resnet50eval_1", "vgg16eval_1", "inception4eval_1")]
-    told = run_policy(prepare(workload.having(few), Setting(14 * GIB)), "fair")
+    told = run_policy(prepare(workload.having(few), SimulationSetup(14 * GIB)), "fair")
     assert told.average_request_wait_ms < 5
 
 
@@ -52,7 +52,7 @@ def test_srtf_beats_exclusive_at_other_loads_too(load):
 
 def test_order_alone_explains_part_of_the_gain_and_not_all():
     (workload,) = built_in("paper", Draw())
-    run = prepare(workload, Setting(16 * GIB))
+    run = prepare(workload, SimulationSetup(16 * GIB))
     times = [run_baseline(run, name).average_completion_s for name in ("exclusive", "exclusive-sjf")]
     assert times[0] > times[1] > run_policy(run, "srtf").average_completion_s
 
@@ -60,19 +60,19 @@ def test_order_alone_explains_part_of_the_gain_and_not_all():
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_equal_jobs_that_join_and_leave_have_equal_service_after_five_rounds(lanes):
     (workload,) = built_in("fairness", Draw())
-    told = run_policy(prepare(workload, Setting(16 * GIB, lanes_max=lanes)), "fair")
+    told = run_policy(prepare(workload, SimulationSetup(16 * GIB, lanes_max=lanes)), "fair")
     assert told.jain_minimum >= 0.99
 
 
 def test_the_index_sees_an_unfair_policy():
     (workload,) = built_in("fairness", Draw())
-    assert run_policy(prepare(workload, Setting(16 * GIB)), "fifo").jain_minimum < 0.5
+    assert run_policy(prepare(workload, SimulationSetup(16 * GIB)), "fifo").jain_minimum < 0.5
 
 
 @pytest.mark.parametrize("policy", ["srtf", "priority"])
 def test_a_short_job_beside_a_long_one_waits_for_an_iteration_not_for_the_job(policy):
     (workload,) = built_in("switch", Draw())
-    run = prepare(workload, Setting(16 * GIB))
+    run = prepare(workload, SimulationSetup(16 * GIB))
     long, short = run.jobs
     told = run_policy(run, policy)
     assert told.average_queueing_s <= long.iteration_ns / 1e9
@@ -82,7 +82,7 @@ def test_a_short_job_beside_a_long_one_waits_for_an_iteration_not_for_the_job(po
 
 def test_a_sweep_needs_a_fraction_of_the_devices_and_no_more_time():
     for workload in built_in("sweep", Draw(job_count=20)):
-        run = prepare(workload, Setting(16 * GIB))
+        run = prepare(workload, SimulationSetup(16 * GIB))
         exclusive = run_baseline(run, "exclusive")
         for policy in ("pack", "fifo"):
             told = run_policy(run, policy)

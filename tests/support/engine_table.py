@@ -33,7 +33,7 @@ class Row:
         return self.iteration_ms * MILLISECOND_NS
 
 
-def outcome(command: cmd.Command) -> str | None:
+def told(command: cmd.Command) -> str | None:
     """A decision in words; what only carries numbers for the executor (limits, wake-ups) is left out."""
     match command:
         case cmd.AdmitSession(session):
@@ -70,20 +70,20 @@ class Play:
         self.asked: set[SessionId] = set()
         self.stopped: set[SessionId] = set()
         self.decisions: list[str] = []
-        self._seen = len(self.world.outcome)
+        self._seen = len(self.world.commands)
 
     def note(self) -> None:
         self.world.confirm_all()
-        for session in sorted(self.world.admitted - self.asked - self.world.gone):
+        for session in sorted(self.world.admitted - self.asked):
             self.asked.add(session)
             self.world.want(session)
             self.world.confirm_all()
-        for command in self.world.outcome[self._seen :]:
-            text = outcome(command)
+        for command in self.world.commands[self._seen :]:
+            text = told(command)
             if text is not None:
                 self.decisions.append(f"{self.world.now_ns // MILLISECOND_NS} {text}")
-        self._seen = len(self.world.outcome)
-        for session in self.world.running:
+        self._seen = len(self.world.commands)
+        for session in self.world.grants:
             if session not in self.stopped:
                 self.ends_ns.setdefault(session, self.world.now_ns + self.rows[session].length_ns)
 

@@ -21,7 +21,7 @@ class Timeline:
 
     def _start_new(self) -> None:
         self.world.confirm_all()
-        for session in self.world.running:
+        for session in self.world.grants:
             if session not in self.ends_ns:
                 self._start(session)
 

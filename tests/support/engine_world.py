@@ -1,13 +1,12 @@
-"""Drives the engine in tests: carries out commands as the executor would and keeps a real journal.
+"""A simulated node with one device for tests of the engine.
 
-It knows nothing of lanes or order: it only remembers which answers are due, so that a test may give them late or in
-another order, and what is really held, so that a test may check the engine's sums against it.
+A test sends events, and decides when and in which order the node's confirmations reach the engine. After each event
+the engine's invariants are checked, and its sums are compared with the bytes that the node really holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,134 +17,62 @@ from nodedaemon.core.frozen import FrozenEngine, freeze, thaw
 from nodedaemon.core.invariants import check
 from nodedaemon.core.ordering import Policy
 from nodedaemon.core.policies import make_policy
-from nodedaemon.core.types import (
-    MIB,
-    DeviceId,
-    DeviceLimits,
-    Domain,
-    Epoch,
-    JobClass,
-    JobId,
-    LaneId,
-    SessionId,
-)
+from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, Epoch, JobId, SessionId
+from nodedaemon.sim.node import SimulatedNode
 
 DEVICE = DeviceId("gpu0")
 
 
-@dataclass
-class Running:
-    """A grant as the executor sees it."""
+class World(SimulatedNode):
+    """Drives one engine and keeps its journal, as a daemon would."""
 
-    lane: LaneId
-    epoch: Epoch
-    is_revoked: bool = False
-    successor: tuple[SessionId, Epoch] | None = None
-    limit: int | None = None
-    iteration_count: int = 0
-    contended_count: int = 0
-
-
-@dataclass
-class World:
-    """Drives one engine; `due` holds the confirmations that the executor still owes."""
-
-    limits: DeviceLimits
-    policy: object = make_policy
-    now_ns: int = 0
-    journal: list[tuple[ev.Event, int]] = field(default_factory=list)
-    told: list[cmd.Command] = field(default_factory=list)
-    due: list[ev.Event] = field(default_factory=list)
-    running: dict[SessionId, Running] = field(default_factory=dict)
-    admitted: set[SessionId] = field(default_factory=set)
-    gone: set[SessionId] = field(default_factory=set)
-    held_bytes: dict[LaneId, int] = field(default_factory=dict)
-    persistent_bytes: dict[SessionId, int] = field(default_factory=dict)
-    wake_ns: int | None = None
-    epochs: dict[str, Epoch] = field(default_factory=dict)
-    is_checked: bool = True
-    #: An engine that must answer as `engine` does; see `restart`.
-    twin: Engine | None = None
-
-    def __post_init__(self) -> None:
-        self.engine = Engine(self.policy)  # type: ignore[arg-type]
-        self.send(ev.DeviceAdded(DEVICE, self.limits))
+    def __init__(self, limits: DeviceLimits, policy: object = make_policy) -> None:
+        super().__init__(Engine(policy))  # type: ignore[arg-type]
+        self.limits = limits
+        self.now_ns = 0
+        self.journal: list[tuple[ev.Event, int]] = []
+        self.commands: list[cmd.Command] = []
+        self.epochs: dict[str, Epoch] = {}
+        self.is_checked = True
+        #: An engine that must decide as `engine` does; see `restart`.
+        self.twin: Engine | None = None
+        self.send(ev.DeviceAdded(DEVICE, limits))
 
     def send(self, event: ev.Event) -> list[cmd.Command]:
         self.journal.append((event, self.now_ns))
         commands = self.engine.handle(event, self.now_ns)
         if self.twin is not None:
-            assert self.twin.handle(event, self.now_ns) == commands, "a thawed engine decides otherwise"
+            assert self.twin.handle(event, self.now_ns) == commands, "a thawed engine decides differently"
             assert freeze(self.twin) == freeze(self.engine)
-        self.told.extend(commands)
+        self.commands.extend(commands)
         for command in commands:
-            self._carry_out(command)
+            self.carry_out(command, self.now_ns)
         if self.is_checked:
-            real_bytes = sum(self.held_bytes.values()) + sum(self.persistent_bytes.values())
+            real_bytes = sum(self.lane_bytes.values()) + sum(self.persistent_bytes.values())
             assert real_bytes <= self.limits.capacity_bytes, "more is really held than the device has"
             check(self.engine, self.epochs)
         return commands
 
-    def _carry_out(self, command: cmd.Command) -> None:
-        match command:
-            case cmd.AdmitSession(session, size_bytes):
-                self.admitted.add(session)
-                self.persistent_bytes[session] = size_bytes
-            case cmd.OpenLane(lane, _, _, size_bytes, epoch):
-                self.held_bytes[lane] = size_bytes
-                self.due.append(ev.LaneOpened(lane, epoch))
-            case cmd.ReleaseLane(lane, epoch):
-                self.due.append(ev.LaneReleased(lane, epoch))
-            case cmd.Grant(session, lane, epoch, limit):
-                self.running[session] = Running(lane, epoch, limit=limit)
-            case cmd.LimitGrant(session, epoch, count):
-                grant = self.running[session]
-                assert grant.epoch == epoch
-                grant.limit = grant.iteration_count + 1 + count
-                grant.contended_count = 0
-            case cmd.Revoke(session, epoch, successor, successor_epoch):
-                grant = self.running[session]
-                assert grant.epoch == epoch
-                grant.is_revoked = True
-                grant.successor = None if successor is None or successor_epoch is None else (successor, successor_epoch)
-            case cmd.ReleaseSession(session):
-                self.due.append(ev.SessionReleased(session))
-            case cmd.WakeAt(_, at_ns):
-                self.wake_ns = at_ns
-            case cmd.AllowOverrun(session, persistent_bytes, _):
-                self.persistent_bytes[session] = persistent_bytes
-
     def restart(self, policy: Callable[[DeviceLimits], Policy]) -> None:
-        """Go on with an engine made from the written state of this one, which stays as its judge."""
+        """Continue with an engine restored from the frozen state. The old engine stays as the twin to compare with."""
         payload = msgspec.json.encode(freeze(self.engine))
         self.twin, self.engine = self.engine, thaw(msgspec.json.decode(payload, type=FrozenEngine), policy)
         assert freeze(self.engine) == freeze(self.twin)
         assert self.engine.snapshot() == self.twin.snapshot()
 
     def confirm(self, index: int = 0) -> list[cmd.Command]:
-        """Give one of the answers that are due."""
-        event = self.due.pop(index)
-        match event:
-            case ev.LaneReleased(lane, _):
-                self.held_bytes.pop(lane, None)
-            case ev.SessionReleased(session):
-                self.persistent_bytes.pop(session, None)
-        return self.send(event)
+        """Deliver one of the confirmations that are due."""
+        return self.send(self.next_event(index))
 
     def confirm_all(self) -> None:
-        answer_count = 0
+        count = 0
         while self.due:
             self.confirm()
-            answer_count += 1
-            assert answer_count < 1000, "the engine moves bytes to and fro and lets nobody run"
+            count += 1
+            assert count < 1000, "the engine moves bytes back and forth and lets no session run"
 
     def arrive(self, session: int, persistent_mib: int, ephemeral_mib: int, **other: object) -> list[cmd.Command]:
-        fields: dict[str, object] = {
-            "domain": Domain("user:ada"),
-            "job": JobId(str(session)),
-            "job_class": JobClass.NORMAL,
-        }
-        fields.update(other)
+        fields = {"domain": Domain("user:ada"), "job": JobId(str(session)), **other}
         return self.send(
             ev.SessionArrived(
                 session=SessionId(session),
@@ -160,46 +87,46 @@ class World:
         return self.send(ev.GrantWanted(SessionId(session)))
 
     def boundary(self, session: SessionId, *, wants_next: bool = True, hands_over: bool = True) -> bool:
-        """The session ends an iteration: goes on under its lease, or returns the grant. True if it returned."""
-        grant = self.running[session]
+        """The session ends an iteration. Returns whether it gave its grant back."""
+        grant = self.grants[session]
         grant.iteration_count += 1
-        is_spent = grant.limit is not None and grant.iteration_count >= grant.limit
-        if wants_next and not grant.is_revoked and not is_spent:
-            if grant.limit is not None:
-                grant.contended_count += 1
+        if wants_next and not grant.is_spent:
             return False
-        del self.running[session]
-        handed_over = None
-        if grant.is_revoked and grant.successor is not None and hands_over:
-            successor, epoch = grant.successor
-            if successor not in self.gone:
-                self.running[successor] = Running(grant.lane, epoch)
-            handed_over = epoch
-        self.send(
-            ev.GrantReturned(
-                session, grant.epoch, grant.iteration_count, grant.contended_count, wants_next, handed_over
-            )
-        )
+        self.send(self.return_grant(session, wants_next=wants_next, hands_over=hands_over))
         return True
 
+    def commands_at_boundary(self, session: int, **options: bool) -> list[cmd.Command]:
+        """The commands that follow from a boundary of the session."""
+        command_count = len(self.commands)
+        self.boundary(SessionId(session), **options)
+        return self.commands[command_count:]
+
     def leave(self, session: SessionId) -> None:
-        self.running.pop(session, None)
-        self.gone.add(session)
+        self.grants.pop(session, None)
         self.send(ev.SessionLeft(session))
 
     def tick(self, at_ns: int | None = None) -> None:
-        """Let time pass, to `at_ns` or to the moment that the engine asked for, and tell the engine."""
+        """Let time pass, to `at_ns` or to the moment for which the engine asked, and tell the engine."""
         self.now_ns = max(self.now_ns, at_ns if at_ns is not None else (self.wake_ns or self.now_ns))
         if self.wake_ns is not None and self.wake_ns <= self.now_ns:
             self.wake_ns = None
         self.send(ev.Ticked(DEVICE))
 
     def wait(self, span_ns: int) -> None:
-        """Let time pass, ticking whenever the engine asked for it."""
+        """Let time pass, with a tick whenever the engine asked for one."""
         until_ns = self.now_ns + span_ns
-        tick_count = 0
+        count = 0
         while self.wake_ns is not None and self.wake_ns <= until_ns:
             self.tick()
-            tick_count += 1
-            assert tick_count < 200, "the engine asks to be woken again and again"
+            count += 1
+            assert count < 200, "the engine asks to be woken again and again"
         self.now_ns = until_ns
+
+
+def make_world(session_count: int, **limits: object) -> World:
+    """Sessions 1..n of one domain, each of 50 + 200 MiB, admitted and idle on a device of 1000 MiB."""
+    world = World(DeviceLimits(1000 * MIB, **limits))  # type: ignore[arg-type]
+    for session in range(1, session_count + 1):
+        world.arrive(session, 50, 200)
+    world.confirm_all()
+    return world

@@ -1,6 +1,6 @@
 """A PyTorch job whose tensors lie in a lane while it forks: the two cases that a naive shared mapping breaks.
 
-Run as a program with the paths of salusd's control socket and socket. Prints what parent and children saw as JSON.
+Run as a program with the socket's path; prints one JSON object: what parent and children saw.
 """
 
 import ctypes
@@ -13,10 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "nodedaemon" / "job"), str(ROOT)]
+sys.path.insert(0, str(ROOT / "nodedaemon" / "job"))
 from salus_job import binding, layouts  # noqa: E402
-
-from tests.support.worker import MIB, start_run  # noqa: E402
 
 
 class Doubling(Dataset):
@@ -44,12 +42,10 @@ def run_child(tensor: torch.Tensor) -> bool:
 
 def main() -> None:
     torch.set_num_threads(1)
-    sizes = {"persistent_bytes": 512 * MIB, "ephemeral_bytes": 32 * MIB}
-    assert start_run(sys.argv[1], {"name": "fork", "wait_ms": 60_000, **sizes})["ok"]
     library = binding.load(str(ROOT / "nodedaemon" / "job" / "libsalus" / "libsalus.so"))
     hooked = library.salus_hook()
     options = layouts.HelloOptions(size_bytes=ctypes.sizeof(layouts.HelloOptions), framework=layouts.FRAMEWORK_TORCH)
-    attached = library.salus_hello(sys.argv[2].encode(), ctypes.byref(options), ctypes.byref(layouts.HelloView()))
+    attached = library.salus_hello(sys.argv[1].encode(), ctypes.byref(options), ctypes.byref(layouts.HelloView()))
     library.salus_boundary()
     rows = torch.ones(64, 4096)
     kept = torch.full((256, 1024), 3.0)

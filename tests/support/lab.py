@@ -16,7 +16,7 @@ from accounting.storage.database import open_database
 from accounting.viewer import Viewer
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.wire.segment import parse_segment
-from slurm_plugin.cluster.control import Cluster
+from slurm_plugin.cluster.control import PrivateCluster
 from slurm_plugin.slurm import GPU_APART_RELEASE
 from slurm_plugin.slurm.tres import parse_tres
 
@@ -36,7 +36,7 @@ class Lab:
     #: Daemons that a restart of everything restarts.
     PARTS = ("slurmctld", "slurmd.node1", "slurmd.node2", "salusd.node1", "salusd.node2", "admitd")
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: PrivateCluster) -> None:
         self.cluster = cluster
         self.work = cluster.plan.path("work")
 

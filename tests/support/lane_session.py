@@ -1,7 +1,7 @@
-"""A session without a framework, for tests of libsalus: a process that obeys lines of JSON on its standard input.
+"""A session without a framework, for tests of libsalus: a process that does what lines of JSON on its input say.
 
-`SessionProcess` is the test's side. Run as a program, this file is the session; it allocates and frees blocks as libc10
-does.
+`SessionProcess` is the test's side; run as a program, this file is the session. Blocks are taken and given as libc10
+does it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import os
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -98,7 +97,7 @@ def layouts() -> Any:
 
 
 class _Session:
-    """The program's side: one method per verb, its value is the answer."""
+    """The program's side: one method a verb, its value is the answer."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(str(LIBSALUS / "build" / "libsalus-points.so"))
@@ -111,22 +110,8 @@ class _Session:
         self.thread: threading.Thread | None = None
 
     def pin(self) -> None:
-        """Run on one CPU, the same one for all sessions that are pinned."""
+        """To one CPU, the same for all who ask."""
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-
-    def join(self, control: str, uid: int = 0, **fields: Any) -> str:
-        """Become a job of salusd, as another user if `uid` is set; the answer is the job."""
-        if uid:
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(control)
-            request = {"verb": "run_start", "name": "lane-session", "wait_ms": 60_000, **fields}
-            connection.sendall(json.dumps(request).encode() + b"\n")
-            with connection.makefile("r") as lines:
-                answer = json.loads(lines.readline())
-        assert answer["ok"], answer
-        return str(answer["job"])
 
     def hello(self, path: str, flags: int = 0) -> list[Any]:
         """Answer, reason, session, whether it is gated."""
@@ -198,16 +183,11 @@ class _Session:
         self.library.salus_point_call(point, self.hold)
 
     def boundary_elsewhere(self) -> None:
-        """Pass boundaries on another thread until one hands the lane over and gets it back; this thread stays free."""
-
-        def hand_over() -> None:
-            while self.boundary() == 0:
-                pass
-
-        self.thread = threading.Thread(target=hand_over, daemon=True)
+        """On a thread of its own, so that this one can look around meanwhile."""
+        self.thread = threading.Thread(target=self.boundary, daemon=True)
         self.thread.start()
 
-    def join_thread(self) -> bool:
+    def join(self) -> bool:
         assert self.thread is not None
         self.thread.join(DEADLINE_S)
         return not self.thread.is_alive()
@@ -277,12 +257,12 @@ class _Session:
     def watch_signal(self) -> None:
         signal.signal(signal.SIGUSR1, lambda *_: None)
 
-    def run_until_signalled(self, block_bytes: int) -> int:
+    def run_until_told(self, block_bytes: int) -> int:
         """As `run`, until SIGUSR1."""
-        is_signalled = threading.Event()
-        signal.signal(signal.SIGUSR1, lambda *_: is_signalled.set())
+        is_told = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: is_told.set())
         wrong_count = 0
-        while not is_signalled.is_set():
+        while not is_told.is_set():
             wrong_count += self.run(20, block_bytes)
         return wrong_count
 

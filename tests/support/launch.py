@@ -7,12 +7,8 @@ import sys
 from tests.support.worker import start_run
 
 if __name__ == "__main__":
-    fields = json.loads(sys.argv[2])
-    if uid := fields.pop("uid", 0):
-        os.setresgid(uid, uid, uid)
-        os.setresuid(uid, uid, uid)
-    answer = start_run(sys.argv[1], fields)
+    answer = start_run(sys.argv[1], json.loads(sys.argv[2]))
     if not answer["ok"]:
         sys.exit(f"launch: {answer['why']}")
-    variables = dict(pair.split("=", 1) for pair in answer["env"])
-    os.execvpe(sys.argv[3], sys.argv[3:], {**os.environ, **variables})
+    given = dict(pair.split("=", 1) for pair in answer["env"])
+    os.execvpe(sys.argv[3], sys.argv[3:], {**os.environ, **given})

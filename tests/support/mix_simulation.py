@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, JobId
-from nodedaemon.sim.run import Setting, prepare, run_baseline, run_policy
+from nodedaemon.sim.run import SimulationSetup, prepare, run_baseline, run_policy
 from nodedaemon.sim.workload import Job, Workload, by_submission
 from tests.support import mix
 from tests.support.mix_job import NICE_WEIGHT
@@ -226,7 +226,7 @@ def predict(kinds, jobs, ran, found, say):
 
 def simulated_average_s(name, kinds, demand_of, jobs):
     """Average completion of a configuration in the simulator, for jobs as they were drawn."""
-    setting = Setting(
+    setting = SimulationSetup(
         device_bytes=mix.DEVICE_MIB * MIB, device_count=mix.DEVICE_COUNT, node_count=mix.DEVICE_COUNT,
         lane_reserve_bytes=mix.LANE_RESERVE_MIB * MIB, startup_weight=startup_weight(),
         headroom_percent=HEADROOM if name in POLICIES else 0,

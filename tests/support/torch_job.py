@@ -10,12 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "nodedaemon" / "job"
 EXAMPLES = ROOT / "examples"
-# For a machine that is busy with other things: importing torch alone takes 2.5 s of CPU.
+# Long enough for a busy machine: importing torch alone takes 2.5 s of CPU.
 DEADLINE_S = 240.0
 
 
 def environment_of(socket: Path | None) -> dict[str, str]:
-    """One thread per job: two jobs with two OpenMP threads each on two cores take six times as long (measured)."""
+    """One thread per job: two jobs with two OpenMP threads each take six times as long on two cores (measured)."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SALUS_", "PYTHONPATH"))}
     kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     if socket is not None:
@@ -40,7 +40,7 @@ class TorchJob:
         return text
 
     def finish(self) -> str:
-        """As `output`, for a job that must succeed and of which ours must not complain."""
+        """As `output`, for a job that must succeed without a message from Salus."""
         text = self.output()
         assert self.process.returncode == 0, self.errors
         assert "salus:" not in self.errors, self.errors

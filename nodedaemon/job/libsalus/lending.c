@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -25,16 +24,6 @@ static uint64_t bytes_with_stash(void)
            stash_total_bytes(session.lane);
 }
 
-/* A negative control in the test build only: survivors are left in the lane. */
-static bool is_stash_off(void)
-{
-#ifdef SALUS_FAULT_POINTS
-    return getenv("SALUS_TEST_NO_STASH") != NULL;
-#else
-    return false;
-#endif
-}
-
 /* memory_lock held. */
 static int stash_and_shut(void)
 {
@@ -42,7 +31,7 @@ static int stash_and_shut(void)
     uint64_t cap_bytes = session.counts.cap_persistent_bytes;
     int error = 0;
 
-    if (!is_stash_off() && (lane->region.used_count || lane->private_pages)) {
+    if (session.has_stash && (lane->region.used_count || lane->private_pages)) {
         if (cap_bytes && lane->region.used_count && bytes_with_stash() > cap_bytes)
             return -EDQUOT;
         /*

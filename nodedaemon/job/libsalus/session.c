@@ -189,6 +189,7 @@ int salus_hello(const char *path, const struct salus_hello_options *options, str
     session.idle_release_ns = is_gated ? welcome.idle_release_ns : 0;
     session.is_interruptible = full.flags & SALUS_INTERRUPTIBLE;
     session.may_relay = welcome.flags & SALUS_WELCOME_RELAY;
+    session.has_stash = !(welcome.flags & SALUS_WELCOME_NOSTASH);
     session.counts.cap_persistent_bytes = welcome.persistent_bytes;
     session.counts.cap_ephemeral_bytes = welcome.ephemeral_bytes;
     error = prepare_lane(&welcome, is_gated);

@@ -79,6 +79,7 @@ struct session {
     enum session_phase phase;
     bool is_hooked;
     bool is_child; /* forked from a hooked process */
+    bool has_stash;
     bool is_interruptible;
     bool may_relay; /* salusd takes STARTED for a predecessor's RETURN */
     uint64_t session;

@@ -1,6 +1,6 @@
-"""What a job's process runs of Salus: finds iterations, measures memory, passes the gate. Loaded by sitecustomize.
+"""The part of Salus in a job's process: it finds iterations, measures memory and passes the gate.
 
-A job need not know of this package. One that wants to say more than can be seen may import it:
+sitecustomize loads it, and a job need not know of it. A job can import it to mark its iterations itself:
 
     import salus_job
 
@@ -9,7 +9,8 @@ A job need not know of this package. One that wants to say more than can be seen
         with salus_job.iteration():
             ...
 
-Without Salus both do nothing. Python 3.8, standard library only.
+Without Salus, both calls do nothing. The package needs Python 3.8 and only the standard library. What belongs here is
+independent of the framework; frameworks/ has a folder for each framework.
 """
 
 from salus_job.api import declare, iteration

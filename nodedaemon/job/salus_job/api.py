@@ -1,4 +1,4 @@
-"""The explicit way for a job to say where its iterations are and what it needs; both may be used without Salus."""
+"""What a job can call: mark its iterations and declare its memory. Both calls work without Salus."""
 
 import contextlib
 from typing import Dict, Iterator, Union
@@ -10,7 +10,7 @@ UNITS: Dict[str, int] = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @contextlib.contextmanager
 def iteration() -> Iterator[None]:
-    """One iteration. From the first use on, only these are boundaries: nothing is inferred any more."""
+    """Mark one iteration. From the first use on, Salus infers no boundaries."""
     watch = process.current_watch()
     if watch is None:
         yield
@@ -23,10 +23,10 @@ def iteration() -> Iterator[None]:
 
 
 def declare(persistent: Union[int, str], ephemeral: Union[int, str] = 0) -> bool:
-    """Say, before the first iteration, how many bytes the job keeps and how many an iteration borrows.
+    """Declare, before the first iteration, how many bytes the job keeps and how many an iteration needs besides.
 
-    Sizes are bytes or text such as "512M". What was measured in earlier runs is never lowered. True if the declaration
-    will be used; false without Salus or when the job is attached already.
+    Sizes are bytes or text such as "512M". A declaration never lowers what earlier runs have measured. Returns False
+    without Salus, or if the job is attached already.
     """
     persistent_bytes, ephemeral_bytes = to_bytes(persistent), to_bytes(ephemeral)
     watch = process.current_watch()

@@ -1,27 +1,37 @@
-"""Where one iteration of a training or inference loop ends and the next begins, told from what the framework does.
+"""Finds where one iteration of a training or inference loop ends and the next begins, from the framework's events.
 
-Pure: events come in, each answer says whether a boundary lies just before the event (for `step_left`: just after it).
-No torch, no clock. Roots and optimizers are small numbers in their order of first appearance, so what was learned in
-one run holds in the next. The rule and the loops it was tried on: docs/boundaries.md.
+Theory of operation. Events come in, and each answer says whether a boundary lies just before the event (`step_left`:
+just after it). The rule uses no framework, no clock and no randomness: from an equal `state()`, the same events get the
+same answers. libsalus relies on this when it follows a loop (libsalus/follower.c). Roots and optimizers are small
+numbers in their order of appearance, so what was learned in one run holds in the next.
 
-The rule. An iteration is *open* from a forward with gradients (or a backward) until the optimizer's step is left. A
-boundary is an entry (loader, root forward or step) while work was done, nothing is open and nothing encloses the entry:
-- the loader, once entered twice, is the only anchor while it goes on being entered;
-- otherwise a root forward after a step, if it is the forward that opens an iteration (or only such came before it as
-  always trail one), or one that training iterations do not contain; without a step in between, a forward that comes
-  round more often than in a training iteration;
-- otherwise a step (optimizers that run the forward themselves); where neither loader nor module is ever seen, the end
-  of a step.
-With several optimizers a boundary lies only where the learned cycle of their steps closes.
+An iteration is *open* from a forward with gradients, or a backward, until the optimizer leaves its step. A boundary
+lies at an entry (loader, root forward or step) if work was done since the last boundary, no iteration is open, and
+nothing encloses the entry. This alone would place boundaries in the middle of many iterations, so an entry must also be
+an *anchor*:
+
+- The loader, after its second entry, is the only anchor for as long as it is entered.
+- Otherwise a root forward after a step. It must be the forward that opens iterations, and all forwards between the step
+  and it must be known to trail the iteration before; or it must be one that training iterations do not contain. Without
+  a step in between, it is a forward that is called more often than in a training iteration.
+- Otherwise the entry of a step (optimizers that run the forward themselves). If neither a loader nor a module is ever
+  seen, the boundary lies at the end of a step.
+
+With several optimizers, a boundary lies only where the learned cycle of their steps closes (step_cycle.py).
+
+The state has three parts with different lifetimes: what was learned about the job (`learned()` stores it for the next
+run), what happened since the last boundary (`_fired` clears it), and what happened since the last step (`_close` clears
+it after it has learned from it). In doubt the rule answers no: a missing boundary costs a turn, a wrong one would split
+an iteration. docs/boundaries.md lists the loops on which the rule was tested.
 """
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from salus_job.step_cycle import StepCycle
 
-# A forward in evaluation mode that is followed by so many of its kind and no backward is inference.
+# A forward in evaluation mode that is repeated this often without a backward is inference.
 EVALUATION_FORWARDS = 2
-# The same with gradients enabled in training mode, where a loop over a recurrent cell looks just like it.
+# The same in training mode with gradients, where a loop over a recurrent cell looks like inference.
 TRAINING_FORWARDS = 64
 # Inference without an optimizer: the first forwards may be a warm-up.
 WARM_UP_FORWARDS = 2
@@ -29,24 +39,24 @@ BACKWARDS_BEFORE_CLOSING = 4
 BARE_STEPS = 3
 # More forwards without gradients before a step than this are a rollout or an evaluation, not part of the iteration.
 PREAMBLE_FORWARDS_MAX = 8
-# A loader silent over so many iterations that a forward could have opened is no longer the anchor.
+# A loader that was not entered in this many iterations is no longer the anchor.
 LOADER_PATIENCE = 32
 LOADER_REFUSALS = 4
-# Iterations without the forward that opened the first one, until another is taken for it.
+# After this many iterations without the opening forward, another forward becomes the opening one.
 OPENINGS_MISSED = 3
-# Forwards between a step and the opening forward trail the iteration before if they always do; if only now and then,
-# they may as well lead the one that begins, and nobody can tell: no boundary then.
+# Forwards between a step and the opening forward trail the iteration before if they always come. If they come only now
+# and then, they may as well lead the next iteration, and there is no boundary.
 TRAILS_BEFORE_BELIEF = 8
 TRAILS_BEFORE_BELIEF_WITH_LOADER = 2
 RULE_VERSION = 1
-# The field of the wire protocol, less its closing zero.
+# The size of the field on the wire, without its closing zero.
 RULE_BYTES = 127
 
 Forward = Tuple[int, bool]
 
 
 class BoundaryRule:
-    """Answers each event with whether a boundary lies there. `learned` is what `learned()` gave in an earlier run."""
+    """`learned` is the result of `learned()` in an earlier run."""
 
     def __init__(self, learned: str = "") -> None:
         stored = _Stored(learned)
@@ -84,7 +94,7 @@ class BoundaryRule:
 
     @property
     def is_closed(self) -> bool:
-        """Nothing of an iteration is under way: the caller may count the session as idle until the next entry."""
+        """No iteration is in progress."""
         return not (self._is_open or self._enclosing or self._steps) and self._cycle.is_closed
 
     def optimizer_made(self, optimizer: int) -> None:
@@ -96,7 +106,7 @@ class BoundaryRule:
         self._cycle.drop(optimizer)
 
     def iteration_entered(self) -> bool:
-        """The job says itself where its iterations begin; nothing else is a boundary from now on."""
+        """The job marks its iterations itself; nothing else is a boundary from now on."""
         self._is_explicit = True
         fires = self._worked
         self._fired()
@@ -127,7 +137,7 @@ class BoundaryRule:
             return False
         forward = (root, grad)
         fires = False
-        # Where there is an optimizer, forwards in training mode are answered some day.
+        # If there is an optimizer, a backward will follow a forward in training mode.
         may_drop = not (training and self._optimizer_seen)
         interval = self._interval
         if self._worked and not self._steps and not self._is_explicit:
@@ -154,7 +164,7 @@ class BoundaryRule:
         return fires
 
     def forward_left(self, root: int, grad: bool, opens: bool) -> None:
-        """`opens` is false where the output carries no gradient: nothing can be propagated back through it."""
+        """`opens`: the output carries a gradient, so that a backward may follow."""
         if opens or not grad or self._enclosing:
             return
         self._open_by.discard((root, grad))
@@ -181,11 +191,11 @@ class BoundaryRule:
         if optimizer not in self._cycle.alive:
             self.optimizer_made(optimizer)
         if self._steps and optimizer in self._steps:
-            # An optimizer never steps inside its own step: the earlier one ended by an exception.
+            # An optimizer never steps inside its own step: an exception ended the earlier one.
             del self._steps[self._steps.index(optimizer) :]
         fires = False
         if not self._enclosing and not self._steps and not self._is_explicit:
-            # A step right after a step, with its forward inside: nothing else announces the iteration.
+            # The forward runs inside the step, so the step is the only sign of a new iteration.
             fires = self._stepped and self._worked and not self._is_open and not self._interval
             fires = fires and self._cycle.is_closed and not self._loader_rules()
         if fires:
@@ -214,7 +224,7 @@ class BoundaryRule:
         return fires
 
     def learned(self) -> str:
-        """What holds for the next run of the same job, in at most RULE_BYTES; empty while too little was seen."""
+        """What the next run of the same job can use, in at most RULE_BYTES; empty while too little was seen."""
         if self._closings < 2 and not self._is_inference:
             return ""
         facts = [
@@ -227,19 +237,19 @@ class BoundaryRule:
         ]
         parts = [
             ",".join(str(fact) for fact in facts),
-            # A single optimizer is no cycle, and may be another one in the next run.
-            ".".join(map(str, self._cycle.known)) if len(set(self._cycle.known)) > 1 else "",
+            # A single optimizer forms no cycle, and may have another number in the next run.
+            ".".join(map(str, self._cycle.last_cycle)) if len(set(self._cycle.last_cycle)) > 1 else "",
             "" if self._opening is None else _write_forward(self._opening),
             ",".join(_write_forward(forward) for forward in sorted(self._trailing)),
             ",".join("%s*%d" % (_write_forward(forward), count) for forward, count in sorted(self._expected.items())),
         ]
-        # What does not fit is learned again: counts first, they only cost a boundary here and there.
+        # Drop the longest part until the text fits; the next run learns it again.
         while len(";".join(parts)) > RULE_BYTES:
             parts[max(range(1, len(parts)), key=lambda n: len(parts[n]))] = ""
         return ";".join(parts)
 
     def state(self) -> Tuple[Any, ...]:
-        """All that later answers depend on: from an equal state the same events get the same answers."""
+        """Everything that later answers depend on."""
         values = dict(vars(self), _closings=min(self._closings, 2), _cycle=vars(self._cycle))
         return tuple((name, _freeze(value)) for name, value in sorted(values.items()))
 
@@ -251,11 +261,11 @@ class BoundaryRule:
         self._count.clear()
 
     def _close(self) -> None:
-        """An iteration's last work is done: learn what it was made of."""
+        """The iteration's work is complete: learn which forwards it consists of."""
         is_missed = self._opening not in self._interval
         self._openings_missed = min(self._openings_missed + 1, OPENINGS_MISSED) if is_missed else 0
         if self._opening is None or (self._openings_missed >= OPENINGS_MISSED and self._first is not None):
-            # At first, or where the first forward of the job was not a typical one.
+            # The first iteration, or the first forward of the job was not typical.
             self._opening = self._first
             self._opening_has_led = False
         elif self._first == self._opening and self._closings:
@@ -264,7 +274,7 @@ class BoundaryRule:
             for forward, count in self._interval.items():
                 if (forward[1] or count <= PREAMBLE_FORWARDS_MAX) and self._closings:
                     self._expected[forward] = max(self._expected.get(forward, 0), count)
-            # The first one may hold a warm-up and is not learned from, so it is not the typical one either.
+            # The first iteration may contain a warm-up: it is neither learned from nor typical.
             self._typical = dict(self._interval) if self._closings else None
         self._closings += 1
         self._is_open = False
@@ -291,7 +301,7 @@ class BoundaryRule:
             return seen >= expected
         if forward == self._opening and not seen:
             return True
-        # What training calls so often in one iteration, evaluation does too (a recurrent cell, a siamese network).
+        # Evaluation calls a root as often as training does (a recurrent cell, a siamese network).
         return seen >= max(1, expected, self._expected.get((forward[0], True), 0))
 
     def _inference_fires(self, forward: Forward, seen: int) -> bool:
@@ -300,7 +310,7 @@ class BoundaryRule:
         return self._is_inference and seen >= 1
 
     def _is_unanswered(self, forward: Forward, training: bool) -> bool:
-        """So many forwards and no backward: their graphs are dropped, not kept for one."""
+        """Many forwards without a backward: the job does not keep their graphs."""
         if self._has_backward:
             return False
         if training:
@@ -309,9 +319,9 @@ class BoundaryRule:
         return self._unanswered.get(forward, 0) >= EVALUATION_FORWARDS + extra
 
     def _doubt_open(self, belief: int) -> None:
-        """An iteration seems to begin while another is open only by forwards that came after its step, such as metrics.
+        """An iteration seems to begin while only forwards after the last step, such as metrics, keep one open.
 
-        After `belief` times in a row these forwards trail the iteration and open nothing.
+        After `belief` times in a row, these forwards trail the iteration and open nothing.
         """
         if self._has_backward or not self._stepped or self._opening in self._open_by or not self._open_by:
             self._trailing_streak = 0
@@ -323,7 +333,7 @@ class BoundaryRule:
             self._is_open = False
 
     def _doubt_lead(self, forward: Forward) -> None:
-        """The opening forward comes after others that followed the step: do they trail, or lead?"""
+        """Other forwards came between the step and the opening forward: decide whether they trail or lead."""
         if self._opening_has_led or self._has_backward or self._trailing.issuperset(self._interval):
             return
         self._trailing_streak += 1
@@ -333,11 +343,11 @@ class BoundaryRule:
             self._is_open = bool(self._open_by)
 
     def _loader_rules(self) -> bool:
-        """Whether the loader is the anchor now, so that a forward or a step is none."""
+        """Whether the loader is the anchor now, so that forwards and steps are not."""
         if not self._loader_is_anchor or self._loader_count < 2:
             return False
         if self._loader_refusals >= LOADER_REFUSALS and self._suppressed >= LOADER_REFUSALS:
-            # Batches are fetched ahead in the middle of the iteration: the loader says nothing.
+            # Batches are fetched ahead in the middle of iterations: the loader shows no boundary.
             self._loader_is_anchor = False
             return False
         return self._suppressed < LOADER_PATIENCE
@@ -348,7 +358,7 @@ class BoundaryRule:
 
 def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
-        return tuple(sorted((key, _freeze(one)) for key, one in value.items()))
+        return tuple(sorted((key, _freeze(item)) for key, item in value.items()))
     if isinstance(value, set):
         return tuple(sorted(value))
     return tuple(value) if isinstance(value, list) else value
@@ -363,7 +373,7 @@ def _read_forward(text: str) -> Forward:
 
 
 class _Stored:
-    """What `learned()` wrote. A text that cannot be read counts as empty: the rule is learned again."""
+    """The parts of a `learned()` text. An unreadable text counts as empty: the rule is learned again."""
 
     def __init__(self, learned: str) -> None:
         self.loader_count = self.closings = self.bare_streak = self.backward_count = 0

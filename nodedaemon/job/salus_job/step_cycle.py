@@ -1,23 +1,24 @@
-"""The order in which several optimizers step: a boundary lies only where it closes.
+"""The cycle in which several optimizers step. Boundaries lie only where it closes.
 
-A generator's graph lives across the discriminator's step, so no step alone ends an iteration. Pure, as boundary.py.
+A generator's graph lives across the discriminator's step, so no single step ends an iteration. As boundary.py, this
+uses no framework, clock or randomness.
 """
 
 from typing import List, Optional, Set
 
 CYCLE_LENGTH_MAX = 32
-# An optimizer that was made but has not stepped in so many steps of the others is not waited for.
+# After this many steps, optimizers that have not stepped are ignored.
 STEPS_BEFORE_GIVING_UP = 32
 MISSES_BEFORE_RELEARNING = 4
 
 
 class StepCycle:
-    """The order in which several optimizers step, learned from the start of the job and followed afterwards."""
+    """Learns the cycle from the start of the job, and follows it afterwards."""
 
     def __init__(self, cycle: Optional[List[int]] = None) -> None:
         self.cycle = list(cycle or [])
-        # The last one, also after the job has let its optimizers go.
-        self.known = self.cycle
+        # The last cycle, also after its optimizers are gone.
+        self.last_cycle = self.cycle
         self.alive: Set[int] = set()
         self._history: List[int] = []
         self._missed: List[int] = []
@@ -35,7 +36,7 @@ class StepCycle:
             self._learn()
 
     def drop(self, optimizer: int) -> None:
-        """An optimizer is gone. Where none of the cycle is left, the job has made others (a search over models)."""
+        """An optimizer is gone. If none of the cycle is left, the job uses others (a search over models)."""
         self.alive.discard(optimizer)
         if self.cycle and not self.alive.intersection(self.cycle):
             self.cycle, self._history, self._missed, self._matched = [], [], [], 0
@@ -49,7 +50,7 @@ class StepCycle:
             block = self._history[-length:]
             is_repeated = len(self._history) % length == 0 and block == self._history[-2 * length : -length]
             if is_repeated and needed <= set(block):
-                self.cycle = self.known = block
+                self.cycle = self.last_cycle = block
                 self._matched, self._is_exact = 0, True
                 self._missed = []
                 return
@@ -64,12 +65,12 @@ class StepCycle:
             if self._is_exact:
                 self._missed.clear()
             return
-        # A skipped step (AMP does that): go on from the longest tail of what was seen that begins the cycle.
+        # A skipped step (AMP): continue from the longest tail of the steps that is a prefix of the cycle.
         seen = [*self.cycle[: self._matched], optimizer]
         self._is_exact = False
         self._matched = next(n for n in range(len(seen) - 1, -1, -1) if n == 0 or seen[-n:] == self.cycle[:n])
         if len(self._missed) >= 2 * len(self.cycle) + MISSES_BEFORE_RELEARNING:
-            # Another phase of the job, with other optimizers: it began where the cycle was last closed.
+            # Another phase of the job, with other optimizers. It began where the cycle was last closed.
             self.alive = set(self._missed)
             self.cycle, self._history, self._missed, self._matched = [], self._missed, [], 0
             self._learn()

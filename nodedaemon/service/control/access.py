@@ -6,17 +6,9 @@ import os
 from dataclasses import dataclass
 
 from nodedaemon.config import Settings
-from nodedaemon.core.errors import RequestError
 from nodedaemon.drivers.process import PeerCredentials
+from nodedaemon.wire.envelope import NotPermittedError
 from nodedaemon.wire.users import user_name
-
-
-class NotPermittedError(RequestError):
-    """The caller may not do this."""
-
-
-class NotFoundError(RequestError):
-    """The caller named something that does not exist here, or that the caller may not see."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,10 @@ import asyncio
 import socket
 from typing import Any
 
-import msgspec
-
 from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.service.control.requests import Requests
 from nodedaemon.service.sessions.connections import Connection
-from nodedaemon.wire.control import REQUEST_BYTES_MAX, Failure
+from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, write_answer
 
 #: A command that sends nothing for so long loses its connection.
 IDLE_TIMEOUT_S = 300.0
@@ -60,7 +58,7 @@ class ControlSocket:
                     line = await reader.readline()
                 if not line:
                     return
-                writer.write(await self._answer(credentials, line, is_hook=False) + b"\n")
+                writer.write(await self._answer(credentials, line, is_hook=False))
                 await writer.drain()
         except (TimeoutError, ValueError, OSError, asyncio.IncompleteReadError):
             # The request was too long, too slow, or the caller is gone: only this connection ends.
@@ -75,4 +73,4 @@ class ControlSocket:
         except Exception as error:
             # A bug in one verb is logged and answered; the daemon continues.
             self._log.exception("request failed")
-            return msgspec.json.encode(Failure(why=f"request failed: {type(error).__name__}: see the log of salusd"))
+            return write_answer(Failure(why=f"request failed: {type(error).__name__}: see the log of salusd"))

@@ -15,7 +15,7 @@ import msgspec
 from nodedaemon.core.errors import PeerError, RequestError, SalusError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.process import PeerCredentials
-from nodedaemon.service.control.access import Caller, NotFoundError, NotPermittedError
+from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.status import StatusView
@@ -25,7 +25,8 @@ from nodedaemon.service.jobs.local_jobs import LocalJobs
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
 from nodedaemon.service.sessions.recovery import Recovery
-from nodedaemon.wire.control import Failure, JobEnd, JobStart, RunStart, TaskRequest
+from nodedaemon.wire.control import JobEnd, JobStart, RunStart, TaskRequest
+from nodedaemon.wire.envelope import Failure, NotFoundError, NotPermittedError, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
 
 #: A user may send the requests of so many seconds at once.
@@ -142,23 +143,17 @@ class Requests:
     async def answer(self, credentials: PeerCredentials, request: bytes, *, is_hook: bool) -> bytes:
         try:
             answer = await self._answer(credentials, request, is_hook=is_hook)
-        except NotPermittedError as error:
-            answer = Failure(why=str(error), kind="not_permitted")
-        except NotFoundError as error:
-            answer = Failure(why=str(error), kind="not_found")
-        except (RequestError, msgspec.DecodeError) as error:
-            answer = Failure(why=str(error), kind="usage")
         except SalusError as error:
-            answer = Failure(why=str(error))
-        return msgspec.json.encode(answer)
+            answer = Failure.of(error)
+        return write_answer(answer)
 
     async def _answer(self, credentials: PeerCredentials, request: bytes, *, is_hook: bool) -> Any:
         settings = self._configuration.settings
         caller = Caller.identify(credentials, settings)
         if not caller.is_owner and not self._rate.allows(credentials.uid, settings.daemon.user_requests_per_s):
             raise PeerError(f"request refused: uid {credentials.uid}: too many requests per second")
-        fields = msgspec.json.decode(request, type=dict[str, Any])
-        verb = str(fields.pop("verb", ""))
+        message = read_request(request)
+        verb, fields = message.verb, message.fields
         # A request that only looks is answered at once. Any other waits until the old sessions are back.
         if verb not in ("ping", "status"):
             await self._recovery.wait_gathered()

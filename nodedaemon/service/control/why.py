@@ -10,9 +10,10 @@ from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.sessions import SessionState
 from nodedaemon.core.snapshots import DeviceSnapshot, SessionSnapshot
 from nodedaemon.core.types import DeviceId, JobId
-from nodedaemon.service.control.access import Caller, NotFoundError
+from nodedaemon.service.control.access import Caller
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.wire.control import Reason, SessionWhy, WhatIf, WhyAnswer
+from nodedaemon.wire.envelope import NotFoundError
 
 OTHERS_TRIED_MAX = 16
 

@@ -19,13 +19,13 @@ from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.wire import framing
+from nodedaemon.wire.envelope import PACKET_BYTES_MAX
 from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Message
 from nodedaemon.wire.rate import UserRate
 
 QUEUE_FRAMES_MAX = 64
 #: Frames taken from one connection before the others have their turn.
 BURST_COUNT = 16
-REQUEST_BYTES_MAX = 16 * 1024
 
 
 @dataclass(slots=True)
@@ -222,7 +222,7 @@ class Connections:
                 return
             try:
                 packet, descriptors, flags, _ = socket.recv_fds(
-                    connection.socket, REQUEST_BYTES_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC
+                    connection.socket, PACKET_BYTES_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 return

@@ -1,4 +1,4 @@
-"""The ledger's writes: merged in any order, safe with many writers, harmless names, late records left out."""
+"""The ledger's writes: any order, many writers, hostile names, and late records."""
 
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +54,7 @@ def usage(job: JobKey, node: str, start_s: int, busy_s: int = 1) -> UsageRecord:
     )  # fmt: skip
 
 
-def test_slurm_has_the_last_word_on_times_whoever_speaks_last(database: Database) -> None:
+def test_slurms_times_win_in_any_order(database: Database) -> None:
     node = JobRecord(key=key(1), user="ada", start_utc_ns=T0, end_utc_ns=T0 + 12 * S, signature="sig")
     slurm = JobRecord(
         key=key(1), source=Source.SLURM, user="ada", account="x", start_utc_ns=T0 - S, end_utc_ns=T0 + 10 * S
@@ -68,7 +68,7 @@ def test_slurm_has_the_last_word_on_times_whoever_speaks_last(database: Database
     assert (row["elapsed_ns"], row["signature"], row["account"]) == (11 * S, "sig", "x")
 
 
-def test_several_nodes_of_a_job_give_its_first_start_and_longest_run(database: Database) -> None:
+def test_the_earliest_start_and_longest_run_of_several_nodes_count(database: Database) -> None:
     parts = [
         JobRecord(
             key=key(2), start_utc_ns=T0 + delay * S, start_mono_ns=delay * S, end_utc_ns=T0 + 100 * S,
@@ -82,7 +82,7 @@ def test_several_nodes_of_a_job_give_its_first_start_and_longest_run(database: D
     assert (row["start_utc_ns"], row["elapsed_ns"], row["device_count"]) == (T0 + S, 99 * S, 2)
 
 
-def test_a_sluid_that_comes_later_joins_its_job_and_tells_a_reused_id_apart(database: Database) -> None:
+def test_a_later_sluid_matches_its_job_and_distinguishes_a_reused_id(database: Database) -> None:
     first, second = (JobKey(cluster="alpha", job_id=9, sluid=sluid) for sluid in ("sAAAA1", "sBBBB2"))
     writer = LedgerWriter(database)
     writer.write([JobRecord(key=key(9), user="ada")])
@@ -116,7 +116,7 @@ def test_names_are_values_and_nothing_else(database: Database) -> None:
         assert [row.user for row in mine] == [name]
 
 
-def test_text_that_no_database_holds_is_made_harmless(database: Database) -> None:
+def test_text_that_no_database_can_store_is_cleaned(database: Database) -> None:
     LedgerWriter(database).write([JobRecord(key=key(4), name="a\x00b" + "x" * 2000, user="ada")])
     assert str(one(database, key(4))["name"]).startswith("a\ufffdbxxx")
 
@@ -163,7 +163,7 @@ def test_a_batch_is_written_whole_or_not_at_all(database: Database) -> None:
     assert dump(database) == before
 
 
-def test_a_roll_up_keeps_every_sum_of_whole_days_and_replays_stay_out(database: Database) -> None:
+def test_a_roll_up_keeps_the_sums_of_whole_days_and_ignores_replays(database: Database) -> None:
     LedgerWriter(database).write(records())
     before = make_report(database, ROOT, "job", WHOLE, now_utc_ns=END)
     done = retention.roll_up(database, END + 86_400 * S)
@@ -177,7 +177,7 @@ def test_a_roll_up_keeps_every_sum_of_whole_days_and_replays_stay_out(database: 
         assert getattr(after.total, name) == getattr(before.total, name)
 
 
-def test_a_purge_takes_what_it_says_and_a_replay_does_not_bring_it_back(database: Database) -> None:
+def test_a_purge_deletes_what_it_announces_and_a_replay_does_not_restore_it(database: Database) -> None:
     LedgerWriter(database).write(records())
     edge = T0 + 2000 * S
     would = retention.purge(database, edge, is_dry=True)

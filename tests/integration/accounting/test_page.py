@@ -1,4 +1,4 @@
-"""The HTML report in a real Chromium: it loads without network, draws every chart and says nothing on the console."""
+"""The HTML report in a real Chromium: it loads without network, draws every chart and logs nothing."""
 
 import struct
 from collections.abc import Iterator
@@ -67,7 +67,7 @@ def opened(page: Path) -> Iterator[Browser]:
         yield shown
 
 
-def test_it_loads_whole_and_says_nothing(opened: Browser, page: Path) -> None:
+def test_the_page_loads_completely_without_console_messages(opened: Browser, page: Path) -> None:
     assert opened.run("return document.readyState") == "complete"
     assert opened.console() == []
     # Its own first tab is Chromium's affair.
@@ -82,7 +82,7 @@ def test_every_chart_has_marks_and_a_table(opened: Browser, chart: str, mark: st
     assert opened.run(f"return document.querySelectorAll('#section-{chart} tbody tr').length") > 0
 
 
-def test_names_of_users_are_text(opened: Browser) -> None:
+def test_user_names_are_shown_as_text(opened: Browser) -> None:
     assert opened.run("return document.title").startswith("Salus report")
     assert opened.run("return document.images.length") == 0
     assert HOSTILE[:60] in opened.run("return document.getElementById('section-accounts').textContent")
@@ -95,7 +95,7 @@ def test_the_tiles_have_the_reports_figures(opened: Browser) -> None:
 
 
 @pytest.mark.parametrize(("scheme", "ground"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 26)")])
-def test_the_picture_is_not_blank_and_follows_the_scheme(opened: Browser, scheme: str, ground: str) -> None:
+def test_the_page_is_not_blank_and_follows_the_colour_scheme(opened: Browser, scheme: str, ground: str) -> None:
     opened.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
     assert opened.run("return getComputedStyle(document.body).backgroundColor") == ground
     ink = "rgb(26, 26, 26)" if scheme == "light" else "rgb(236, 236, 236)"
@@ -111,7 +111,7 @@ def test_the_picture_is_not_blank_and_follows_the_scheme(opened: Browser, scheme
     assert opened.console() == []
 
 
-def test_it_prints_with_every_table_open(opened: Browser) -> None:
+def test_the_page_prints_with_every_table_open(opened: Browser) -> None:
     opened.run("window.dispatchEvent(new Event('beforeprint'))")
     assert opened.run("return [...document.querySelectorAll('details')].every(details => details.open)")
     assert len(opened.command("Page.printToPDF")["data"]) > 50_000
@@ -126,7 +126,7 @@ def test_the_page_names_no_other_host_and_embeds_plotly_once(models: tuple[Repor
     assert text.count("plotly.js v") == 1
 
 
-def test_points_are_capped(models: tuple[Report, ReportCharts]) -> None:
+def test_the_number_of_points_is_limited(models: tuple[Report, ReportCharts]) -> None:
     report, figures = models
     assert len(figures.bins) <= BINS_MAX
     many = msgspec.structs.replace(figures, waits=figures.waits * 500)

@@ -1,4 +1,4 @@
-"""Profiles: running maxima, versions with a cause, and who may change what."""
+"""Profiles: maxima, versions with a cause, and permissions."""
 
 import pytest
 
@@ -65,7 +65,7 @@ def test_the_solo_time_is_the_median_of_the_last_runs(database: Database) -> Non
     assert learned(database, measured(40, 40, 1, 1, solo_iteration_ns=None)).solo_iteration_ns == 180
 
 
-def test_what_a_user_sets_is_never_below_what_was_measured(database: Database) -> None:
+def test_a_user_cannot_set_less_than_was_measured(database: Database) -> None:
     learned(database, measured(1, 1, 100, 50))
     with pytest.raises(RequestError, match=r"persistent .* is below the measured .*forget the profile first"):
         set_profile(database, ADA, KEY, persistent_bytes=99 * MIB, ephemeral_bytes=50 * MIB, now_utc_ns=T0 + 9 * S)
@@ -76,7 +76,7 @@ def test_what_a_user_sets_is_never_below_what_was_measured(database: Database) -
     assert [change.changed_by for change in list_changes(database, ADA)] == ["salus", "ada", "salus"]
 
 
-def test_a_user_manages_the_own_profiles_and_an_operator_all(database: Database) -> None:
+def test_a_user_manages_their_own_profiles_and_an_operator_all(database: Database) -> None:
     learned(database, measured(1, 1, 100, 50))
     assert list_profiles(database, BEN) == []
     assert list_changes(database, BEN) == []
@@ -88,7 +88,7 @@ def test_a_user_manages_the_own_profiles_and_an_operator_all(database: Database)
     set_profile(database, ROOT, KEY, persistent_bytes=300 * MIB, ephemeral_bytes=50 * MIB, now_utc_ns=T0 + 9 * S)
 
 
-def test_two_users_with_one_signature_do_not_meet(database: Database) -> None:
+def test_two_users_with_one_signature_have_separate_profiles(database: Database) -> None:
     learned(database, measured(1, 1, 100, 50))
     other = ProfileKey(cluster="alpha", user="ben", signature="cnn", device_model=MODEL)
     assert find_profile(database, other) is None
@@ -107,7 +107,7 @@ def test_a_forgotten_profile_is_unknown_until_a_later_run(database: Database) ->
     assert (sizes(found), found.run_count, found.version) == ((30, 10), 1, 3)
 
 
-def test_a_stale_mark_goes_with_the_first_run_that_agrees_again(database: Database) -> None:
+def test_the_first_run_that_matches_again_clears_the_stale_mark(database: Database) -> None:
     learned(database, measured(1, 1, 100, 50))
     stale = learned(database, measured(2, 2, 100, 50, model_hash="m2", stale_reason="model changed"))
     assert (stale.stale_reason, stale.model_hash) == ("model changed", "m2")
@@ -117,7 +117,7 @@ def test_a_stale_mark_goes_with_the_first_run_that_agrees_again(database: Databa
     assert [change.cause for change in list_changes(database, ADA)] == ["confirmed", "stale", "measured"]
 
 
-def test_admission_can_ask_for_what_changed_since(database: Database) -> None:
+def test_admission_can_list_what_changed_since(database: Database) -> None:
     learned(database, measured(1, 100, 100, 50))
     since = list_profiles(database, ROOT, changed_from_utc_ns=T0 + 101 * S)
     assert since == []

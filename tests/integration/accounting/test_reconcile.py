@@ -62,12 +62,12 @@ def test_times_in_the_local_format_and_long_durations_are_read() -> None:
 
 
 @pytest.mark.parametrize(("text", "why"), [("JobID|State\n1|X\n", "lacks AllocTRES"), (table("1|2|3"), "3 columns")])
-def test_a_table_that_is_none_is_refused(text: str, why: str) -> None:
+def test_invalid_sacct_output_is_refused(text: str, why: str) -> None:
     with pytest.raises(RequestError, match=why):
         read_sacct(text, cluster="alpha")
 
 
-def test_missing_runs_are_filled_and_held_agrees_to_the_second(database: Database) -> None:
+def test_missing_runs_are_added_and_held_time_agrees_to_the_second(database: Database) -> None:
     LedgerWriter(database).write(records())
     text = table(
         line("101", 0, 3600, 3600),
@@ -89,7 +89,7 @@ def test_missing_runs_are_filled_and_held_agrees_to_the_second(database: Databas
     assert held[key(555)] == 200
 
 
-def test_a_difference_is_told_and_slurms_word_taken(database: Database) -> None:
+def test_a_difference_is_reported_and_slurms_value_adopted(database: Database) -> None:
     LedgerWriter(database).write([JobRecord(key=key(1), user="eve", start_utc_ns=T0, end_utc_ns=T0 + 75 * S)])
     rows = read_sacct(table(line("1", 1, 61, 60, account="")), cluster="alpha")
     found = reconcile(database, rows, window=WINDOW)
@@ -107,7 +107,7 @@ def test_a_second_or_two_of_prolog_is_no_difference(database: Database) -> None:
     assert reconcile(database, rows, window=WINDOW, is_dry=True).disagreements == []
 
 
-def test_ours_that_sacct_does_not_have_are_named(database: Database) -> None:
+def test_runs_that_sacct_does_not_have_are_listed(database: Database) -> None:
     LedgerWriter(database).write(records())
     found = reconcile(database, read_sacct(table(line("101", 0, 3600, 3600)), cluster="alpha"), window=WINDOW)
     assert found.unknown == [

@@ -1,4 +1,4 @@
-"""Every number of the hand-computed hour (tests/support/scenario.py), on each database, right to the second."""
+"""Every number of the hand-computed hour (tests/support/scenario.py) on each database, exact to the second."""
 
 import itertools
 
@@ -102,21 +102,21 @@ def test_memory_saved_is_what_the_shared_lane_did_not_hold(filled: Database) -> 
     assert rows["vision", "ben"].measures.memory_saved_mib_ms == 120_000 * 1000
 
 
-def test_fairness_is_of_achieved_over_entitled(filled: Database) -> None:
+def test_fairness_compares_achieved_with_entitled(filled: Database) -> None:
     rows = rows_by(report(filled), "account", "user")
     shares = (1500 / 1800, 900 / 600)
     assert rows["vision", ""].measures.jain == pytest.approx(sum(shares) ** 2 / (2 * sum(x * x for x in shares)))
     assert rows["nlp", ""].measures.jain == pytest.approx(1.0)
 
 
-def test_device_time_is_given_away_once(filled: Database) -> None:
+def test_device_time_is_counted_once(filled: Database) -> None:
     rows = rows_by(report(filled, "device"), "device")
     assert seconds(rows[("d0",)], "occupied_ns", "busy_ns") == (3600, 2400)
     assert seconds(rows[("d1",)], "occupied_ns", "busy_ns") == (2800, 2500)
     assert [rows[(device,)].measures.job_count for device in ("d0", "d1")] == [2, 3]
 
 
-def test_the_charts_bins_sum_to_the_table_and_hold_no_more_than_the_devices(filled: Database) -> None:
+def test_the_bins_add_up_to_the_table_and_never_exceed_the_devices(filled: Database) -> None:
     total = report(filled).total
     for window in (DAY, Selection(start_utc_ns=T0, end_utc_ns=T0 + 3300 * S)):
         figures = make_charts(filled, ROOT, window, now_utc_ns=END)
@@ -161,7 +161,7 @@ def test_the_summary_says_what_was_avoided_and_how_long_jobs_waited(filled: Data
     assert summary.event_counts == {"overrun": 1, "xid": 1, "clock_stepped": 1}
 
 
-def test_a_window_takes_the_part_inside_it(filled: Database) -> None:
+def test_a_window_counts_only_the_part_inside(filled: Database) -> None:
     # 600..1200: both of d0's jobs run; the intervals 0-1800 and 600-1800 are cut in proportion.
     window = Selection(start_utc_ns=T0 + 600 * S, end_utc_ns=T0 + 1200 * S)
     rows = rows_by(report(filled, "job", window), "job")
@@ -170,13 +170,13 @@ def test_a_window_takes_the_part_inside_it(filled: Database) -> None:
     assert seconds(rows[("201",)], "held_ns") == (400,)
 
 
-def test_suspended_time_is_taken_from_the_window_in_which_it_fell(filled: Database) -> None:
+def test_suspended_time_is_subtracted_from_the_window_in_which_it_was(filled: Database) -> None:
     window = Selection(start_utc_ns=T0 + 2200 * S, end_utc_ns=T0 + 2500 * S)
     row = rows_by(report(filled, "job", window), "job")[("201",)]
     assert seconds(row, "held_ns", "suspended_ns") == (200, 100)
 
 
-def test_windows_that_follow_each_other_sum_to_the_whole(filled: Database) -> None:
+def test_consecutive_windows_add_up_to_the_whole(filled: Database) -> None:
     cuts = [T0 - 86_400 * S, *(T0 + second * S for second in range(0, 3600, 450)), END]
     parts = [
         report(filled, selection=Selection(start_utc_ns=start, end_utc_ns=end)).total
@@ -213,17 +213,17 @@ def test_records_one_by_one_and_in_any_order_give_the_same_report(database: Data
     assert seconds(ReportRow(measures=backwards.total), "held_ns", "occupied_ns") == (7900, 6400)
 
 
-def test_sessions_stand_below_their_jobs(filled: Database) -> None:
+def test_sessions_are_listed_below_their_jobs(filled: Database) -> None:
     made = make_report(filled, ROOT, "job", DAY, now_utc_ns=END, with_sessions=True)
     assert [row.job for row in made.rows if row.job.startswith("101")] == ["101", "101.s1"]
 
 
-def test_one_job_can_be_asked_for(filled: Database) -> None:
+def test_a_report_can_be_limited_to_one_job(filled: Database) -> None:
     selection = Selection(start_utc_ns=DAY.start_utc_ns, end_utc_ns=END, jobs=(JobSelector(job_id=102),))
     assert [row.job for row in report(filled, "job", selection).rows] == ["102"]
 
 
-def test_memory_of_a_profile_is_the_largest_seen(filled: Database) -> None:
+def test_a_profile_has_the_largest_measured_memory(filled: Database) -> None:
     from accounting.profiles import ProfileKey, find_profile
 
     found = find_profile(filled, ProfileKey(cluster="alpha", user="ada", signature="cnn", device_model="Tester 1G"))

@@ -1,4 +1,4 @@
-"""The schema goes up, down and up again, equals the models, and refuses what it does not know."""
+"""The schema migrates up, down and up again, matches the tables, and is refused if unknown."""
 
 import pytest
 from sqlalchemy import text
@@ -17,7 +17,7 @@ def database(empty_database: Database) -> Database:
     return empty_database
 
 
-def test_models_and_head_do_not_differ(database: Database) -> None:
+def test_the_tables_and_the_newest_migration_match(database: Database) -> None:
     state = schema.check(database)
     assert state.differences == ()
     assert state.current == state.head == schema.head()
@@ -42,7 +42,7 @@ def test_a_second_upgrade_keeps_every_row(database: Database) -> None:
     assert dump(database) == seeded
 
 
-def test_a_newer_schema_is_refused_with_a_clear_line(database: Database) -> None:
+def test_a_newer_schema_is_refused_with_a_clear_message(database: Database) -> None:
     def pretend(connection: object) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""The CUDA side of the adaptor against torch itself: the names and arguments it uses, and the whole of it on a GPU."""
+"""The adaptor's CUDA part against torch itself: the names and arguments that it uses, and all of it on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-# What accelerator.py calls, with the arguments it gives.
+# The calls of accelerator.py with their arguments.
 CALLS: dict[str, tuple[object, ...]] = {
     "is_available": (),
     "is_initialized": (),
@@ -30,7 +30,7 @@ def test_torch_has_the_call(name: str) -> None:
     inspect.signature(getattr(torch.cuda, name)).bind(*CALLS[name])
 
 
-def test_what_the_wrappers_stand_on_is_there() -> None:
+def test_torch_has_everything_that_is_wrapped() -> None:
     from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
@@ -57,7 +57,7 @@ def test_without_a_gpu_there_is_no_accelerator() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here (CPU build or no driver)")
-def test_boundaries_on_a_gpu_measure_what_the_model_keeps_and_borrows() -> None:
+def test_boundaries_on_a_gpu_measure_persistent_and_ephemeral_bytes() -> None:
     from salus_job.frameworks.torch.accelerator import TorchAccelerator
 
     model = torch.nn.Linear(1024, 1024).cuda()

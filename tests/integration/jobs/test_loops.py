@@ -1,4 +1,4 @@
-"""Boundaries on real loops: none in the middle of an iteration, and enough of them. The table is docs/boundaries.md."""
+"""Real loops have no boundary inside an iteration, and enough boundaries between them (docs/boundaries.md)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_known_loops_lose_boundaries_only_while_learning() -> None:
     assert {loop: count for loop, count in lost.items() if count > LEARNING_ITERATIONS} == {}
 
 
-def test_the_table_in_the_documentation_is_of_this_run() -> None:
+def test_the_table_in_the_documentation_is_up_to_date() -> None:
     wanted = table_of({name: results_of(name) for name in SETS})
     assert wanted in (ROOT / DOCUMENT).read_text(), "docs/boundaries.md is stale; run make boundaries"

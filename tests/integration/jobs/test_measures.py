@@ -1,4 +1,4 @@
-"""What is measured: live bytes against arithmetic and torch's profiler, and a second run inside what the first used."""
+"""Measured bytes equal arithmetic and torch's profiler, and a second run fits into what the first one used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_second_run_stays_below_the_recorded_ephemeral_bytes(
     assert second.iteration_count >= first.iteration_count
 
 
-def test_another_batch_is_another_job_of_the_same_model(
+def test_another_batch_size_changes_the_input_hash_and_not_the_model_hash(
     start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
 ) -> None:
     one, other = (

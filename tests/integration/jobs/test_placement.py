@@ -1,6 +1,6 @@
-"""How the framework's blocks come to be ours: by its patched slots, by the preload where that fails, or not at all.
+"""libsalus gets the framework's blocks through patched slots, through the preload if that fails, or not at all.
 
-The test build of libsalus refuses to patch when told to; everything else is the real path.
+A test build of libsalus can refuse to patch; everything else is the real path.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def test_preloaded_blocks_are_placed_and_counted_as_patched_ones_are(
     assert daemon.grants
 
 
-def test_without_either_the_job_runs_in_plain_memory_and_says_so_once(
+def test_without_patch_and_preload_the_job_runs_in_plain_memory_and_reports_it_once(
     run: Callable[..., tuple[float, dict[str, int], LaneDaemon, str]],
 ) -> None:
-    """To the daemon, and on its own output only because it asks for it."""
+    """It reports to the daemon, and prints only because SALUS_VERBOSE is set."""
     _, figures, daemon, errors = run(**UNPATCHED, SALUS_VERBOSE="1")
     assert figures["lane_count"] == 0
     assert [fault.text.split(":")[0] for fault in daemon.sessions[1].faults] == ["hook"]

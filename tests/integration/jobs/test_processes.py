@@ -1,4 +1,4 @@
-"""Who registers: trainers, however they were started. Launchers and loader workers never do; what fails is told."""
+"""Trainers register, however they were started; launchers and loader workers do not. Faults are reported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_only_trainers_register(
     assert sorted(session.pid for session in daemon.sessions.values()) == sorted(trainers)
 
 
-def test_a_fault_of_ours_leaves_the_job_alone_and_is_told(
+def test_a_fault_of_salus_is_reported_and_does_not_disturb_the_job(
     start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
 ) -> None:
     daemon = start_daemon(**LANE)
@@ -40,7 +40,7 @@ def test_a_fault_of_ours_leaves_the_job_alone_and_is_told(
     assert "ZeroDivisionError" in session.faults[0].text
 
 
-def test_a_refused_or_unreachable_job_runs_alone(
+def test_a_job_runs_without_salus_if_it_is_refused_or_finds_no_daemon(
     start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
 ) -> None:
     daemon = start_daemon(**LANE, refusal="not today")
@@ -55,13 +55,15 @@ def test_a_refused_or_unreachable_job_runs_alone(
     assert asked.errors == "salus: hello: not today; the job continues without Salus\n"
 
 
-def test_disabled_means_absent(start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]) -> None:
+def test_a_job_that_disables_salus_does_not_register(
+    start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
+) -> None:
     daemon = start_daemon(**LANE)
     assert start_job(*example("inference", iterations=4, width=16), daemon=daemon, SALUS_DISABLE="1").finish()
     assert daemon.sessions == {}
 
 
-def test_a_job_says_itself_where_its_iterations_are(
+def test_a_job_marks_its_iterations_itself(
     start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
 ) -> None:
     daemon = start_daemon(**LANE)

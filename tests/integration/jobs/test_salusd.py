@@ -1,4 +1,4 @@
-"""Real jobs on a real salusd: turns in one lane, a declaration that is heard, and Ctrl-C while waiting."""
+"""Real jobs on a real salusd: turns in one lane, declarations, and Ctrl-C while waiting."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ StartJob = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def job(libsalus: None) -> Iterator[StartJob]:
-    """Gives a function that starts a job of a daemon, in one lane with others; all have ended after the test."""
+    """A function that starts a job of a daemon, in one lane with others; all jobs have ended after the test."""
     started: list[subprocess.Popen[str]] = []
 
     def start(daemon: Salusd, *command: str, **environment: str) -> subprocess.Popen[str]:
@@ -117,7 +117,7 @@ def test_two_jobs_in_one_lane_of_salusd_compute_what_they_compute_alone(
 
 
 @pytest.mark.parametrize(("declared", "expected"), [(("420M", "48M"), (420, 48)), (("1M", "1M"), (400, 32))])
-def test_a_declaration_raises_what_the_job_was_admitted_with_and_never_lowers_it(
+def test_a_declaration_raises_the_admitted_sizes_and_never_lowers_them(
     salusd: Callable[..., Salusd], job: StartJob, declared: tuple[str, str], expected: tuple[int, int]
 ) -> None:
     daemon = salusd(memory="1G")
@@ -142,7 +142,7 @@ def test_ctrl_c_ends_a_job_that_waits_for_its_turn(salusd: Callable[..., Salusd]
     assert holder.poll() is None
 
 
-def test_who_cannot_be_patched_is_preloaded_from_the_next_job_on(salusd: Callable[..., Salusd], job: StartJob) -> None:
+def test_after_a_failed_patch_the_next_job_gets_the_preload(salusd: Callable[..., Salusd], job: StartJob) -> None:
     daemon = salusd(memory="1G")
     seen = [job(daemon, "-c", PLACED, **UNPATCHED).communicate(timeout=DEADLINE_S) for _ in range(2)]
     assert seen == [("False False\n", ""), ("True True\n", "")]

@@ -1,14 +1,14 @@
-"""A salusd with one lane and session processes for the tests of libsalus; everything is ended with the test."""
+"""A stand-in daemon and session processes for the tests of libsalus; everything is ended with the test."""
 
 from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 
-from tests.support.lane_node import LaneNode
+from tests.support.lane_daemon import LaneDaemon, Settings
 from tests.support.lane_session import LIBSALUS, SessionProcess
 
 
@@ -18,43 +18,31 @@ def native() -> None:
 
 
 @pytest.fixture
-def start_node() -> Iterator[Callable[..., LaneNode]]:
-    nodes: list[LaneNode] = []
+def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
+    daemons: list[LaneDaemon] = []
 
-    def start(**options: Any) -> LaneNode:
-        nodes.append(LaneNode(**options))
-        nodes[-1].start()
-        return nodes[-1]
+    def start(**settings: object) -> LaneDaemon:
+        daemons.append(LaneDaemon(tmp_path, Settings(**settings)))  # type: ignore[arg-type]
+        return daemons[-1]
 
     yield start
-    for node in nodes:
-        node.__exit__()
-
-
-@pytest.fixture
-def node(start_node: Callable[..., LaneNode]) -> LaneNode:
-    return start_node()
+    for daemon in daemons:
+        daemon.close()
+        assert daemon.error is None
 
 
 @pytest.fixture
 def start_session() -> Iterator[Callable[..., SessionProcess]]:
     sessions: list[SessionProcess] = []
 
-    def start(
-        node: LaneNode | None = None,
-        *,
-        is_pinned: bool = False,
-        flags: int = 0,
-        environment: dict[str, str] | None = None,
-        **sizes: int,
-    ) -> SessionProcess:
-        """A process; attached to the node if one is given. All that are pinned share one CPU."""
+    def start(daemon: LaneDaemon | None = None, is_pinned: bool = False, **environment: str) -> SessionProcess:
+        """A process; attached to the daemon if one is given. All that are pinned share one CPU."""
         sessions.append(SessionProcess(environment))
         if is_pinned:
             sessions[-1].ask("pin")
-        if node is not None:
-            node.join(sessions[-1], **sizes)
-            node.attach(sessions[-1], flags)
+        if daemon is not None:
+            answer = sessions[-1].ask("hello", path=str(daemon.path))
+            assert answer[0] == 0, answer
         return sessions[-1]
 
     yield start

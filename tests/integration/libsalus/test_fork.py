@@ -10,14 +10,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.lane_node import MIB, LaneNode
+from tests.support.lane_daemon import MIB, LaneDaemon
 from tests.support.lane_session import SessionProcess
 
+StartDaemon = Callable[..., LaneDaemon]
 StartSession = Callable[..., SessionProcess]
 
 
-def test_a_child_of_the_holder_has_its_own_copy(node: LaneNode, start_session: StartSession) -> None:
-    session = start_session(node)
+def test_a_child_of_the_holder_has_its_own_copy(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon()
+    session = start_session(daemon)
     session.ask("boundary")
     assert session.ask("take", name="dataset", size=2 * MIB + 33, fill=5)[1]
     assert session.ask("run_forked", name="dataset", fill=5, other=9) == [True, True, True, True]
@@ -26,12 +28,15 @@ def test_a_child_of_the_holder_has_its_own_copy(node: LaneNode, start_session: S
     assert session.ask("boundary") == 0
 
 
-def test_a_child_forked_while_the_lane_is_lent_has_the_survivors(node: LaneNode, start_session: StartSession) -> None:
-    first, second = start_session(node), start_session(node)
+def test_a_child_forked_while_the_lane_is_lent_has_the_survivors(
+    start_daemon: StartDaemon, start_session: StartSession
+) -> None:
+    daemon = start_daemon()
+    first, second = start_session(daemon), start_session(daemon)
     first.ask("boundary")
     first.ask("take", name="kept", size=MIB, fill=5)
     second.send("boundary")
-    node.wait_for_waiter(second)
+    daemon.wait_for_waiter(second.process.pid)
     first.ask("boundary_elsewhere")
     assert second.answer() == 1
     second.ask("take", name="all", size=15 * MIB, fill=99)
@@ -39,21 +44,24 @@ def test_a_child_forked_while_the_lane_is_lent_has_the_survivors(node: LaneNode,
     assert second.ask("is_filled", name="all", fill=99)
 
 
-def test_a_forked_child_can_be_a_session_of_its_own(node: LaneNode, start_session: StartSession) -> None:
-    parent = start_session(node)
+def test_a_forked_child_can_be_a_session_of_its_own(start_daemon: StartDaemon, start_session: StartSession) -> None:
+    daemon = start_daemon()
+    parent = start_session(daemon)
     parent.ask("boundary")
     parent.ask("take", name="kept", size=MIB, fill=5)
     parent.ask("leave")
-    assert parent.ask("train_in_child", path=str(node.socket), name="kept", fill=5) == [True, True, True]
+    assert parent.ask("train_in_child", path=str(daemon.path), name="kept", fill=5) == [True, True, True]
+    assert len(daemon.sessions) == 2
     assert parent.ask("is_filled", name="kept", fill=5)
-    assert parent.ask("boundary") >= 0
+    assert parent.ask("boundary") == 1
 
 
-def test_torch_workers_and_children_change_nothing_of_the_parent(node: LaneNode) -> None:
+def test_torch_workers_and_children_change_nothing_of_the_parent(start_daemon: StartDaemon) -> None:
     """A DataLoader worker's in-place operation, and a child's allocations: a naive shared mapping breaks both."""
+    daemon = start_daemon()
     program = Path(__file__).parents[2] / "support" / "fork_job.py"
     job = subprocess.run(
-        [sys.executable, program, node.control, node.socket], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, program, daemon.path], capture_output=True, text=True, timeout=120, check=True
     )
     assert json.loads(job.stdout) == {
         "hooked": 0,

@@ -1,7 +1,7 @@
-"""A session dies at every write of shared state: the next waiter gets the lane, and none of the lane's memory is lost.
+"""A session dies at every write of shared state: whoever waits gets the lane, and nothing of it is lost.
 
-The points are those of libsalus/point.h. Two peers take turns throughout and check their survivors. Victims join, run
-and kill themselves at the chosen point, so the test does not depend on timing.
+The points are those of libsalus/point.h. Two mates take turns throughout and check their survivors; victims come, run
+and kill themselves at the chosen point, so the instruction is exact and not a matter of timing.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import pytest
 
-from nodedaemon.service.sessions.gate_memory import GateState
-from tests.support.lane_node import LANE_MIB, MIB, LaneNode
+from tests.support.lane_daemon import MIB, LaneDaemon
 from tests.support.lane_session import LIBSALUS, SessionProcess
-from tests.support.salusd import wait_until
 
+StartDaemon = Callable[..., LaneDaemon]
 StartSession = Callable[..., SessionProcess]
 
 _NAMES = re.findall(r"^\s+POINT_(\w+),", (LIBSALUS / "point.h").read_text(), re.MULTILINE)
@@ -27,76 +25,66 @@ BLOCK_BYTES = 200_000
 
 
 @pytest.fixture
-def turning(node: LaneNode, start_session: StartSession) -> Iterator[Turning]:
-    """A node with two peers that take turns until the test is over, and then prove that nothing was damaged."""
-    # On one CPU a successor reports its start to the daemon, on two a holder its return: victims do both.
-    peers = [start_session(node, is_pinned=True) for _ in range(2)]
-    for peer in peers:
-        peer.send("run_until_signalled", block_bytes=BLOCK_BYTES)
-    yield Turning(node, peers)
-    for peer in peers:
-        peer.process.send_signal(signal.SIGUSR1)
-    assert [peer.answer() for peer in peers] == [0, 0]
-    last = start_session(node)
+def turning(start_daemon: StartDaemon, start_session: StartSession) -> Iterator[LaneDaemon]:
+    """A daemon with two mates that take turns until the test is over, and then prove that nothing was damaged."""
+    daemon = start_daemon()
+    # On one CPU a successor tells the daemon of its start, on two a holder of its return: victims do both.
+    mates = [start_session(daemon, is_pinned=True), start_session(daemon, is_pinned=True)]
+    for mate in mates:
+        mate.send("run_until_told", block_bytes=BLOCK_BYTES)
+    yield daemon
+    assert daemon.relay_count, "no hand-over was told by its successor"
+    for mate in mates:
+        mate.process.send_signal(signal.SIGUSR1)
+    assert [mate.answer() for mate in mates] == [0, 0]
+    daemon.wait_until(lambda: daemon.holder is None, "nobody holds the lane")
+    last = start_session(daemon)
     assert last.ask("boundary") == 1
-    assert last.ask("take", name="all", size=LANE_MIB * MIB, fill=1)[1], "every byte of the lane is there"
-    (lane,) = node.status()["lanes"]
-    assert lane["held_bytes"] <= LANE_MIB * MIB
+    assert last.ask("take", name="all", size=16 * MIB, fill=1)[1], "every byte of the lane is there"
+    assert daemon.held_bytes() <= daemon.settings.lane_bytes
 
 
-@dataclass
-class Turning:
-    node: LaneNode
-    peers: list[SessionProcess]
-
-    def iteration_counts(self) -> list[int]:
-        return [self.node.gate(peer).iteration_count for peer in self.peers]
-
-    def kill_at(self, point: int, nth: int) -> None:
-        victim = SessionProcess()
-        try:
-            if nth % 2:
-                victim.ask("pin")
-            self.node.join(victim)
-            self.node.attach(victim)
-            victim.ask("arm_point", point=point, nth=nth)
-            victim.send("run_until_signalled", block_bytes=BLOCK_BYTES)
-            assert victim.wait_end() == -signal.SIGKILL
-        finally:
-            victim.close()
-        before = self.iteration_counts()
-        wait_until(
-            lambda: all(now > then + 2 for now, then in zip(self.iteration_counts(), before, strict=True)),
-            "both peers go on",
-            self.node.story,
-        )
-        wait_until(lambda: not self.node.session(victim.process.pid), "the daemon sees the death", self.node.story)
+def _kill_at(daemon: LaneDaemon, point: int, nth: int) -> None:
+    victim = SessionProcess()
+    try:
+        if nth % 2:
+            victim.ask("pin")
+        assert victim.ask("hello", path=str(daemon.path))[0] == 0
+        number = max(daemon.sessions)
+        victim.ask("arm_point", point=point, nth=nth)
+        victim.send("run_until_told", block_bytes=BLOCK_BYTES)
+        assert victim.wait_end() == -signal.SIGKILL
+        daemon.wait_until(lambda: not daemon.sessions[number].is_alive, "the daemon sees the death")
+        grant_count = len(daemon.grants)
+        daemon.wait_until(lambda: len(daemon.grants) >= grant_count + 4, "the mates go on")
+    finally:
+        victim.close()
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_the_next_waiter_gets_the_lane_when_a_session_dies(turning: Turning, name: str) -> None:
+def test_the_next_waiter_gets_the_lane_when_a_session_dies(turning: LaneDaemon, name: str) -> None:
     for nth in (1, 2):
-        turning.kill_at(POINTS[name], nth)
+        _kill_at(turning, POINTS[name], nth)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_a_thousand_kills_lose_nothing(turning: Turning) -> None:
+def test_a_thousand_kills_lose_nothing(turning: LaneDaemon) -> None:
     for kill in range(1000):
-        turning.kill_at(list(POINTS.values())[kill % len(POINTS)], 1 + kill // len(POINTS) % 9)
+        _kill_at(turning, list(POINTS.values())[kill % len(POINTS)], 1 + kill // len(POINTS) % 9)
 
 
 @pytest.mark.parametrize("name", sorted(IDLE_POINTS))
 def test_a_death_around_idleness_frees_the_lane(
-    start_node: Callable[..., LaneNode], start_session: StartSession, name: str
+    start_daemon: StartDaemon, start_session: StartSession, name: str
 ) -> None:
-    node = start_node(config="IdleRelease=4ms")
-    victim, waiter = start_session(node), start_session(node)
+    daemon = start_daemon(idle_release_ns=4_000_000)
+    victim, waiter = start_session(daemon), start_session(daemon)
     victim.ask("arm_point", point=_NAMES.index(name), nth=1)
     victim.ask("enter")
     victim.ask("exit")
     if name == "IDLE_ENDED":
-        node.wait_for_state(victim, GateState.IDLE)
+        daemon.wait_until(lambda: daemon.sessions[1].page.read().state == 3, "the victim is idle")
         victim.send("enter")
     assert victim.wait_end() == -signal.SIGKILL
     assert waiter.ask("boundary") == 1

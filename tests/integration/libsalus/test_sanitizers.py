@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.lane_node import LANE_MIB, MIB, STRANGERS, LaneNode
+from nodedaemon.wire.messages import WelcomeFlag
+from tests.support.lane_daemon import LaneDaemon
 from tests.support.lane_session import DEADLINE_S, LIBSALUS
-from tests.support.salusd import ROOT
 
 SOURCE = Path(__file__).with_name("exercise.c")
 
@@ -30,26 +28,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("config", "users"),
-    [("", (0, 0, 0)), ("StrayAccess=trap", (0, 0, 0)), ("", STRANGERS), ("IdleRelease=3ms", (0, 0, 0))],
-    ids=["peers", "trap", "domains", "idle"],
+    "settings",
+    [{}, {"flags": WelcomeFlag.TRAP}, {"is_domain_each": True}, {"idle_release_ns": 3_000_000}],
+    ids=["mates", "trap", "domains", "idle"],
 )
-def test_no_sanitizer_reports_and_nothing_is_damaged(
-    start_node: Callable[..., LaneNode], program: Path, config: str, users: tuple[int, ...]
+def test_no_sanitizer_speaks_and_nothing_is_damaged(
+    start_daemon: Callable[..., LaneDaemon], program: Path, settings: dict[str, object]
 ) -> None:
-    node = start_node(config=config)
+    daemon = start_daemon(**settings)
     environment = os.environ | {"ASAN_OPTIONS": "allow_user_segv_handler=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    sizes = {"persistent_bytes": 128 * MIB, "ephemeral_bytes": LANE_MIB * MIB}
-    command = [sys.executable, "-m", "tests.support.launch", str(node.control)]
     processes = [
-        subprocess.Popen(
-            [*command, json.dumps(sizes | {"uid": uid}), program, node.socket, "60"],
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment | {"PYTHONPATH": str(ROOT)},
-        )
-        for uid in users
+        subprocess.Popen([program, daemon.path, "60"], stderr=subprocess.PIPE, text=True, env=environment)
+        for _ in range(3)
     ]
     try:
         outcomes = [(process.communicate(timeout=3 * DEADLINE_S)[1], process.returncode) for process in processes]
@@ -58,4 +48,4 @@ def test_no_sanitizer_reports_and_nothing_is_damaged(
             process.kill()
             process.wait()
     assert outcomes == [("", 0)] * 3
-    node.wait_for(lambda status: not status["sessions"], "every session has left")
+    daemon.wait_until(lambda: all(session.has_said_bye for session in daemon.sessions.values()), "BYE of each")

@@ -1,4 +1,4 @@
-"""Time grid into bins: it sums to what was recorded, and no bin holds more than its devices had."""
+"""Bins add up to what was recorded, and no bin exceeds the time of its devices."""
 
 from collections import defaultdict
 
@@ -43,7 +43,7 @@ def recorded(steps: list[tuple[int, int, int, Activity | None, bool]]) -> list[U
 
 
 @given(STEPS, st.integers(0, 300), st.integers(1, 400), st.integers(1, 90), st.sets(st.integers(1, 4)))
-def test_bins_sum_to_the_records_and_hold_no_more_than_a_device(
+def test_bins_add_up_to_the_records_and_never_exceed_a_device(
     steps: list[tuple[int, int, int, Activity | None, bool]], start_ns: int, width_ns: int, bin_ns: int, left: set[int]
 ) -> None:
     records = [record for record in recorded(steps) if record.job.job_id not in left]
@@ -68,12 +68,12 @@ def _bins(records: list[UsageRecord], grid: BinGrid, name: str) -> dict[tuple[st
     return sums
 
 
-def test_a_record_that_crosses_an_edge_is_cut_there_to_the_nanosecond() -> None:
+def test_a_record_that_crosses_an_edge_is_split_to_the_nanosecond() -> None:
     assert list(BinGrid(0, 100, 40).parts(30, 130, 10)) == [(0, 1), (1, 4), (2, 2)]
     assert list(BinGrid(30, 130, 40).parts(30, 130, 10)) == [(0, 4), (1, 4), (2, 2)]
 
 
-def test_each_record_by_itself_would_put_more_than_a_device_into_a_bin() -> None:
+def test_spreading_records_one_by_one_would_exceed_a_device() -> None:
     # One is alone for half of the interval, then both share the device.
     rows = [(1, 0, 60, 45, 45), (1, 30, 60, 15, 15)]
     grid = BinGrid(0, 60, 30)

@@ -1,4 +1,4 @@
-"""What is recorded of a job does not depend on the order, number or batching of its records."""
+"""The stored job does not depend on the order, number or batching of its records."""
 
 from functools import reduce
 

@@ -83,25 +83,25 @@ def run_priority(seed: int, policy: str = "priority") -> None:
             number, 20, rng.choice([100, 300, 500]), job_class=job_class, domain=Domain(f"user:{rng.randrange(3)}")
         )
         world.confirm_all()
-        for session in list(world.running):
-            if session in world.running:
+        for session in list(world.grants):
+            if session in world.grants:
                 world.boundary(session)
         world.confirm_all()
         if SessionId(number) in world.admitted:
             world.want(number)
     for _ in range(rng.randrange(30)):
         world.wait(rng.randrange(10**8))
-        if world.running:
-            world.boundary(rng.choice(list(world.running)), wants_next=rng.random() < 0.9)
+        if world.grants:
+            world.boundary(rng.choice(list(world.grants)), wants_next=rng.random() < 0.9)
         world.confirm_all()
-    under_way = list(world.running)
+    under_way = list(world.grants)
     world.want(high)
     world.confirm_all()
     for session in under_way:
-        if session in world.running:
+        if session in world.grants:
             assert world.boundary(session), "an iteration of a lower class started while a high one waited"
             world.confirm_all()
-    assert high in world.running, "the high session waits for more than the iterations that were under way"
+    assert high in world.grants, "the high session waits for more than the iterations that were under way"
     (device,) = world.engine.devices()
     assert all(
         one.job_class is JobClass.HIGH for one in device.sessions.values() if one.state is SessionState.RUNNING
@@ -155,7 +155,7 @@ def run_overtaking(seed: int, step_count: int = 300) -> int:
     for _ in range(step_count):
         timeline.step()
         for session in sessions:
-            if session not in world.running and session not in since:
+            if session not in world.grants and session not in since:
                 since[session] = (next(clock), 0)
     return worst
 

@@ -82,7 +82,7 @@ def run_cluster(seed: int, charge: Charge = true_charge, *, lowers_reserve: bool
 def arrive(
     world: World, session: SessionId, persistent_bytes: int, ephemeral_bytes: int, rng: random.Random, domain_count: int
 ) -> None:
-    under_way = list(world.running)
+    under_way = list(world.grants)
     world.arrive(
         session,
         persistent_bytes // MIB,
@@ -93,7 +93,7 @@ def arrive(
     )
     world.confirm_all()
     for running in under_way:
-        if running in world.running:
+        if running in world.grants:
             world.boundary(running)
             world.confirm_all()
     if session not in world.admitted:
@@ -104,8 +104,8 @@ def disturb(world: World, rng: random.Random) -> None:
     """Some boundaries and some time: the next arrival finds lanes in any state."""
     for _ in range(rng.randrange(6)):
         world.wait(rng.randrange(20_000))
-        if world.running:
-            world.boundary(rng.choice(list(world.running)))
+        if world.grants:
+            world.boundary(rng.choice(list(world.grants)))
         world.confirm_all()
 
 
@@ -115,13 +115,13 @@ def everybody_runs(world: World, placed: list[SessionId], rng: random.Random) ->
     rounds = len(placed) * (world.limits.overtakes_max + 2) * 3 + 50
     for _ in range(rounds):
         world.confirm_all()
-        ran.update(world.running)
+        ran.update(world.grants)
         # Classes are strict by design: a high session that never stops would keep the others out for ever.
-        for session in list(world.running):
-            if world.limits.policy in ("priority", "hostile-class") and session in world.running:
+        for session in list(world.grants):
+            if world.limits.policy in ("priority", "hostile-class") and session in world.grants:
                 world.boundary(session, wants_next=False)
                 world.confirm_all()
-            elif session in world.running:
+            elif session in world.grants:
                 world.boundary(session)
         world.confirm_all()
         world.wait(rng.choice([1_000, 50_000, 1_100_000]))

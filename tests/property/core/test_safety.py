@@ -126,7 +126,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _at_work(self) -> list[SessionId]:
         (device,) = self.world.engine.devices()
-        return [session for session in self.world.running if not device.sessions[session].is_stopped]
+        return [session for session in self.world.grants if not device.sessions[session].is_stopped]
 
     @precondition(lambda self: self._at_work())
     @rule(data=st.data(), wants_next=st.booleans(), hands_over=st.booleans(), span_ns=st.integers(0, 5_000))
@@ -141,7 +141,7 @@ class EngineMachine(RuleBasedStateMachine):
         event = self.world.due[index]
         if fails and isinstance(event, ev.LaneOpened):
             del self.world.due[index]
-            self.world.held_bytes.pop(event.lane, None)
+            self.world.lane_bytes.pop(event.lane, None)
             self.world.send(ev.LaneFailed(event.lane, event.epoch, "no memory"))
         else:
             self.world.confirm(index)
@@ -210,7 +210,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not _is_hostile(self.world):
             replayed = Engine(policy_of)  # type: ignore[arg-type]
             commands = [command for event, now_ns in self.world.journal for command in replayed.handle(event, now_ns)]
-            assert commands == self.world.told, "a replay of the journal gives other commands"
+            assert commands == self.world.commands, "a replay of the journal gives other commands"
 
 
 def _is_hostile(world: World) -> bool:

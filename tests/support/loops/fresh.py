@@ -1,7 +1,7 @@
-"""Loops written after the rule was changed by what the first held-out set showed.
+"""Loops written after the first held-out set had led to a fix of the rule.
 
-The rule was right on all of them at first sight. It was changed twice afterwards: optimizers that are gone count no
-more, and the watching costs less.
+The rule was right on all of them at first. It was changed twice afterwards: optimizers that are gone no longer count,
+and watching costs less.
 """
 
 from __future__ import annotations

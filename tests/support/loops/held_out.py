@@ -1,6 +1,7 @@
-"""Loops written after the boundary rule was frozen: what it does on programs it was not made with.
+"""Loops written after the boundary rule was frozen: programs on which it was not designed.
 
-An iteration is one mini-batch: an update, or a forward whose results alone are kept (a step of a rollout, a token).
+An iteration is one mini-batch: an update, or a forward of which only the results are kept (a step of a rollout, a
+token).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a loop says of its own iterations, beside what the adaptor takes for their boundaries.
+"""Records the true iterations of a loop beside the boundaries that the adaptor finds.
 
 A boundary lies in the middle of an iteration if work of that iteration (a forward, a backward, a step) began before it
-and more began after it. Work is seen by hooks of torch's own, independent of the adaptor's; a loop that torch.compile
+and more began after it. Torch's own hooks record the work, independently of the adaptor. A loop that torch.compile
 traces marks its work itself.
 """
 

@@ -1,6 +1,6 @@
-"""Loops written after the last change of the rule and published with what their first run showed.
+"""Loops written after the last change of the rule, published with the results of their first run.
 
-Whoever changes the rule afterwards says so in docs/boundaries.md: from then on these are loops like the others.
+If you change the rule, say so in docs/boundaries.md: these loops are then in-sample like the others.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may open the database, and what a mistake in its address says. Also: what an installed wheel carries."""
+"""Who may open the database, and error messages about its address."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_sqlite_file_and_its_logs_are_the_owners_alone(tmp_path: Path) -> None:
+def test_only_the_owner_can_read_a_sqlite_file_and_its_logs(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
         database = open_database(f"sqlite:///{tmp_path}/salus.db")
@@ -31,7 +31,7 @@ def test_a_sqlite_file_and_its_logs_are_the_owners_alone(tmp_path: Path) -> None
     database.close()
 
 
-def test_a_file_that_was_left_open_is_closed(tmp_path: Path) -> None:
+def test_a_file_that_others_can_read_gets_mode_0600(tmp_path: Path) -> None:
     path = tmp_path / "salus.db"
     path.touch(0o644)
     open_database(f"sqlite:///{path}").close()
@@ -65,7 +65,7 @@ def test_short_addresses_get_their_drivers() -> None:
     assert parse_address("mariadb://u@h/d").query == {"charset": "utf8mb4"}
 
 
-def test_a_password_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> None:
+def test_a_password_file_must_be_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("s3cret\nsecond line\n")
     path.chmod(0o600)
@@ -80,7 +80,7 @@ def test_a_password_comes_from_a_file_that_nobody_else_reads(tmp_path: Path) -> 
         read_password(tmp_path / "link")
 
 
-def test_a_server_that_is_away_is_unreachable_and_its_password_is_not_told(tmp_path: Path) -> None:
+def test_an_error_about_an_unreachable_server_does_not_show_the_password(tmp_path: Path) -> None:
     path = tmp_path / "password"
     path.write_text("s3cret\n")
     path.chmod(0o600)

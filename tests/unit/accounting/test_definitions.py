@@ -1,4 +1,4 @@
-"""What the ratios show, and must not show, on cases that anybody can follow; and what a plain user sees of others."""
+"""The ratios on simple cases, and what a user sees of other users' jobs."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +63,7 @@ def total(database: Database, made: list[Record]) -> Measures:
     return make_report(database, ROOT, "cluster", WHOLE, now_utc_ns=END).total
 
 
-def test_four_jobs_that_merely_take_turns_gain_nothing(database: Database) -> None:
+def test_four_jobs_that_only_take_turns_gain_nothing(database: Database) -> None:
     device = meter(4)
     for number in range(4):
         device.change(number, WAIT, 0)
@@ -77,7 +77,7 @@ def test_four_jobs_that_merely_take_turns_gain_nothing(database: Database) -> No
     assert (found.efficiency, found.jain) == (1.0, 1.0)
 
 
-def test_lanes_that_run_at_once_gain_what_they_speed_up(database: Database) -> None:
+def test_lanes_that_run_in_parallel_gain_their_speed_up(database: Database) -> None:
     # Two at once, each as fast as alone: twice the work in the same time.
     device = meter(2)
     for number in range(2):
@@ -89,7 +89,7 @@ def test_lanes_that_run_at_once_gain_what_they_speed_up(database: Database) -> N
     assert (found.sharing_gain, found.slowdown) == (2.0, 1.0)
 
 
-def test_servers_that_wait_for_requests_gain_by_their_number(database: Database) -> None:
+def test_idle_servers_gain_in_proportion_to_their_number(database: Database) -> None:
     device = meter(42)
     found = total(database, [*job_records(42, 60), *device.close(T0 + 60 * S, 60 * S)])
     assert found.sharing_gain == pytest.approx(42.0)
@@ -117,7 +117,7 @@ def test_percentiles_are_by_nearest_rank(counts: list[tuple[int, int]], part: fl
     assert percentile(counts, part) == value
 
 
-def test_a_plain_user_sees_others_only_as_load(database: Database) -> None:
+def test_a_user_sees_other_users_jobs_without_names(database: Database) -> None:
     LedgerWriter(database).write(records())
     ben = Viewer(uid=1002, user="ben")
     figures = make_charts(database, ben, WHOLE, now_utc_ns=END)

@@ -1,4 +1,4 @@
-"""The tree of accounts: read from sacctmgr, laid under sums, whatever its shape; and how it is drawn."""
+"""The account tree: read from sacctmgr, used to group sums, and drawn."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,7 +17,7 @@ def test_associations_of_accounts_name_their_parents() -> None:
 
 
 @given(st.sets(NAMES | st.just("")), st.dictionaries(NAMES, NAMES))
-def test_each_account_with_sums_stands_in_the_tree_once_and_circles_end(
+def test_each_account_with_sums_is_in_the_tree_once_even_with_cycles(
     accounts: set[str], parents: dict[str, str]
 ) -> None:
     children = children_of(accounts, parents)
@@ -35,6 +35,6 @@ def test_each_account_with_sums_stands_in_the_tree_once_and_circles_end(
         assert lineage(account, parents)[-1] == account
 
 
-def test_a_tree_is_drawn_with_the_branches_that_go_on() -> None:
+def test_a_tree_is_drawn_with_its_continuing_branches() -> None:
     assert stems([0, 1, 2, 2, 1, 2, 0, 1]) == ["", " ├ ", " │ ├ ", " │ └ ", " └ ", "   └ ", "", " └ "]
     assert stems([]) == []

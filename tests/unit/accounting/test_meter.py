@@ -1,4 +1,4 @@
-"""The definitions on hand-computed cases, and their conservation on any course of events."""
+"""The meter on hand-computed cases, and conservation of time on random sequences of events."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ def whole(records: list[Record]) -> DeviceUsageRecord:
     return next(record for record in records if isinstance(record, DeviceUsageRecord))
 
 
-def test_one_iteration_alone_takes_the_whole_instant() -> None:
+def test_one_iteration_alone_gets_all_of_the_time() -> None:
     device = meter()
     device.join(1, key(1), 0, charge=4)
     device.change(1, RUN, 2 * S)
@@ -59,7 +59,7 @@ def test_idle_time_is_split_by_charge() -> None:
     assert (usages[2].busy_ns, usages[2].occupied_ns) == (0, 6 * S)
 
 
-def test_four_that_take_turns_occupy_a_quarter_each_and_wait_the_rest() -> None:
+def test_four_jobs_in_turn_occupy_a_quarter_each_and_wait_the_rest() -> None:
     device = meter()
     for number in range(4):
         device.join(number, key(number), 0, charge=5)
@@ -72,7 +72,7 @@ def test_four_that_take_turns_occupy_a_quarter_each_and_wait_the_rest() -> None:
         assert (usage.wait_ns, usage.iteration_count, usage.outside_ns) == (30 * S, 10, 0)
 
 
-def test_a_suspended_job_is_still_there_and_its_time_stands_apart() -> None:
+def test_a_suspended_job_is_present_and_its_time_is_counted_separately() -> None:
     device = meter()
     device.join(1, key(1), 0, charge=1)
     device.change(1, STOP, 4 * S)
@@ -80,7 +80,7 @@ def test_a_suspended_job_is_still_there_and_its_time_stands_apart() -> None:
     assert (usage.suspended_ns, usage.outside_ns, usage.occupied_ns) == (6 * S, 4 * S, 10 * S)
 
 
-def test_memory_saved_is_peaks_over_what_the_lane_really_held() -> None:
+def test_memory_saved_is_the_peaks_minus_what_the_lane_held() -> None:
     device = meter()
     device.set_lane(7, 40 * MIB, 0)
     for number in (1, 2):
@@ -93,7 +93,7 @@ def test_memory_saved_is_peaks_over_what_the_lane_really_held() -> None:
     assert (whole(records).persistent_bytes_mean, whole(records).lane_bytes_mean) == (20 * MIB, 40 * MIB)
 
 
-def test_weights_entitle_and_a_second_session_counts_once() -> None:
+def test_weights_define_entitlement_and_a_job_counts_once() -> None:
     device = meter()
     device.join(1, key(1), 0, charge=1, weight=3)
     device.join(2, key(1), 0, charge=1, weight=3)
@@ -127,7 +127,7 @@ COURSES = st.lists(
 
 
 @given(COURSES, st.lists(st.integers(1, 10**6), min_size=8, max_size=8))
-def test_every_instant_is_given_away_once(course: list[tuple[int, int, str]], charges: list[int]) -> None:
+def test_every_nanosecond_is_counted_once(course: list[tuple[int, int, str]], charges: list[int]) -> None:
     device, now_ns, present = meter(), 0, set[int]()
     there_ns = running_ns = 0
     running: set[int] = set()

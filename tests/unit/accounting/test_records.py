@@ -1,4 +1,4 @@
-"""Records travel through the spool unchanged, and bytes that are no record are refused in one known way."""
+"""Records pass through the spool unchanged, and invalid bytes raise PeerError."""
 
 import contextlib
 
@@ -31,12 +31,12 @@ USAGE = UsageRecord(
 )
 
 
-def test_a_record_comes_back_as_it_went() -> None:
+def test_a_record_survives_encoding_and_decoding() -> None:
     for record in (USAGE, JobRecord(key=KEY, name="Ünïcode %_' ; DROP TABLE jobs; --", user="ada")):
         assert records.decode(records.encode(record)) == record
 
 
-def test_an_end_is_worth_more_than_a_start_and_a_sample_least() -> None:
+def test_an_end_is_more_important_than_a_start_and_a_sample_least() -> None:
     start = JobRecord(key=KEY)
     end = JobRecord(key=KEY, end_utc_ns=9)
     sample = records.LaneSpanRecord(
@@ -66,7 +66,7 @@ def test_any_bytes_decode_or_are_refused(payload: bytes) -> None:
         records.decode(payload)
 
 
-def test_numbers_that_no_column_holds_are_refused() -> None:
+def test_numbers_that_do_not_fit_a_column_are_refused() -> None:
     import msgspec
 
     forged = msgspec.msgpack.encode({**msgspec.to_builtins(USAGE), "type": "UsageRecord", "busy_ns": -1})

@@ -1,4 +1,4 @@
-"""The summary in AdminComment: our word is replaced, and no other tool's character is touched."""
+"""The summary in AdminComment: ours is replaced, and the text of other tools stays unchanged."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from nodedaemon.wire.segment import SUMMARY_MARK
 SEGMENT = f"{SUMMARY_MARK};held=10;occ=5"
 
 
-def test_it_is_added_beside_others_and_replaced_in_place() -> None:
+def test_a_summary_is_appended_and_later_replaced_in_place() -> None:
     assert merge_summary("", SEGMENT) == SEGMENT
     assert merge_summary("JS1:H4sI==", SEGMENT) == f"JS1:H4sI== {SEGMENT}"
     assert merge_summary("salus:1;adm=a1;P=5  JS1:x", SEGMENT) == f"salus:1;adm=a1;P=5  JS1:x {SEGMENT}"

@@ -54,7 +54,7 @@ def test_the_plain_report_has_totals_and_what_was_avoided(filled: Path, capsys: 
     assert "\x1b" not in text
 
 
-def test_parsable_output_has_one_row_a_line(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parsable_output_has_one_line_per_row(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(filled, "report", "job", "-X", "-P", "-n", "-o", "jobid,restarts,held,suspended", *DAY) == 0
     assert capsys.readouterr().out.splitlines() == [
         "101|0|01:00:00|00:00:00",
@@ -67,7 +67,7 @@ def test_parsable_output_has_one_row_a_line(filled: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines() == ["ada|4200|", "ben|1800|", "cyd|1900|"]
 
 
-def test_units_of_time_are_sreports(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_units_of_time_are_those_of_sreport(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seen = {}
     for unit in ("Hours", "minutes", "Seconds", "Percent", "SecPer"):
         assert run(filled, "report", "cluster", "-P", "-n", "-o", "held", "-t", unit, *DAY) == 0
@@ -125,14 +125,14 @@ def test_filters_take_sacct_lists(filled: Path, capsys: pytest.CaptureFixture[st
         (("report", "nonsense"), 2, ""),
     ],
 )
-def test_exit_codes_tell_who_must_act(
+def test_exit_codes_show_who_must_act(
     filled: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, text: str
 ) -> None:
     assert run(filled, *words) == code
     assert text in capsys.readouterr().err
 
 
-def test_a_database_that_is_not_there_is_unreachable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_database_is_unreachable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     conf = tmp_path / "salus.conf"
     conf.write_text(f"StorageUrl=sqlite:///{tmp_path}/none.db\n")
     assert run(conf, "report") == 5
@@ -162,7 +162,7 @@ def test_the_schema_commands_agree_with_each_other(filled: Path, capsys: pytest.
     assert capsys.readouterr().out.splitlines()[-1] == f"schema {schema.head()}: ok"
 
 
-def test_profiles_travel_from_one_cluster_to_another(
+def test_profiles_can_be_exported_and_imported(
     filled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def salus(conf: Path, *words: str) -> int:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from cli.entry import FailedError, NotFoundError, NotPermittedError, UnreachableError
 from cli.remote import admitd
 from nodedaemon.config.keys import Admission
 from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +40,8 @@ def server(answer: bytes) -> Iterator[tuple[Admission, list[bytes]]]:
 
 def test_a_question_goes_out_signed_and_its_answer_comes_back() -> None:
     with server(b'{"ok": true, "answer": [1]}\n') as (settings, heard):
-        assert admitd.ask_admission(settings, {"op": "accounting"})["answer"] == [1]
-    assert json.loads(heard[0]) == {"op": "accounting", "credential": "MUNGE:x:"}
+        assert admitd.ask_admission(settings, {"verb": "report"})["answer"] == [1]
+    assert json.loads(heard[0]) == {"verb": "report", "credential": "MUNGE:x:"}
 
 
 @pytest.mark.parametrize(
@@ -51,33 +51,33 @@ def test_a_question_goes_out_signed_and_its_answer_comes_back() -> None:
         ("not_permitted", NotPermittedError),
         ("usage", RequestError),
         ("unreachable", UnreachableError),
-        ("failed", FailedError),
-        ("something new", FailedError),
+        ("failed", OperatingError),
+        ("something new", OperatingError),
     ],
 )
 def test_a_refusal_is_the_error_of_its_kind(kind: str, error: type[Exception]) -> None:
     answer = json.dumps({"ok": False, "kind": kind, "why": "because"}).encode() + b"\n"
     with server(answer) as (settings, _), pytest.raises(error, match="because"):
-        admitd.ask_admission(settings, {"op": "accounting"})
+        admitd.ask_admission(settings, {"verb": "report"})
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"ok": true', b"nonsense\n", b"[]\n"])
 def test_what_is_no_answer_is_unreachable(answer: bytes) -> None:
-    with server(answer) as (settings, _), pytest.raises(UnreachableError, match="not understood"):
-        admitd.ask_admission(settings, {"op": "accounting"})
+    with server(answer) as (settings, _), pytest.raises(UnreachableError, match="salus-admitd"):
+        admitd.ask_admission(settings, {"verb": "report"})
 
 
 def test_a_server_that_is_away_or_not_configured_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(UnreachableError, match=r"salus-admitd not reached: 127\.0\.0\.1"):
-        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"op": "accounting"})
+    with pytest.raises(UnreachableError, match=r"salus-admitd: 127\.0\.0\.1"):
+        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"verb": "report"})
     with pytest.raises(UnreachableError, match="AdmissionPort is 0"):
-        admitd.ask_admission(replace(Admission(), port=0), {"op": "accounting"})
+        admitd.ask_admission(replace(Admission(), port=0), {"verb": "report"})
 
     def fail(_request: object) -> object:
-        raise OperatingError("credential: munge: no such file; is munged running on this host?")
+        raise UnreachableError("credential: munge: no such file; is munged running on this host?")
 
     monkeypatch.setattr("slurm_plugin.admitd.credentials.sign", fail)
     with pytest.raises(UnreachableError, match="is munged running"):
-        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"op": "accounting"})
+        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"verb": "report"})

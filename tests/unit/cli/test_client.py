@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from cli.entry import ExitCode, FailedError, UnreachableError, exit_code_of
+from cli.entry import ExitCode, FailedError, exit_code_of
 from cli.remote.salusd import DaemonClient
 from nodedaemon.core.errors import SalusError
 from nodedaemon.wire.control import NodeStatus
+from nodedaemon.wire.envelope import UnreachableError
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ def test_silence_garbage_and_nobody_are_an_unreachable_daemon(answering, tmp_pat
     with pytest.raises(UnreachableError, match="is it running"):
         DaemonClient(tmp_path / "nobody.sock")
     client = DaemonClient(answering(b"hello there\n"))
-    with pytest.raises(UnreachableError, match="ControlSocket"):
+    with pytest.raises(UnreachableError, match="check its address"):
         client.ask("ping")
     client.close()
 

@@ -3,8 +3,9 @@
 import pytest
 import typer
 
-from cli.entry import ExitCode, FailedError, NotFoundError, NotPermittedError, UnreachableError, run
+from cli.entry import ExitCode, FailedError, run
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
 
 
 def _app_that_raises(error: BaseException | None) -> typer.Typer:

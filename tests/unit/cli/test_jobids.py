@@ -1,4 +1,4 @@
-"""Every spelling of a job id, and that a written id reads back."""
+"""Every form of a job id, and that a printed id parses back."""
 
 import pytest
 from hypothesis import given
@@ -23,18 +23,18 @@ from nodedaemon.core.errors import RequestError
         ("sABCDEF0123456", [JobSelector(sluid="sABCDEF0123456")]),
     ],
 )
-def test_a_spelling_is_understood(text: str, jobs: list[JobSelector]) -> None:
+def test_each_form_of_a_job_id_is_parsed(text: str, jobs: list[JobSelector]) -> None:
     assert parse_jobs(text) == jobs
 
 
 @pytest.mark.parametrize("text", ["x", "1_", "1_[", "1_[]", "1_[5-1]", "1+", "-1", "1 2", "1_[1-999999999]"])
-def test_what_is_no_job_id_is_refused(text: str) -> None:
+def test_an_invalid_job_id_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="invalid job id"):
         parse_jobs(text)
 
 
 @given(st.integers(0, 2**31), st.none() | st.integers(0, 10**6), st.booleans())
-def test_a_written_id_reads_back(job_id: int, number: int | None, is_array: bool) -> None:
+def test_a_printed_id_parses_back(job_id: int, number: int | None, is_array: bool) -> None:
     text = str(job_id) if number is None else f"{job_id}{'_' if is_array else '+'}{number}"
     (job,) = parse_jobs(text)
     assert job.job_id == job_id

@@ -1,4 +1,4 @@
-"""The Gantt of lanes: a job's stays become bars, one row per job that takes turns in a lane."""
+"""The Gantt chart of lanes: a job's stays become bars, with one row per job that takes turns in a lane."""
 
 from accounting.reports.charts import LaneSpan
 from cli.acct.page.lanes import TOUCH_NS, _joined, _short_names, _tracks
@@ -23,15 +23,15 @@ def test_pieces_of_a_stay_are_one_bar_and_a_real_gap_is_kept():
     assert TOUCH_NS < SECOND_NS
 
 
-def test_jobs_of_others_are_not_joined_with_each_other():
+def test_other_users_jobs_are_not_joined():
     assert len(_joined([span(1, "", 0, 2), span(1, "", 2, 4)])) == 2
 
 
-def test_jobs_that_take_turns_in_a_lane_have_rows_of_their_own():
+def test_jobs_that_take_turns_in_a_lane_have_separate_rows():
     rows = _tracks([span(1, "7", 0, 4), span(1, "8", 1, 3), span(2, "9", 0, 1)])
     assert rows == ["n1 HOST-aaaa lane 1", "n1 HOST-aaaa lane 1 (2)", "n1 HOST-aaaa lane 2"]
 
 
-def test_a_short_name_is_used_only_where_it_tells_devices_apart():
+def test_a_short_device_name_is_used_only_if_it_is_unique():
     alike = [span(1, "7", 0, 1, "GPU-aaaa-1"), span(1, "7", 0, 1, "GPU-aaaa-2")]
     assert _short_names(alike) == {"GPU-aaaa-1": "GPU-aaaa-1", "GPU-aaaa-2": "GPU-aaaa-2"}

@@ -1,4 +1,4 @@
-"""sacct's time grammar, form by form, and that nothing else is taken for a time."""
+"""Every form of a time that sacct accepts, and that nothing else is accepted."""
 
 import time
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ NOW = "2026-11-16T13:37:42"
         ("now+1weeks", "2026-11-23T13:37:42"),
     ],
 )
-def test_a_form_of_sacct_is_understood(text: str, meant: str) -> None:
+def test_each_form_of_sacct_is_parsed(text: str, meant: str) -> None:
     assert parse_moment(text, datetime.fromisoformat(NOW).astimezone()) == at(meant)
 
 
@@ -72,7 +72,7 @@ def test_a_summer_day_has_its_own_offset() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterdayish", "25:00", "1332", "2026-13-01", "now-2fortnights", "10:5", "now-"])
-def test_other_words_are_refused_with_the_grammar(text: str) -> None:
+def test_an_invalid_time_is_refused_with_the_valid_forms(text: str) -> None:
     with pytest.raises(RequestError, match="invalid time"):
         parse_moment(text, datetime.fromisoformat(NOW).astimezone())
 
@@ -97,5 +97,5 @@ def test_slurm_time_format_is_followed() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "00:00:00"), (59, "00:00:59"), (86_399, "23:59:59"), (90_061, "1-01:01:01")]
 )
-def test_durations_are_written_as_sacct_writes_them(seconds: int, text: str) -> None:
+def test_durations_are_printed_as_in_sacct(seconds: int, text: str) -> None:
     assert format_duration(seconds * SECOND_NS) == text

@@ -1,4 +1,4 @@
-"""Progress is shown to a person at a terminal, and to nobody else."""
+"""Progress is shown on a terminal only."""
 
 import io
 import sys
@@ -22,14 +22,14 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return made
 
 
-def test_a_person_sees_the_step_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_the_current_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = terminal(monkeypatch)
     with progress("report") as tell:
         tell("waits, admissions and events")
     assert "report: waits, admissions and events" in seen.getvalue()
 
 
-def test_a_person_sees_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_shows_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = terminal(monkeypatch)
     with counting("days", 4) as tell:
         tell(1)
@@ -38,7 +38,7 @@ def test_a_person_sees_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None
     assert "100%" in seen.getvalue()
 
 
-def test_a_file_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = io.StringIO()
     monkeypatch.setattr(sys, "stderr", kept)
     with progress("report") as tell, counting("days", 2) as tell_days:

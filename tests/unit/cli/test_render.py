@@ -1,4 +1,4 @@
-"""The same rows in every form."""
+"""The same rows in every format."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""`salus run`: what it hands to the job and under which signature."""
+"""`salus run`: the environment of the job, and its signature."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from cli.node.run import environment_of, signature_of
 from nodedaemon.core.errors import RequestError
 
 
-def test_salus_stands_before_what_the_user_has_and_never_replaces_it() -> None:
+def test_salus_prepends_to_the_users_variables_and_never_replaces_them() -> None:
     own = {"PYTHONPATH": "mine", "LD_PRELOAD": "mine.so", "HOME": "here", "OMP_NUM_THREADS": "3"}
     added = ["SALUS_SOCKET=s", "PYTHONPATH=ours", "LD_PRELOAD=ours.so", "OMP_NUM_THREADS=1"]
     assert environment_of(added, own) == {
@@ -23,7 +23,7 @@ def test_salus_stands_before_what_the_user_has_and_never_replaces_it() -> None:
     assert environment_of(["PYTHONPATH=ours"], {}) == {"PYTHONPATH": "ours"}
 
 
-def test_the_signature_is_of_arguments_and_script(tmp_path: Path) -> None:
+def test_the_signature_covers_arguments_and_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("one")
     first = signature_of(["python", str(script), "--batch", "4"])
@@ -34,7 +34,9 @@ def test_the_signature_is_of_arguments_and_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [["--policy", "best"], ["--persistent", "much"]])
-def test_bad_options_are_told_before_anything_is_started(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_options_are_reported_before_anything_is_started(
+    options: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cli.node.run._daemon", lambda *_: pytest.fail("a daemon was asked"))
     result = CliRunner().invoke(app, ["run", *options, "--", "true"])
     assert isinstance(result.exception, RequestError)

@@ -61,7 +61,7 @@ def test_a_job_on_the_node_shows_the_reasons_and_changes_of_each_session() -> No
     ]
 
 
-def test_a_job_whose_processes_have_not_come_yet_says_so() -> None:
+def test_a_job_without_connected_processes_says_so() -> None:
     assert why_lines(WhyAnswer(job="8", user="ada", state="RUNNING")) == [
         "job 8: no session yet: none of its processes has connected to Salus"
     ]

@@ -26,14 +26,20 @@ def _findings(text: str) -> list[str]:
         ("DeviceName=g Type=cuda Cores=0", "c:1: Cores: has no meaning for a device of type cuda"),
         (f"{HOST} Uuid=GPU-1", "c:1: Uuid: has no meaning for a device of type host"),
         ("DeviceName=g[0-1] Type=cuda Uuid=GPU-1", "c:1: Uuid: names one device; write a record for each"),
-        (f"{HOST}\nDeviceName=h1 Type=host Memory=1G Cores=0-1", "c:2: Cores: core 0 is host0's already"),
-        (f"{HOST}\n{HOST}", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
-        (f"{HOST} Nodes=n1\n{HOST}", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
-        (f"{HOST}\n{HOST} Nodes=n1", "c:2: DeviceName: host0 has a record already, at c:1; write one for each"),
-        ("NodeName=n[1-3]\nNodeName=n[2-4]", "c:2: NodeName: n[2-3] has a record already, at c:1; write one for each"),
-        ("PartitionName=p\nPartitionName=p", "c:2: PartitionName: p has a record already, at c:1; write one for each"),
-        ("DeviceName=d[0-999] Nodes=n[0-999] Type=cuda", "c:1: DeviceName: stands for more than 131072 devices"),
-        ("PartitionName=p Policy=fifo", "c:1: Policy: belongs to nodes, and PartitionName=p names none; add Nodes="),
+        (f"{HOST}\nDeviceName=h1 Type=host Memory=1G Cores=0-1", "c:2: Cores: core 0 already belongs to host0"),
+        (f"{HOST}\n{HOST}", "c:2: DeviceName: host0 already has a record, at c:1; write one record for each"),
+        (f"{HOST} Nodes=n1\n{HOST}", "c:2: DeviceName: host0 already has a record, at c:1; write one record for each"),
+        (f"{HOST}\n{HOST} Nodes=n1", "c:2: DeviceName: host0 already has a record, at c:1; write one record for each"),
+        (
+            "NodeName=n[1-3]\nNodeName=n[2-4]",
+            "c:2: NodeName: n[2-3] already has a record, at c:1; write one record for each",
+        ),
+        (
+            "PartitionName=p\nPartitionName=p",
+            "c:2: PartitionName: p already has a record, at c:1; write one record for each",
+        ),
+        ("DeviceName=d[0-999] Nodes=n[0-999] Type=cuda", "c:1: DeviceName: names more than 131072 devices"),
+        ("PartitionName=p Policy=fifo", "c:1: Policy: applies to nodes, but PartitionName=p names none; add Nodes="),
         (
             "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=n[1-2] Policy=srtf",
             "c:2: Policy: n1 is also in PartitionName=p (c:1), which says fifo; settle it in a NodeName record",
@@ -47,25 +53,25 @@ def _findings(text: str) -> list[str]:
         ("ControlSocket=/run/salus/salusd.sock", "c:1: ControlSocket: is the same as DaemonSocket"),
         ("IdleRelease=2:00", "c:1: HangTimeout: is not longer than IdleRelease"),
         ("NodeName=n1 HangTimeout=1 IdleRelease=1", "c:1: HangTimeout: is not longer than IdleRelease"),
-        ("ShareMode=mps LaneSharing=all", "c:1: ShareMode: mps serves one user at a time; it needs LaneSharing=user"),
+        ("ShareMode=mps LaneSharing=all", "c:1: ShareMode: mps serves one user at a time and needs LaneSharing=user"),
         (
             "LaneSharing=all\nDeviceName=g Type=cuda ShareMode=mps",
-            "c:2: ShareMode: mps serves one user at a time; it needs LaneSharing=user",
+            "c:2: ShareMode: mps serves one user at a time and needs LaneSharing=user",
         ),
         ("StorageUrl=oracle://x", "c:1: StorageUrl: is not a URL of sqlite, postgresql+psycopg"),
         ("StorageUrl=http://[", "c:1: StorageUrl: is not a URL of sqlite, postgresql+psycopg"),
         (
             "StorageUrl=mysql+pymysql://u:hidden@h/d",
-            "c:1: StorageUrl: has a password in it; put it into the StoragePassFile",
+            "c:1: StorageUrl: contains a password; put it into StoragePassFile",
         ),
-        ("StoragePassFile=/etc/salus/pass", "c:1: StoragePassFile: has no meaning with SQLite; leave it out"),
-        ("NodeName=n[1-2]", "c:1: StorageUrl: SQLite serves writers on one host only, and there are 2 nodes"),
+        ("StoragePassFile=/etc/salus/pass", "c:1: StoragePassFile: has no meaning with SQLite; remove it"),
+        ("NodeName=n[1-2]", "c:1: StorageUrl: SQLite allows writers on one host only, but there are 2 nodes"),
     ],
 )
 def test_contradictions_are_found(text, finding):
     found = _findings(text)
     assert any(finding in line for line in found), found
-    assert len(found) == 1 or "SQLite serves" in "".join(found)
+    assert len(found) == 1 or "SQLite allows" in "".join(found)
     assert "hidden" not in "".join(found)
 
 

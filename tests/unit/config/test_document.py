@@ -1,4 +1,4 @@
-"""The shipped file and the manual are what the dataclasses say."""
+"""The shipped salus.conf and its manual page match the dataclasses."""
 
 from pathlib import Path
 
@@ -26,10 +26,11 @@ def test_the_files_in_the_tree_are_the_generated_ones(tmp_path):
         assert (tmp_path / written).read_text() == (ROOT / shipped).read_text(), f"{shipped}: stale; run make man"
 
 
-def test_every_key_is_in_both_with_its_default_and_its_reason():
+def test_every_key_is_in_both_with_its_default_and_description():
     template, manual = template_text(), manual_text()
+    prose = template.replace("\n# ", " ")
     for key in KEYS:
-        assert f"# {key.why}" in template
+        assert key.why in prose
         assert f"\n#{key.name}={key.default_text()}\n" in template
         assert f"**{key.name}**" in manual
 
@@ -50,10 +51,10 @@ def test_the_examples_of_records_in_the_shipped_file_are_right():
     assert len(loaded.records) == 4
 
 
-def test_names_of_keys_are_unique_and_reasons_are_short_sentences():
+def test_names_of_keys_are_unique_and_descriptions_are_short_sentences():
     names = [key.name.casefold() for key in KEYS]
     assert len(set(names)) == len(names)
-    assert all(key.why.endswith(".") and len(key.why) <= 100 for key in KEYS)
+    assert all(key.why.endswith(".") and len(key.why) <= 120 for key in KEYS)
 
 
 @pytest.fixture

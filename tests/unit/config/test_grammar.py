@@ -78,11 +78,11 @@ def test_a_comment_does_not_continue_and_the_last_line_may():
         ("Zzzz=1\n", "salus.conf:1: Zzzz: unknown key"),
         ("MaxLanes=1\nmaxlanes=2", "salus.conf:2: MaxLanes: is set twice; first at salus.conf:1"),
         ("MaxLanes=x\nmaxlanes=2", "salus.conf:2: MaxLanes: is set twice; first at salus.conf:1"),
-        ("MaxLanes=1 NodeName=a", "salus.conf:1: NodeName: opens a record and must stand first on its line"),
-        ("Cores=1", "salus.conf:1: Cores: stands only in a DeviceName record"),
+        ("MaxLanes=1 NodeName=a", "salus.conf:1: NodeName: starts a record and must be first on its line"),
+        ("Cores=1", "salus.conf:1: Cores: is valid only in a DeviceName record"),
         (
             "NodeName=a ShardUnit=1M",
-            "salus.conf:1: ShardUnit: cannot stand in this record; give it a line of its own",
+            "salus.conf:1: ShardUnit: cannot be set in this record; give it a line of its own",
         ),
         ("NodeName=a[2-1]", "salus.conf:1: NodeName: 'a[2-1]': the range 2-1 runs backwards"),
         (
@@ -125,7 +125,7 @@ def test_include_is_relative_to_its_file_and_knows_the_cluster():
 def test_include_loops_are_found():
     loop = {"a.conf": "Include b.conf\n", "b.conf": "MaxLanes=1\nInclude ../conf/a.conf\n"}
     assert _findings("Include a.conf\n", **loop) == [
-        "b.conf:2: Include: ../conf/a.conf includes itself by way of this line",
+        "b.conf:2: Include: ../conf/a.conf includes itself through this line",
     ]
 
 

@@ -18,25 +18,10 @@ from nodedaemon.core.types import (
     OnOverrun,
     Shortfall,
 )
-from tests.support.engine_world import DEVICE, World
+from tests.support.engine_world import DEVICE, World, make_world
 
 ADA, BEN = Domain("user:ada"), Domain("user:ben")
-ADVICE = "use a smaller batch, or run once alone so that the profile is measured anew"
-
-
-def make(count: int, **limits: object) -> World:
-    """Sessions 1..count of one domain, each of 50 + 200 MiB, admitted and idle."""
-    world = World(DeviceLimits(1000 * MIB, **limits))  # type: ignore[arg-type]
-    for session in range(1, count + 1):
-        world.arrive(session, 50, 200)
-    world.confirm_all()
-    return world
-
-
-def boundary(world: World, session: int, **other: bool) -> list[cmd.Command]:
-    told_count = len(world.told)
-    world.boundary(session, **other)  # type: ignore[arg-type]
-    return world.told[told_count:]
+ADVICE = "use a smaller batch, or run once alone so that the profile is measured again"
 
 
 def states(world: World) -> dict[int, tuple[SessionState, int | None]]:
@@ -48,7 +33,7 @@ def states(world: World) -> dict[int, tuple[SessionState, int | None]]:
 
 
 def test_mates_of_a_stopped_holder_move_to_a_lane_that_fits() -> None:
-    world = make(3, lanes_max=2)
+    world = make_world(3, lanes_max=2)
     world.want(1)
     assert states(world)[3] == (SessionState.IDLE, 1)
     assert world.send(ev.SessionStopped(1)) == [cmd.BindSession(3, 2)]
@@ -64,37 +49,37 @@ def test_mates_of_a_stopped_holder_wait_where_nothing_fits_until_it_continues() 
     world.want(2)
     assert world.send(ev.SessionStopped(1)) == [cmd.BindSession(2, 2)]
     assert world.send(ev.SessionContinued(1)) == []
-    assert boundary(world, 1) == [cmd.BindSession(1, 2), cmd.ReleaseLane(1, 3)]
+    assert world.commands_at_boundary(1) == [cmd.BindSession(1, 2), cmd.ReleaseLane(1, 3)]
     world.confirm_all()
-    assert set(world.running) == {2}
+    assert set(world.grants) == {2}
 
 
 def test_a_stopped_job_stops_nobody_in_other_lanes() -> None:
-    world = make(3, lanes_max=2)
+    world = make_world(3, lanes_max=2)
     for session in (1, 2, 3):
         world.want(session)
     world.send(ev.SessionStopped(1))
     world.now_ns = 10 * MILLISECOND_NS
     # Session 3 was named successor of the stopped one and stays; session 2 has had more, and runs on all the same.
     assert states(world)[3] == (SessionState.WAITING, 1)
-    assert boundary(world, 2) == [cmd.Grant(2, 2, 6, 499)]
+    assert world.commands_at_boundary(2) == [cmd.Grant(2, 2, 6, 499)]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "pack", "fair", "priority"])
 def test_under_every_policy_others_run_beside_a_stopped_job(policy: str) -> None:
-    world = make(3, lanes_max=2, policy=policy)
+    world = make_world(3, lanes_max=2, policy=policy)
     for session in (1, 2, 3):
         world.want(session)
     world.send(ev.SessionStopped(1))
     for _ in range(5):
         world.wait(MILLISECOND_NS)
-        for session in [one for one in world.running if one != 1]:
+        for session in [one for one in world.grants if one != 1]:
             world.boundary(session)
-        assert [one for one in world.running if one != 1], "somebody waits for a stopped job"
+        assert [one for one in world.grants if one != 1], "somebody waits for a stopped job"
 
 
 def test_a_stopped_holder_gets_no_service() -> None:
-    world = make(1)
+    world = make_world(1)
     world.want(1)
     world.send(ev.SessionStopped(1))
     world.now_ns = SECOND_NS
@@ -105,48 +90,48 @@ def test_a_stopped_holder_gets_no_service() -> None:
 
 
 def test_a_waiter_that_is_stopped_is_passed_over_and_is_the_youngest_when_it_continues() -> None:
-    world = make(3, lanes_max=1, policy="pack")
+    world = make_world(3, lanes_max=1, policy="pack")
     for session in (1, 2, 3):
         world.want(session)
     assert world.send(ev.SessionStopped(2)) == []
     assert world.send(ev.SessionStopped(2)) == []
-    assert boundary(world, 1, wants_next=False) == [cmd.Grant(3, 1, 3)]
+    assert world.commands_at_boundary(1, wants_next=False) == [cmd.Grant(3, 1, 3)]
     assert world.send(ev.SessionContinued(2)) == [cmd.Revoke(3, 3, 2, 4), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
     assert world.send(ev.SessionContinued(2)) == []
 
 
 def test_a_session_stopped_before_it_wants_is_served_when_it_continues() -> None:
-    world = make(1)
+    world = make_world(1)
     world.send(ev.SessionStopped(1))
     assert world.want(1) == []
     assert world.send(ev.SessionContinued(1)) == [cmd.Grant(1, 1, 2)]
 
 
 def test_a_named_successor_that_is_stopped_is_named_no_more() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     assert world.send(ev.SessionStopped(2)) == [cmd.Revoke(1, 2)]
-    assert boundary(world, 1) == [cmd.Grant(1, 1, 4)]
+    assert world.commands_at_boundary(1) == [cmd.Grant(1, 1, 4)]
 
 
 def test_a_successor_stopped_as_it_was_started_keeps_its_lane_and_the_others_move() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
-    offer = world.running[1].successor
+    offer = world.grants[1].successor
     world.send(ev.SessionStopped(2))
-    world.running[1].successor = offer
-    assert boundary(world, 1) == [cmd.BindSession(1, 2)]
+    world.grants[1].successor = offer
+    assert world.commands_at_boundary(1) == [cmd.BindSession(1, 2)]
     assert states(world) == {1: (SessionState.WAITING, 2), 2: (SessionState.RUNNING, 1)}
     # At most one lane may be open, so session 1 waits; it is not bound to what the stopped one holds.
     world.leave(2)
     world.confirm_all()
-    assert set(world.running) == {1}
+    assert set(world.grants) == {1}
 
 
 def test_an_arrival_that_needs_the_bytes_of_a_stopped_holder_stops_nobody() -> None:
-    world = make(2, lanes_max=2)
+    world = make_world(2, lanes_max=2)
     world.want(1)
     world.send(ev.SessionStopped(1))
     assert world.arrive(3, 650, 100) == []
@@ -158,62 +143,62 @@ def test_an_arrival_that_needs_the_bytes_of_a_stopped_holder_stops_nobody() -> N
 
 @pytest.mark.parametrize(("on_hang", "last"), [(OnHang.WARN, cmd.WarnSession), (OnHang.KILL, cmd.EndSession)])
 def test_a_holder_without_boundary_is_reported_once_and_warned_or_ended(on_hang: OnHang, last: type) -> None:
-    world = make(2, lanes_max=1, hang_timeout_ns=5 * MILLISECOND_NS, on_hang=on_hang)
+    world = make_world(2, lanes_max=1, hang_timeout_ns=5 * MILLISECOND_NS, on_hang=on_hang)
     world.want(1)
     world.now_ns = MILLISECOND_NS
     assert world.want(2) == [cmd.Revoke(1, 2, 2, 3), cmd.WakeAt(DEVICE, 6 * MILLISECOND_NS)]
-    told_count = len(world.told)
+    command_count = len(world.commands)
     world.tick()
-    assert world.told[told_count:] == [
+    assert world.commands[command_count:] == [
         cmd.ReportOverdue(1, "1", 5 * MILLISECOND_NS),
         last(1, "no boundary for 5000000 ns after a revoke while others wait"),
     ]
     world.tick(SECOND_NS)
-    assert len(world.told) == told_count + 2
+    assert len(world.commands) == command_count + 2
 
 
 def test_those_behind_a_hung_holder_go_elsewhere_and_others_run_on() -> None:
-    world = make(3, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
+    world = make_world(3, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
     for session in (1, 2, 3):
         world.want(session)
-    told_count = len(world.told)
+    command_count = len(world.commands)
     world.tick()
     # Session 2 was named successor: it may be running already, and stays.
-    assert world.told[told_count + 2 :] == [cmd.BindSession(3, 2)]
-    world = make(3, lanes_max=2, hang_timeout_ns=MILLISECOND_NS)
+    assert world.commands[command_count + 2 :] == [cmd.BindSession(3, 2)]
+    world = make_world(3, lanes_max=2, hang_timeout_ns=MILLISECOND_NS)
     for session in (1, 2, 3):
         world.want(session)
     world.now_ns = MILLISECOND_NS // 2
-    assert boundary(world, 2) == [], "until then it stands back for the one behind the hung holder"
+    assert world.commands_at_boundary(2) == [], "until then it stands back for the one behind the hung holder"
     world.tick()
-    assert 2 in world.running
+    assert 2 in world.grants
 
 
 def test_a_hung_holder_that_reaches_a_boundary_after_all_is_like_any_other() -> None:
-    world = make(2, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
+    world = make_world(2, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
     world.want(1)
     world.want(2)
     world.tick()
     world.now_ns = SECOND_NS
-    assert boundary(world, 1)[0] == cmd.LimitGrant(2, 3, 1000)
+    assert world.commands_at_boundary(1)[0] == cmd.LimitGrant(2, 3, 1000)
     assert states(world) == {1: (SessionState.WAITING, 1), 2: (SessionState.RUNNING, 1)}
 
 
 def test_a_lost_device_reports_no_hang() -> None:
-    world = make(2, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
+    world = make_world(2, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
     world.want(1)
     world.want(2)
     world.send(ev.DeviceLost(DEVICE, "Xid 79"))
-    told_count = len(world.told)
+    command_count = len(world.commands)
     world.tick(SECOND_NS)
-    assert world.told[told_count:] == []
+    assert world.commands[command_count:] == []
 
 
 # Ungated
 
 
 def test_a_holder_that_is_ungated_keeps_its_lane_and_its_mates_move() -> None:
-    world = make(3, lanes_max=2)
+    world = make_world(3, lanes_max=2)
     world.want(1)
     assert world.send(ev.SessionUngated(1)) == [cmd.BindSession(3, 2), cmd.Grant(1, 1, 4)]
     assert world.send(ev.SessionUngated(1)) == []
@@ -223,7 +208,7 @@ def test_a_holder_that_is_ungated_keeps_its_lane_and_its_mates_move() -> None:
 
 
 def test_a_pinned_lane_ends_with_its_session() -> None:
-    world = make(1)
+    world = make_world(1)
     world.want(1)
     world.send(ev.SessionUngated(1))
     world.leave(1)
@@ -233,7 +218,7 @@ def test_a_pinned_lane_ends_with_its_session() -> None:
 
 
 def test_a_pinned_lane_does_not_count_against_the_lanes_that_may_be_open() -> None:
-    world = make(1, lanes_max=1)
+    world = make_world(1, lanes_max=1)
     world.want(1)
     world.send(ev.SessionUngated(1))
     assert world.arrive(2, 50, 200)[-1] == cmd.OpenLane(2, DEVICE, ADA, 200 * MIB, 4)
@@ -251,15 +236,15 @@ def test_a_revoked_holder_without_successor_is_ungated_at_once() -> None:
 
 
 def test_a_holder_that_may_have_handed_over_is_ungated_after_its_return() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     # Were it granted anew at once, it and the successor that it may have started would run in one lane.
     assert world.send(ev.SessionUngated(1)) == []
-    assert boundary(world, 1)[0] == cmd.Revoke(2, 3)
-    assert boundary(world, 2)[:2] == [cmd.BindSession(2, 2), cmd.Grant(1, 1, 4)]
+    assert world.commands_at_boundary(1)[0] == cmd.Revoke(2, 3)
+    assert world.commands_at_boundary(2)[:2] == [cmd.BindSession(2, 2), cmd.Grant(1, 1, 4)]
     world.confirm_all()
-    assert set(world.running) == {1, 2}
+    assert set(world.grants) == {1, 2}
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack", "fair", "priority"])
@@ -271,35 +256,35 @@ def test_a_waiter_that_is_ungated_goes_first_and_its_mates_are_served_in_the_sam
     world.want(1)
     world.want(2)
     world.send(ev.SessionUngated(2))
-    assert world.running[1].is_revoked
-    assert boundary(world, 1, hands_over=False)[:3] == [
+    assert world.grants[1].revoked_ns is not None
+    assert world.commands_at_boundary(1, hands_over=False)[:3] == [
         cmd.BindSession(1, 2),
-        cmd.Grant(2, 1, world.running[2].epoch),
-        cmd.OpenLane(2, DEVICE, ADA, 200 * MIB, world.running[2].epoch + 1),
+        cmd.Grant(2, 1, world.grants[2].epoch),
+        cmd.OpenLane(2, DEVICE, ADA, 200 * MIB, world.grants[2].epoch + 1),
     ]
     world.confirm_all()
-    assert set(world.running) == {1, 2}
+    assert set(world.grants) == {1, 2}
 
 
 def test_an_idle_session_that_was_ungated_pins_its_lane_with_its_first_grant() -> None:
-    world = make(1)
+    world = make_world(1)
     assert world.send(ev.SessionUngated(1)) == []
     assert world.want(1) == [cmd.Grant(1, 1, 2)]
     assert world.engine.snapshot().devices[0].lanes[0].is_pinned
 
 
 def test_a_stopped_waiter_that_is_ungated_is_served_when_it_continues() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     world.send(ev.SessionStopped(2))
     world.send(ev.SessionUngated(2))
     assert world.send(ev.SessionContinued(2)) == []
-    assert boundary(world, 1)[:2] == [cmd.BindSession(1, 2), cmd.Grant(2, 1, 4)]
+    assert world.commands_at_boundary(1)[:2] == [cmd.BindSession(1, 2), cmd.Grant(2, 1, 4)]
 
 
 def test_an_ungated_holder_that_was_stopped_gets_no_service_when_it_continues() -> None:
-    world = make(1)
+    world = make_world(1)
     world.want(1)
     world.send(ev.SessionUngated(1))
     world.send(ev.SessionStopped(1))
@@ -309,35 +294,35 @@ def test_an_ungated_holder_that_was_stopped_gets_no_service_when_it_continues() 
 
 
 def test_an_ungated_waiter_in_the_lane_of_an_overdue_one_goes_before_it() -> None:
-    world = make(3, lanes_max=1, overtakes_max=1, policy="fifo")
+    world = make_world(3, lanes_max=1, overtakes_max=1, policy="fifo")
     for session in (1, 3, 2):
         world.want(session)
-    boundary(world, 1)
+    world.commands_at_boundary(1)
     world.send(ev.SessionUngated(2))
-    assert next(one.session for one in boundary(world, 1) if isinstance(one, cmd.Grant)) == 2
+    assert next(one.session for one in world.commands_at_boundary(1) if isinstance(one, cmd.Grant)) == 2
 
 
 # Overruns
 
 
 def test_an_overrun_is_allowed_where_there_is_room_and_the_lane_grows_at_a_boundary() -> None:
-    world = make(1)
+    world = make_world(1)
     world.want(1)
     assert world.send(ev.SessionOverran(1, 80 * MIB, 300 * MIB)) == [cmd.AllowOverrun(1, 80 * MIB, 300 * MIB)]
     assert world.engine.snapshot().devices[0].lanes[0].held_bytes == 200 * MIB
-    boundary(world, 1, wants_next=False)
+    world.commands_at_boundary(1, wants_next=False)
     assert world.want(1) == [cmd.ReleaseLane(1, 3)]
     assert world.confirm() == [cmd.OpenLane(1, DEVICE, ADA, 300 * MIB, 4)]
 
 
 def test_an_overrun_never_lowers_what_was_admitted() -> None:
-    world = make(1)
+    world = make_world(1)
     assert world.send(ev.SessionOverran(1, 0, 0)) == [cmd.AllowOverrun(1, 50 * MIB, 200 * MIB)]
 
 
 @pytest.mark.parametrize(("on_overrun", "last"), [(OnOverrun.WARN, cmd.WarnSession), (OnOverrun.KILL, cmd.EndSession)])
 def test_an_overrun_past_the_device_fails_in_the_job_that_overran(on_overrun: OnOverrun, last: type) -> None:
-    world = make(2, on_overrun=on_overrun)
+    world = make_world(2, on_overrun=on_overrun)
     shortfall = Shortfall("room for the largest iteration on device gpu0", 1000 * MIB, 950 * MIB, advice=ADVICE)
     assert world.send(ev.SessionOverran(1, 0, 950 * MIB)) == [
         cmd.RefuseOverrun(1, shortfall),
@@ -346,7 +331,7 @@ def test_an_overrun_past_the_device_fails_in_the_job_that_overran(on_overrun: On
 
 
 def test_a_persistent_overrun_may_take_free_bytes_only() -> None:
-    world = make(2)
+    world = make_world(2)
     shortfall = Shortfall("memory of device gpu0", 600 * MIB, 550 * MIB, advice=ADVICE)
     assert world.send(ev.SessionOverran(1, 600 * MIB, 0))[0] == cmd.RefuseOverrun(1, shortfall)
 
@@ -358,7 +343,7 @@ def test_an_overrun_of_a_session_without_lane_is_all_persistent() -> None:
 
 
 def test_an_overrun_of_one_that_has_not_come_or_is_gone_is_nobodys() -> None:
-    world = make(1)
+    world = make_world(1)
     world.send(ev.DeviceDrained(DEVICE))
     world.arrive(2, 50, 50)
     assert world.send(ev.SessionOverran(2, 60 * MIB, 60 * MIB)) == []
@@ -373,7 +358,7 @@ def test_a_hung_holder_does_not_keep_the_device_where_one_session_runs_at_a_time
     world.confirm_all()
     world.want(1)
     world.want(2)
-    assert list(world.running) == [1], "the short one waits for a boundary"
+    assert list(world.grants) == [1], "the short one waits for a boundary"
     world.wait(2000)
     world.confirm_all()
-    assert 2 in world.running
+    assert 2 in world.grants

@@ -10,24 +10,9 @@ from nodedaemon.core.errors import PeerError
 from nodedaemon.core.fairness import ONE_NS
 from nodedaemon.core.sessions import SessionState
 from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, DeviceLimits, JobClass
-from tests.support.engine_world import DEVICE, World
+from tests.support.engine_world import DEVICE, World, make_world
 
 HANG_NS = 60 * SECOND_NS
-
-
-def make(count: int, **limits: object) -> World:
-    """Sessions 1..count of one domain, each of 50 + 200 MiB, admitted and idle."""
-    world = World(DeviceLimits(1000 * MIB, **limits))  # type: ignore[arg-type]
-    for session in range(1, count + 1):
-        world.arrive(session, 50, 200)
-    world.confirm_all()
-    return world
-
-
-def boundary(world: World, session: int, **other: bool) -> list[cmd.Command]:
-    told_count = len(world.told)
-    world.boundary(session, **other)  # type: ignore[arg-type]
-    return world.told[told_count:]
 
 
 def state_of(world: World, session: int) -> SessionState:
@@ -41,15 +26,15 @@ def virtual_ns(world: World, session: int) -> int:
 
 
 def test_alone_a_grant_is_a_lease_without_limit() -> None:
-    world = make(1)
+    world = make_world(1)
     assert world.want(1) == [cmd.Grant(1, 1, 2)]
     for _ in range(10):
         world.now_ns += SECOND_NS
-        assert boundary(world, 1) == []
+        assert world.commands_at_boundary(1) == []
 
 
 def test_a_waiter_bounds_the_lease_and_the_lease_ends_when_the_holder_is_ahead() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.now_ns = SECOND_NS
     # A newcomer starts at the minimum of the active: nobody has to make up for the second before it came.
@@ -58,11 +43,11 @@ def test_a_waiter_bounds_the_lease_and_the_lease_ends_when_the_holder_is_ahead()
 
 
 def test_slack_lets_a_lease_run_ahead_by_so_much() -> None:
-    world = make(2, lanes_max=1, fair_slack_ns=50 * MILLISECOND_NS)
+    world = make_world(2, lanes_max=1, fair_slack_ns=50 * MILLISECOND_NS)
     world.want(1)
     assert world.want(2) == [cmd.LimitGrant(1, 2, 1000), cmd.WakeAt(DEVICE, 50 * MILLISECOND_NS)]
     world.tick()
-    assert world.told[-2] == cmd.Revoke(1, 2, 2, 3)
+    assert world.commands[-2] == cmd.Revoke(1, 2, 2, 3)
 
 
 def test_weights_stretch_leases() -> None:
@@ -75,30 +60,30 @@ def test_weights_stretch_leases() -> None:
 
 
 def test_a_direct_hand_over_starts_the_successor_with_its_own_epoch() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     world.now_ns = MILLISECOND_NS
-    assert boundary(world, 1) == [cmd.LimitGrant(2, 3, 1000), cmd.WakeAt(DEVICE, 2 * MILLISECOND_NS)]
+    assert world.commands_at_boundary(1) == [cmd.LimitGrant(2, 3, 1000), cmd.WakeAt(DEVICE, 2 * MILLISECOND_NS)]
     assert (state_of(world, 1), state_of(world, 2)) == (SessionState.WAITING, SessionState.RUNNING)
     (device,) = world.engine.snapshot().devices
     assert [(one.session, one.handover_count, one.epoch) for one in device.sessions] == [(1, 1, None), (2, 0, 3)]
 
 
 def test_without_a_direct_hand_over_the_engine_grants() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     world.now_ns = MILLISECOND_NS
-    assert boundary(world, 1, hands_over=False)[0] == cmd.Grant(2, 1, 4, 1000)
+    assert world.commands_at_boundary(1, hands_over=False)[0] == cmd.Grant(2, 1, 4, 1000)
 
 
 def test_a_successor_that_left_meanwhile_leaves_the_lane_free() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     world.leave(2)
-    assert boundary(world, 1) == [cmd.Grant(1, 1, 4)]
+    assert world.commands_at_boundary(1) == [cmd.Grant(1, 1, 4)]
 
 
 def test_a_later_revoke_replaces_the_successor() -> None:
@@ -109,7 +94,7 @@ def test_a_later_revoke_replaces_the_successor() -> None:
     world.want(1)
     assert world.want(2)[0] == cmd.Revoke(1, 2, 2, 3)
     assert world.want(3) == [cmd.Revoke(1, 2, 3, 4)]
-    assert boundary(world, 1)[0] == cmd.LimitGrant(3, 4, 998)
+    assert world.commands_at_boundary(1)[0] == cmd.LimitGrant(3, 4, 998)
 
 
 def test_a_hand_over_to_the_successor_named_first_counts_too() -> None:
@@ -120,14 +105,14 @@ def test_a_hand_over_to_the_successor_named_first_counts_too() -> None:
     world.want(1)
     world.want(2)
     world.want(3)
-    world.running[2] = world.running.pop(1)
-    world.running[2].epoch = 3
+    world.grants[2] = world.grants.pop(1)
+    world.grants[2].epoch = 3
     world.send(ev.GrantReturned(1, 2, handed_over=3))
     assert state_of(world, 2) is SessionState.REVOKED, "the one that runs is not the first any more"
 
 
 def test_a_hand_over_that_was_offered_to_nobody_is_refused_and_changes_nothing() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     before = world.engine.snapshot()
@@ -137,15 +122,15 @@ def test_a_hand_over_that_was_offered_to_nobody_is_refused_and_changes_nothing()
 
 
 def test_an_idle_release_gives_the_lane_to_the_next_and_the_sleeper_wants_nothing() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
-    assert boundary(world, 1, wants_next=False, hands_over=False) == [cmd.Grant(2, 1, 4)]
+    assert world.commands_at_boundary(1, wants_next=False, hands_over=False) == [cmd.Grant(2, 1, 4)]
     assert state_of(world, 1) is SessionState.IDLE
 
 
 def test_returns_with_old_epochs_or_without_a_grant_change_nothing() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     before = world.engine.snapshot()
     assert world.send(ev.GrantReturned(1, 1)) == []
@@ -154,37 +139,37 @@ def test_returns_with_old_epochs_or_without_a_grant_change_nothing() -> None:
 
 
 def test_counts_below_zero_are_taken_as_none() -> None:
-    world = make(1)
+    world = make_world(1)
     world.want(1)
-    world.running.pop(1)
+    world.grants.pop(1)
     world.send(ev.GrantReturned(1, 2, iteration_count=-5, contended_count=-5, wants_next=False))
     (device,) = world.engine.snapshot().devices
     assert device.sessions[0].iteration_count == 0
 
 
 def test_a_grant_beside_waiters_carries_the_limit_of_overtaking() -> None:
-    world = make(3, lanes_max=1, overtakes_max=5, policy="fifo")
+    world = make_world(3, lanes_max=1, overtakes_max=5, policy="fifo")
     world.want(2)
     world.want(3)
     # What the holder may still run is promised already, so nobody is named who would overtake session 3 besides.
     assert world.want(1)[0] == cmd.Revoke(2, 2)
     # Session 1 overtakes 3, which began to wait before it: one of five is used up by the start itself.
-    assert boundary(world, 2)[0] == cmd.Grant(1, 1, 3, 4)
+    assert world.commands_at_boundary(2)[0] == cmd.Grant(1, 1, 3, 4)
 
 
 def test_lanes_side_by_side_divide_what_may_be_overtaken() -> None:
-    world = make(3, lanes_max=2, overtakes_max=10, policy="pack")
+    world = make_world(3, lanes_max=2, overtakes_max=10, policy="pack")
     world.want(1)
     world.want(2)
     assert world.want(3) == [cmd.LimitGrant(1, 3, 5), cmd.LimitGrant(2, 4, 2)]
 
 
 def test_an_overdue_waiter_runs_before_the_policys_first() -> None:
-    world = make(2, lanes_max=1, overtakes_max=1, policy="fifo")
+    world = make_world(2, lanes_max=1, overtakes_max=1, policy="fifo")
     world.want(1)
     assert world.want(2)[0] == cmd.LimitGrant(1, 2, 1)
-    boundary(world, 1)
-    assert boundary(world, 1)[0] == cmd.Grant(2, 1, 3, 1)
+    world.commands_at_boundary(1)
+    assert world.commands_at_boundary(1)[0] == cmd.Grant(2, 1, 3, 1)
 
 
 def test_an_overdue_waiter_of_another_domain_ignores_the_quantum() -> None:
@@ -194,15 +179,15 @@ def test_an_overdue_waiter_of_another_domain_ignores_the_quantum() -> None:
     world.confirm_all()
     world.want(1)
     assert world.want(2) == [cmd.LimitGrant(1, 2, 1)]
-    boundary(world, 1)
-    assert boundary(world, 1) == [cmd.ReleaseLane(1, 3)]
+    world.commands_at_boundary(1)
+    assert world.commands_at_boundary(1) == [cmd.ReleaseLane(1, 3)]
 
 
 def test_under_fifo_only_the_first_runs() -> None:
-    world = make(2, policy="fifo")
+    world = make_world(2, policy="fifo")
     world.want(2)
     assert world.want(1) == [cmd.Revoke(2, 3), cmd.WakeAt(DEVICE, HANG_NS)]
-    assert boundary(world, 2)[0] == cmd.Grant(1, 1, 4, 500)
+    assert world.commands_at_boundary(2)[0] == cmd.Grant(1, 1, 4, 500)
 
 
 def test_under_srtf_a_lease_ends_for_one_with_less_left() -> None:
@@ -215,7 +200,7 @@ def test_under_srtf_a_lease_ends_for_one_with_less_left() -> None:
     # By now session 1 has five seconds left, less than the newcomer.
     assert world.want(2) == [cmd.LimitGrant(1, 2, 1000), cmd.WakeAt(DEVICE, 16 * SECOND_NS)]
     world.now_ns = 6 * SECOND_NS
-    boundary(world, 1, wants_next=False)
+    world.commands_at_boundary(1, wants_next=False)
     (device,) = world.engine.snapshot().devices
     assert [one.remaining_ns for one in device.sessions] == [4 * SECOND_NS, 6 * SECOND_NS]
 
@@ -226,7 +211,7 @@ def test_a_lane_that_is_told_open_again_changes_nothing() -> None:
     world.confirm_all()
     world.want(1)
     world.confirm_all()
-    opened = next(one for one in world.told if isinstance(one, cmd.OpenLane))
+    opened = next(one for one in world.commands if isinstance(one, cmd.OpenLane))
     before = world.engine.snapshot()
     assert world.send(ev.LaneOpened(opened.lane, opened.epoch)) == []
     assert world.engine.snapshot() == before
@@ -245,12 +230,12 @@ def test_under_srtf_a_job_that_is_over_its_time_lets_a_shorter_one_pass(half_lif
     world.tick()
     assert state_of(world, 1) is SessionState.REVOKED
     world.now_ns += 10 * MILLISECOND_NS
-    boundary(world, 1)
+    world.commands_at_boundary(1)
     assert [state_of(world, session) for session in (1, 2)] == [SessionState.WAITING, SessionState.RUNNING]
 
 
 def test_under_pack_lanes_run_side_by_side() -> None:
-    world = make(2, policy="pack")
+    world = make_world(2, policy="pack")
     assert world.want(1) == [cmd.Grant(1, 1, 3)]
     assert world.want(2) == [cmd.Grant(2, 2, 4)]
 
@@ -262,8 +247,8 @@ def test_under_priority_no_lower_iteration_starts_while_a_high_session_runs() ->
     world.confirm_all()
     world.want(1)
     assert world.want(2) == [cmd.Grant(2, 2, 4), cmd.Revoke(1, 3), cmd.WakeAt(DEVICE, HANG_NS)]
-    assert boundary(world, 1) == []
-    assert boundary(world, 2, wants_next=False) == [cmd.Grant(1, 1, 5)]
+    assert world.commands_at_boundary(1) == []
+    assert world.commands_at_boundary(2, wants_next=False) == [cmd.Grant(1, 1, 5)]
 
 
 def test_under_fair_one_that_is_ahead_stands_back_until_the_other_lane_caught_up() -> None:
@@ -275,14 +260,14 @@ def test_under_fair_one_that_is_ahead_stands_back_until_the_other_lane_caught_up
     world.want(2)
     world.now_ns = 10 * MILLISECOND_NS
     # Both attained 5 ms; for its weight session 2 has had half as much, so session 1 waits for it.
-    assert boundary(world, 1) == [cmd.LimitGrant(2, 4, 500), cmd.WakeAt(DEVICE, 15 * MILLISECOND_NS)]
-    told_count = len(world.told)
+    assert world.commands_at_boundary(1) == [cmd.LimitGrant(2, 4, 500), cmd.WakeAt(DEVICE, 15 * MILLISECOND_NS)]
+    command_count = len(world.commands)
     world.tick()
-    assert world.told[told_count] == cmd.Grant(1, 1, 5)
+    assert world.commands[command_count] == cmd.Grant(1, 1, 5)
 
 
 def test_a_device_is_shared_by_busy_lanes() -> None:
-    world = make(2)
+    world = make_world(2)
     world.want(1)
     world.want(2)
     world.now_ns = SECOND_NS
@@ -292,20 +277,20 @@ def test_a_device_is_shared_by_busy_lanes() -> None:
 
 
 def test_waiting_time_is_counted_to_the_grant() -> None:
-    world = make(2, lanes_max=1)
+    world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
     world.now_ns = 7 * MILLISECOND_NS
-    boundary(world, 1)
+    world.commands_at_boundary(1)
     (device,) = world.engine.snapshot().devices
     assert [one.waited_ns for one in device.sessions] == [0, 7 * MILLISECOND_NS]
 
 
 def test_service_decays_and_numbers_are_shifted_back_after_64_half_lives() -> None:
-    world = make(2, lanes_max=1, service_half_life_ns=MILLISECOND_NS)
+    world = make_world(2, lanes_max=1, service_half_life_ns=MILLISECOND_NS)
     world.want(1)
     world.tick(10 * MILLISECOND_NS)
-    boundary(world, 1, wants_next=False)
+    world.commands_at_boundary(1, wants_next=False)
     early = virtual_ns(world, 1)
     world.want(2)
     world.tick(65 * MILLISECOND_NS)
@@ -319,8 +304,8 @@ def test_service_decays_and_numbers_are_shifted_back_after_64_half_lives() -> No
 
 
 def test_waiters_keep_their_order_over_a_rebase() -> None:
-    world = make(3, lanes_max=1, service_half_life_ns=MILLISECOND_NS, policy="fifo")
+    world = make_world(3, lanes_max=1, service_half_life_ns=MILLISECOND_NS, policy="fifo")
     for session in (1, 3, 2):
         world.want(session)
     world.tick(64 * MILLISECOND_NS)
-    assert boundary(world, 1, wants_next=False)[0] == cmd.Grant(2, 1, 3, 999)
+    assert world.commands_at_boundary(1, wants_next=False)[0] == cmd.Grant(2, 1, 3, 999)

@@ -15,12 +15,6 @@ def make(**limits: object) -> World:
     return World(DeviceLimits(1000 * MIB, **limits))  # type: ignore[arg-type]
 
 
-def boundary(world: World, session: int, **other: bool) -> list[cmd.Command]:
-    told_count = len(world.told)
-    world.boundary(session, **other)  # type: ignore[arg-type]
-    return world.told[told_count:]
-
-
 def lane_of(world: World, session: int) -> int | None:
     (device,) = world.engine.snapshot().devices
     return next(one.lane for one in device.sessions if one.session == session)
@@ -74,7 +68,7 @@ def test_a_busy_lane_grows_only_after_its_holder_returned() -> None:
     world.want(1)
     world.arrive(2, 100, 400)
     assert world.want(2) == [cmd.Revoke(1, 2), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
-    assert boundary(world, 1) == [cmd.ReleaseLane(1, 3)]
+    assert world.commands_at_boundary(1) == [cmd.ReleaseLane(1, 3)]
 
 
 def test_another_domain_that_finds_no_room_gets_a_parked_lane() -> None:
@@ -135,10 +129,10 @@ def test_an_arrival_that_lacks_bytes_of_busy_lanes_waits_for_their_boundary_and_
     world.want(1)
     world.want(2)
     assert world.arrive(3, 500, 100) == [cmd.Revoke(1, 3), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
-    assert boundary(world, 1) == [cmd.BindSession(1, 2), cmd.ReleaseLane(1, 5), cmd.Revoke(2, 4)]
-    told_count = len(world.told)
+    assert world.commands_at_boundary(1) == [cmd.BindSession(1, 2), cmd.ReleaseLane(1, 5), cmd.Revoke(2, 4)]
+    command_count = len(world.commands)
     world.confirm()
-    assert world.told[told_count : told_count + 2] == [cmd.CloseLane(1), cmd.AdmitSession(3, 500 * MIB)]
+    assert world.commands[command_count : command_count + 2] == [cmd.CloseLane(1), cmd.AdmitSession(3, 500 * MIB)]
 
 
 def test_bytes_count_until_their_release_is_confirmed() -> None:
@@ -160,8 +154,8 @@ def test_another_domain_waits_for_the_quantum() -> None:
     world.arrive(2, 100, 600, domain=BEN)
     assert world.want(2) == [cmd.LimitGrant(1, 2, 1000), cmd.WakeAt(DEVICE, SECOND_NS)]
     world.tick()
-    assert world.told[-2:] == [cmd.Revoke(1, 2), cmd.WakeAt(DEVICE, 61 * SECOND_NS)]
-    assert boundary(world, 1) == [cmd.ReleaseLane(1, 3)]
+    assert world.commands[-2:] == [cmd.Revoke(1, 2), cmd.WakeAt(DEVICE, 61 * SECOND_NS)]
+    assert world.commands_at_boundary(1) == [cmd.ReleaseLane(1, 3)]
     assert world.confirm() == [cmd.OpenLane(2, DEVICE, BEN, 600 * MIB, 4)]
     assert world.confirm()[0] == cmd.Grant(2, 2, 5, 1000)
 
@@ -173,7 +167,7 @@ def test_an_idle_lane_is_taken_by_another_domain_after_idle_release() -> None:
     world.arrive(2, 100, 600, domain=BEN)
     assert world.want(2) == [cmd.WakeAt(DEVICE, SECOND_NS // 5)]
     world.tick()
-    assert world.told[-1] == cmd.ReleaseLane(1, 2)
+    assert world.commands[-1] == cmd.ReleaseLane(1, 2)
 
 
 def test_a_higher_class_ignores_the_quantum() -> None:
@@ -183,7 +177,7 @@ def test_a_higher_class_ignores_the_quantum() -> None:
     world.want(1)
     world.arrive(2, 100, 600, domain=BEN, job_class=JobClass.HIGH)
     assert world.want(2) == [cmd.Revoke(1, 2), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
-    assert boundary(world, 1) == [cmd.ReleaseLane(1, 3)]
+    assert world.commands_at_boundary(1) == [cmd.ReleaseLane(1, 3)]
 
 
 def test_a_lane_shrinks_to_the_largest_that_remains() -> None:
@@ -237,7 +231,7 @@ def test_a_waiter_behind_a_busy_lane_moves_to_a_lane_of_its_own_when_room_return
     assert lane_of(world, 3) == 1
     # Session 1 waits behind session 3 then, which has to catch up before it is named: it moves.
     world.now_ns += SECOND_NS
-    assert boundary(world, 1)[:3] == [
+    assert world.commands_at_boundary(1)[:3] == [
         cmd.LimitGrant(3, 4, 1000),
         cmd.BindSession(1, 3),
         cmd.OpenLane(3, DEVICE, ADA, 300 * MIB, 6),
@@ -278,11 +272,11 @@ def test_lane_memory_that_cannot_be_had_is_tried_again_after_a_second() -> None:
     world = make()
     world.arrive(1, 100, 200)
     world.due.clear()
-    world.held_bytes.clear()
+    world.lane_bytes.clear()
     assert world.send(ev.LaneFailed(1, 1, "out of memory")) == []
     assert world.want(1) == [cmd.WakeAt(DEVICE, SECOND_NS)]
     world.tick()
-    assert world.told[-1] == cmd.OpenLane(1, DEVICE, ADA, 200 * MIB, 2)
+    assert world.commands[-1] == cmd.OpenLane(1, DEVICE, ADA, 200 * MIB, 2)
     assert world.send(ev.LaneFailed(1, 1, "late")) == []
     assert world.confirm() == [cmd.Grant(1, 1, 3)]
 

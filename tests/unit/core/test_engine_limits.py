@@ -94,7 +94,7 @@ def test_a_policy_is_changed_live_and_waiters_are_put_in_its_order() -> None:
         world.want(session)
     assert change(world, policy="srtf")[0] == cmd.Revoke(1, 2)
     world.boundary(1)
-    assert set(world.running) == {3}
+    assert set(world.grants) == {3}
     assert world.engine.snapshot().devices[0].policy == "srtf"
 
 
@@ -108,7 +108,7 @@ def test_a_policy_change_remembers_stopped_waiters_and_parked_lanes() -> None:
         world.want(session)
     world.send(ev.SessionStopped(3))
     change(world, policy="pack", domain_quantum_ns=0)
-    world.running.pop(1)
+    world.grants.pop(1)
     assert world.send(ev.GrantReturned(1, 2, wants_next=False)) == [cmd.ReleaseLane(1, 3)]
 
 

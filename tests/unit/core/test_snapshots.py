@@ -50,7 +50,7 @@ def test_a_replay_gives_the_same_commands_and_the_same_state() -> None:
     world = make_busy()
     replayed = Engine()
     commands = [command for event, now_ns in world.journal for command in replayed.handle(event, now_ns)]
-    assert commands == world.told
+    assert commands == world.commands
     assert replayed.snapshot() == world.engine.snapshot()
 
 

@@ -28,7 +28,7 @@ def view(world: World, session: int) -> SessionView:
 
 
 def last(world: World, kind: type[cmd.Command]) -> cmd.Command:
-    return next(one for one in reversed(world.told) if isinstance(one, kind))
+    return next(one for one in reversed(world.commands) if isinstance(one, kind))
 
 
 def test_nobody_has_a_view_before_it_arrives_and_after_it_has_gone() -> None:

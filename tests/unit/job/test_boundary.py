@@ -1,4 +1,4 @@
-"""The boundary rule on sequences of events, written as text: what goes in, and where a boundary (|) must lie.
+"""The boundary rule on sequences of events, written as text with a bar (|) where a boundary must lie.
 
 D loader; F0/f0 root 0 with/without gradients (E0: with gradients, evaluation mode; N0: its output carries none);
 B backward; S0 step of optimizer 0; [ and ] around what runs inside: `S0[F0 B]`.
@@ -61,7 +61,7 @@ CASES = {
     "a forward for the log after every step": (1, "F0 B S0 f0 " * 8 + "|F0 B S0 f0 |F0 B S0 f0 |F0"),
     "a forward now and then after a step may lead or trail": (
         1,
-        # The first of its kind is taken for an evaluation.
+        # The first such forward counts as an evaluation.
         "F0 B S0 |F0 B S0 |f0 |F0 B S0 |F0 B S0 f0 F0 B S0 |F0 B S0 f0 F0 B S0 |F0",
     ),
     "act, then learn": (1, "f0 f1 F0 B S0 |f0 f1 F0 B S0 |f0 f1 F0 B S0 |f0"),
@@ -92,17 +92,17 @@ CASES = {
         1,
         "F0 B S0 |F0 B S0 |F0 B S1 F0 B S1 F0 B S1 F0 B S1 F0 B S1 F0 B S1 |F0 B S1 |F0",
     ),
-    "the job says it itself": (1, "I F0 B S0 F0 B S0 |I D F0 |I"),
+    "the job marks its iterations itself": (1, "I F0 B S0 F0 B S0 |I D F0 |I"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_boundaries_of(case):
+def test_boundaries_lie_where_the_bars_are(case):
     optimizers, expected = CASES[case]
     assert drive(rule_with(optimizers), expected.replace("|", "")) == expected
 
 
-def test_forwards_inside_the_loader_or_a_backward_are_none():
+def test_a_forward_inside_the_loader_or_a_backward_is_no_boundary():
     rule = rule_with()
     drive(rule, "F0 B S0 F0 B S0")
     assert rule.loader_entered() is False
@@ -120,7 +120,7 @@ def test_a_step_left_by_an_exception_does_not_hide_the_next():
     assert drive(rule, "F0 B S0 F0 B S0 F0") == "F0 B S0 |F0 B S0 |F0"
 
 
-def test_models_made_anew_are_learned_anew():
+def test_the_rule_learns_again_when_models_are_created_again():
     rule = rule_with()
     assert drive(rule, "F0 B S0 F0 B S0 F0 B S0") == "F0 B S0 |F0 B S0 |F0 B S0"
     rule.optimizer_made(1)
@@ -138,7 +138,7 @@ def test_models_made_anew_are_learned_anew():
         (1, "D F0 B S0 " * 3, "D F0 B S0 |D F0 B S0 |D"),
     ],
 )
-def test_a_known_job_needs_no_second_learning(optimizers, first, again):
+def test_the_second_run_of_a_job_starts_with_what_the_first_learned(optimizers, first, again):
     rule = rule_with(optimizers)
     drive(rule, first)
     known = BoundaryRule(rule.learned())
@@ -148,7 +148,7 @@ def test_a_known_job_needs_no_second_learning(optimizers, first, again):
 
 
 @given(st.text(max_size=150))
-def test_any_text_is_a_rule(text):
+def test_any_text_can_be_loaded_as_a_rule(text):
     assert drive(BoundaryRule(text), "F0 B S0")
 
 

@@ -1,4 +1,4 @@
-"""The adaptor gets into a process and stays out of its way; a stand-in for torch shows when it is attached."""
+"""The adaptor is loaded into a process without disturbing it. A stand-in for torch shows when it is attached."""
 
 import socket
 import subprocess
@@ -11,7 +11,7 @@ from nodedaemon.wire import framing
 from nodedaemon.wire.messages import Fault
 
 JOB = Path(__file__).parents[3] / "nodedaemon" / "job"
-# A package of that name that our attach cannot use: what is tested is the way in, not the hooks.
+# A package named torch that the adaptor cannot use: these tests are about loading, not about hooks.
 STAND_IN = "loaded = True\n"
 
 
@@ -38,8 +38,8 @@ def test_a_process_that_never_imports_torch_pays_for_one_finder(tmp_path: Path) 
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("is_verbose", [False, True], ids=["quiet", "asked for"])
-def test_what_fails_of_ours_goes_to_the_daemon_and_to_nobody_else_unasked(tmp_path: Path, is_verbose: bool) -> None:
+@pytest.mark.parametrize("is_verbose", [False, True], ids=["quiet", "verbose"])
+def test_a_fault_is_reported_to_the_daemon_and_printed_only_on_request(tmp_path: Path, is_verbose: bool) -> None:
     path = tmp_path / "salusd.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
@@ -59,7 +59,7 @@ def test_what_fails_of_ours_goes_to_the_daemon_and_to_nobody_else_unasked(tmp_pa
     assert fault.text.startswith("attach: ")
 
 
-def test_nobody_listens_and_the_job_goes_on_without_a_word(tmp_path: Path) -> None:
+def test_without_a_daemon_the_job_continues_and_prints_nothing(tmp_path: Path) -> None:
     result = run("import torch; print(torch.loaded)", tmp_path, JOB, SALUS_SOCKET="nowhere")
     assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
 
@@ -67,7 +67,7 @@ def test_nobody_listens_and_the_job_goes_on_without_a_word(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "environment", [{}, {"SALUS_SOCKET": "nowhere", "SALUS_DISABLE": "1"}], ids=["no-socket", "off"]
 )
-def test_nothing_is_installed_where_salus_is_not_wanted(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_nothing_is_installed_without_salus_or_if_it_is_disabled(tmp_path: Path, environment: dict[str, str]) -> None:
     code = "import sys, torch; print('salus_job' in sys.modules, type(sys.meta_path[0]).__name__)"
     assert "False" in run(code, tmp_path, JOB, **environment).stdout
     assert "FrameworkFinder" not in run(code, tmp_path, JOB, **environment).stdout

@@ -3,7 +3,7 @@
 import pytest
 
 from nodedaemon.core.types import SECOND_NS, JobId
-from nodedaemon.sim.results import Record, ShareMeter, outcome, quantile
+from nodedaemon.sim.results import JobTimes, ShareMeter, quantile, summarize
 from nodedaemon.sim.workload import Job
 
 
@@ -19,10 +19,10 @@ def test_quantiles_lie_between_the_nearest_values():
 
 def test_times_count_from_submission():
     records = [
-        Record(job(0, name="a"), start_ns=1 * SECOND_NS, end_ns=20 * SECOND_NS),
-        Record(job(10, name="b"), start_ns=20 * SECOND_NS, end_ns=30 * SECOND_NS),
+        JobTimes(job(0, name="a"), start_ns=1 * SECOND_NS, end_ns=20 * SECOND_NS),
+        JobTimes(job(10, name="b"), start_ns=20 * SECOND_NS, end_ns=30 * SECOND_NS),
     ]
-    told = outcome("x", "w", records, 1, None, hand_overs=7)
+    told = summarize("x", "w", records, 1, None, hand_overs=7)
     assert told.average_completion_s == 20
     assert told.average_queueing_s == 5.5
     assert told.makespan_s == 30

@@ -4,7 +4,7 @@ import pytest
 
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import GIB, MIB, SECOND_NS, JobId
-from nodedaemon.sim.run import Setting, prepare, run_baseline, run_policy, simulate
+from nodedaemon.sim.run import SimulationSetup, prepare, run_baseline, run_policy, simulate
 from nodedaemon.sim.workload import Job, Workload
 
 
@@ -21,7 +21,7 @@ def job(name, submit_s, count, *, persistent=100, ephemeral=1000, iteration_s=1,
 
 
 def prepared(*jobs, **setting):
-    return prepare(Workload("hand", jobs), Setting(**{"device_bytes": 2 * GIB, **setting}))
+    return prepare(Workload("hand", jobs), SimulationSetup(**{"device_bytes": 2 * GIB, **setting}))
 
 
 def test_exclusive_runs_one_after_another():

@@ -2,11 +2,13 @@
 
 import asyncio
 
+import msgspec
 import pytest
 
 from nodedaemon.config import load_or_raise
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.types import MIB, Profile
+from nodedaemon.wire.envelope import Request
 from slurm_plugin.admitd import server as admitd
 from slurm_plugin.admitd.decision import ProfileLookup
 from slurm_plugin.admitd.server import AdmissionServer
@@ -62,13 +64,14 @@ def make(place):
 
 def submit(uid=5, signature="job:ab"):
     job = {"tres_per_node": "gres:salus:1"}
-    return {"op": "submit", "uid": uid, "batch": True, "job": job, "options": {"SALUS_SIGNATURE": signature}}
+    fields = {"uid": uid, "batch": True, "job": job, "options": {"SALUS_SIGNATURE": signature}}
+    return Request("submit", fields)
 
 
 async def wait_nodes_known(service):
     """As after its first look at Slurm."""
     task = asyncio.create_task(service.refresh_forever())
-    while service.admission.release == (0, 0):
+    while service.answers.release == (0, 0):
         await asyncio.sleep(0)
     task.cancel()
 
@@ -81,21 +84,21 @@ def test_a_reload_takes_new_values_for_the_next_answer_and_keeps_what_it_knows_o
     async def scenario():
         service = make(place)
         await wait_nodes_known(service)
-        before = await service._timed_answer(submit())
+        before = await service._answer_submit(submit())
         (place / "salus.conf").write_text(
             BASE.replace("SubmitRate=3", "SubmitRate=100") + "Headroom=100%\nProfileCache=0\n"
         )
         service.reload()
-        after = await service._timed_answer(submit())
-        answers = [await service._timed_answer(submit(uid=9)) for _ in range(20)]
+        after = await service._answer_submit(submit())
+        answers = [await service._answer_submit(submit(uid=9)) for _ in range(20)]
         return shards(before), shards(after), answers, service
 
     before, after, answers, service = asyncio.run(scenario())
     assert (before, after) == ("7", "13")
     assert all(answer["ok"] for answer in answers)
-    assert service.admission.catalog.default_partition == "main"
-    assert service.storage.fresh_s == 0
-    assert service.admission.is_recheck_wanted
+    assert service.answers.catalog.default_partition == "main"
+    assert service.profiles.fresh_s == 0
+    assert service.answers.is_recheck_wanted
 
 
 @pytest.mark.parametrize("broken", ["Headrom=100%", "LaneReserve=much", "ClusterName=", "SlurmAccess=pyslurm"])
@@ -108,8 +111,8 @@ def test_a_reload_with_any_fault_changes_nothing(place, broken):
         with pytest.raises(admitd.SalusError):
             service.reload()
         service.reload_by_signal()
-        assert service.config is service.admission.config is old
-        return shards(await service._timed_answer(submit()))
+        assert service.config is service.answers.config is old
+        return shards(await service._answer_submit(submit()))
 
     assert asyncio.run(scenario()) == "7"
 
@@ -129,20 +132,20 @@ def test_one_user_may_submit_so_often_a_second_and_others_are_not_held_up(place)
     async def scenario():
         service = make(place)
         await wait_nodes_known(service)
-        greedy = [await service._timed_answer(submit(uid=5)) for _ in range(8)]
-        other = await service._timed_answer(submit(uid=9))
-        root = [await service._timed_answer(submit(uid=0)) for _ in range(8)]
+        greedy = [await service._answer_submit(submit(uid=5)) for _ in range(8)]
+        other = await service._answer_submit(submit(uid=9))
+        root = [await service._answer_submit(submit(uid=0)) for _ in range(8)]
         return greedy, other, root
 
     greedy, other, root = asyncio.run(scenario())
     assert [answer["ok"] for answer in greedy[:3]] == [True] * 3
     assert not greedy[-1]["ok"]
-    assert "more than 3 a second" in greedy[-1]["say"]
+    assert "more than 3 per second" in greedy[-1]["why"]
     assert other["ok"]
     assert all(answer["ok"] for answer in root)
 
 
-@pytest.mark.parametrize("verb", ["ping", "status", "why", "profiles", "accounting", "nonsense"])
+@pytest.mark.parametrize("verb", ["ping", "status", "why", "profiles", "report", "nonsense"])
 def test_every_question_counts_against_its_users_limit(place, monkeypatch, verb):
     async def known_user(_request, _ttl_s):
         return 5
@@ -151,12 +154,12 @@ def test_every_question_counts_against_its_users_limit(place, monkeypatch, verb)
 
     async def scenario():
         service = make(place)
-        line = b'{"op": "%s"}' % verb.encode()
-        return [await service._one(line, service._checked_answer) for _ in range(5)]
+        line = b'{"verb": "%s"}' % verb.encode()
+        return [await service._answer(line, service._answer_query) for _ in range(5)]
 
-    told = asyncio.run(scenario())
-    assert "too many requests" in told[-1]["why"]
-    assert "too many requests" not in told[0].get("why", "")
+    answers = [msgspec.to_builtins(answer) for answer in asyncio.run(scenario())]
+    assert "too many requests" in answers[-1]["why"]
+    assert "too many requests" not in answers[0].get("why", "")
 
 
 def test_connections_are_bounded_before_anybody_is_known(place, monkeypatch):

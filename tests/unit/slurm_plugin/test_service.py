@@ -8,15 +8,17 @@ import pytest
 
 from nodedaemon.config import Config, load_or_raise
 from nodedaemon.config.keys import Settings
-from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import MIB, Profile
+from nodedaemon.wire.envelope import NotPermittedError, Request
 from nodedaemon.wire.rate import UserRate
 from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import check, digest
 from slurm_plugin.admitd.decision import ProfileLookup
-from slurm_plugin.admitd.profile_cache import DECISIONS_MAX, Storage
+from slurm_plugin.admitd.decision_queue import DECISIONS_MAX, DecisionQueue
+from slurm_plugin.admitd.profile_cache import ProfileCache
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.slurm import QueuedJob, SlurmError, SlurmNode
 
@@ -72,14 +74,13 @@ def configuration(**changes):
 
 def service(records, fresh_s=30.0, **changes):
     config = configuration(**changes)
-    return SubmitAnswers(config, Storage(records, fresh_s), catalog_of(config, NODES, "main"), (22, 5))
+    profiles, decisions = ProfileCache(records, fresh_s), DecisionQueue(records)
+    return SubmitAnswers(config, profiles, decisions, catalog_of(config, NODES, "main"), (22, 5))
 
 
 def request(signature="job:ab", **fields):
-    return {
-        "op": "submit", "uid": 5, "batch": True, "job": {"tres_per_node": "gres:salus:1", **fields},
-        "options": {"SALUS_SIGNATURE": signature},
-    }  # fmt: skip
+    job = {"tres_per_node": "gres:salus:1", **fields}
+    return Request("submit", {"uid": 5, "batch": True, "job": job, "options": {"SALUS_SIGNATURE": signature}})
 
 
 def test_shards_of_a_device_are_those_that_slurm_counts():
@@ -131,7 +132,7 @@ def test_a_database_that_is_away_or_slow_makes_a_job_unknown_and_stale_profiles_
         records.is_away, records.hold = False, threading.Event()
         slow = await admission.answer(request("job:slow"))
         records.hold.set()
-        return stale, unknown, slow, admission.storage.counters.lookup_failures
+        return stale, unknown, slow, admission.profiles.lookup_failures
 
     stale, unknown, slow, failures = asyncio.run(scenario())
     assert stale["set"]["tres_per_node"].endswith("shard:7")
@@ -145,9 +146,9 @@ def test_every_decision_is_recorded_with_its_reasons_also_after_the_database_was
         admission = service(records)
         await admission.answer(request())
         await admission.answer(request(tres_per_node="gres:salus:2"))
-        assert not await admission.storage.flush()
+        assert not await admission.decisions.flush()
         records.is_away = False
-        assert await admission.storage.flush()
+        assert await admission.decisions.flush()
         return records.written
 
     admitted, refused = asyncio.run(scenario())
@@ -157,10 +158,10 @@ def test_every_decision_is_recorded_with_its_reasons_also_after_the_database_was
 
 def test_the_queue_of_decisions_is_bounded():
     async def scenario():
-        storage = Storage(FakeRecords(is_away=True), 1.0)
+        queue = DecisionQueue(FakeRecords(is_away=True))
         for _ in range(DECISIONS_MAX + 3):
-            storage.record(None)
-        return storage.counters.decisions_dropped
+            queue.record(None)
+        return queue.dropped_count
 
     assert asyncio.run(scenario()) == 3
 
@@ -180,11 +181,12 @@ OLD = {"tres_per_node": "gres:salus:1,gres:shard:48", "admin_comment": "salus:1;
 )
 def test_a_user_may_move_a_job_but_not_change_its_charge(changed, old, is_ok):
     async def scenario():
-        return await service(FakeRecords()).answer({"op": "modify", "uid": 5, "job": changed, "old": old, "id": 3})
+        request = Request("modify", {"uid": 5, "job": changed, "old": old, "id": 3})
+        return await service(FakeRecords()).answer(request)
 
     answer = asyncio.run(scenario())
     assert answer["ok"] is is_ok
-    assert is_ok or "salus: modify:" in answer["say"]
+    assert is_ok or "salus: modify:" in answer["why"]
 
 
 def queued(comment, **changes):
@@ -244,13 +246,13 @@ TOLD = "STATUS:          Success (0)\nENCODE_TIME:     2026-11-16 06:00:00 +0000
 
 
 def test_a_credential_is_good_for_its_request_and_its_time():
-    asked = {"op": "status"}
+    asked = {"verb": "status"}
     assert check(TOLD + digest(asked), {**asked, "credential": "x"}, 60, 1010) == 5
-    with pytest.raises(PeerError, match="another request"):
-        check(TOLD + digest(asked), {"op": "profiles"}, 60, 1010)
-    with pytest.raises(PeerError, match="too old"):
+    with pytest.raises(NotPermittedError, match="another request"):
+        check(TOLD + digest(asked), {"verb": "profiles"}, 60, 1010)
+    with pytest.raises(NotPermittedError, match="too old"):
         check(TOLD + digest(asked), asked, 60, 1061)
-    with pytest.raises(PeerError, match="nothing of its maker"):
+    with pytest.raises(NotPermittedError, match="did not name its user"):
         check("", asked, 60, 1010)
 
 

@@ -1,0 +1,115 @@
+"""The envelope of every JSON request in Salus: what hooks, commands and job_submit.lua ask, and what servers answer.
+
+    {"verb": "why", "job": "7"}  ->  {"ok": true, ...}
+                                 or  {"ok": false, "why": "why: job 7: not in the queue", "kind": "not_found"}
+
+A message is one JSON object: one line on a stream socket, one packet on salusd's session socket. This module owns the
+key names, the size bounds and the kinds of failure. slurm_plugin/hooks/hook.py, slurm_plugin/lua/job_submit.lua and
+slurm_plugin/spank have copies, because they run without our packages; tests/unit/wire/test_envelope.py compares the
+first two with this module.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from nodedaemon.core.errors import OperatingError, RequestError, SalusError
+
+REQUEST_BYTES_MAX: Final = 256 * 1024
+#: Reports over months of a large cluster are the largest answers.
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+#: Of a request or an answer on the session socket.
+PACKET_BYTES_MAX: Final = 16 * 1024
+
+
+class NotFoundError(RequestError):
+    """The request names a job, device, profile or file that does not exist, or that the caller may not see."""
+
+
+class NotPermittedError(RequestError):
+    """The caller may not do or see this; an operator or admin may."""
+
+
+class UnreachableError(OperatingError):
+    """A daemon or the database does not answer; its administrator must act."""
+
+
+#: The first match counts, so children stand before their parents.
+FAILURE_KINDS: Final[tuple[tuple[str, type[SalusError]], ...]] = (
+    ("not_found", NotFoundError),
+    ("not_permitted", NotPermittedError),
+    ("unreachable", UnreachableError),
+    ("usage", RequestError),
+    ("failed", OperatingError),
+)
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request that was refused or that failed. `kind` is one of `FAILURE_KINDS`."""
+
+    ok: bool = False
+    why: str
+    kind: str = "failed"
+
+    @classmethod
+    def of(cls, error: SalusError) -> Failure:
+        kind = next((kind for kind, parent in FAILURE_KINDS if isinstance(error, parent)), "failed")
+        return cls(why=str(error), kind=kind)
+
+
+class Request(msgspec.Struct, frozen=True):
+    verb: str
+    fields: dict[str, Any]
+
+
+def read_request(message: bytes) -> Request:
+    """The request in a line or packet; RequestError if it is none. Bytes that are not UTF-8 become question marks."""
+    try:
+        fields = msgspec.json.decode(message.decode(errors="replace"), type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise RequestError(f"request refused: {error}") from error
+    verb = fields.pop("verb", "")
+    if not isinstance(verb, str):
+        raise RequestError("request refused: verb: not a text")
+    return Request(verb, fields)
+
+
+def write_request(request: Mapping[str, Any]) -> bytes:
+    """A request as a line; `request` has the field `verb`."""
+    # Not msgspec: arguments of a command may hold bytes that are not UTF-8.
+    return json.dumps(request).encode() + b"\n"
+
+
+def write_answer(answer: object) -> bytes:
+    """An answer as a line; `answer` is a mapping or struct with the field `ok`."""
+    return msgspec.json.encode(answer) + b"\n"
+
+
+def read_answer(message: bytes) -> dict[str, Any]:
+    """The fields of a good answer. A failure is raised as the error of its kind; ValueError if it is no answer."""
+    answer = msgspec.json.decode(message, type=dict[str, Any])
+    if answer.get("ok") is True:
+        return answer
+    error = dict(FAILURE_KINDS).get(str(answer.get("kind")), OperatingError)
+    raise error(str(answer.get("why") or "no reason given"))
+
+
+def exchange(connection: socket.socket, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Send one request over a stream socket and return the answer. `server` names the other side in errors."""
+    try:
+        connection.sendall(write_request(request))
+        with connection.makefile("rb") as answers:
+            line = answers.readline(ANSWER_BYTES_MAX)
+    except OSError as error:
+        raise UnreachableError(f"{server}: no answer: {error.strerror or error}; is it running?") from error
+    if not line.endswith(b"\n"):
+        raise UnreachableError(f"{server}: it closed the connection without an answer; see its log")
+    try:
+        return read_answer(line)
+    except ValueError as error:
+        raise UnreachableError(f"{server}: not an answer of Salus: {error}; check its address") from error

@@ -1,0 +1,35 @@
+"""The Prometheus metrics of salus-admitd."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from accounting.records import AdmissionRecord
+
+
+class AdmissionMetrics:
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.decisions = Counter(
+            "salus_admission_decisions", "Decisions at submit.", ["decision", "basis"], registry=self.registry
+        )
+        self.seconds = Histogram(
+            "salus_admission_seconds", "Time to answer a submit.", registry=self.registry,
+            buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5),
+        )  # fmt: skip
+        self.over_limit = Counter(
+            "salus_admission_over_limit", "Requests beyond a user's limit.", ["door"], registry=self.registry
+        )
+        self.refused_peers = Counter("salus_admission_refused_peers", "Connections refused.", registry=self.registry)
+        self.readmitted = self._gauge("readmitted", "Waiting jobs whose charge was corrected.")
+        self.lookup_failures = self._gauge("lookup_failures", "Profiles that could not be read.")
+        self.dropped = self._gauge("decisions_dropped", "Decisions lost.")
+        self.summaries = self._gauge("summaries", "Summaries written to AdminComment.")
+        self.left_out = self._gauge("summaries_left_out", "Summaries not written, to keep the words of other tools.")
+        self.upkeep_failures = self._gauge("upkeep_failures", "Upkeep rounds that failed.")
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"salus_admission_{name}", text, registry=self.registry)
+
+    def count_decision(self, record: AdmissionRecord) -> None:
+        self.decisions.labels(record.decision, record.basis).inc()
