@@ -48,7 +48,7 @@ def reconcile(
         if from_sacct is not None
         else sacct.read_runs(commands, window, cluster=cluster)
     )
-    stored = sacct.Stored()
+    stored = sacct.StoredSummaries()
     with opened(config) as database:
         found = comparison.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
         if not dry_run and from_sacct is None:

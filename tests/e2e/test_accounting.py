@@ -161,20 +161,22 @@ def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_
     assert ";run=1;" in _comment(lab, ids["requeue"])
     # Another tool's word stays, and asking for it again changes nothing.
     assert " tool:abc " in _comment(lab, ids["suspend"])
-    told = acct(lab, "job", ids["suspend"], "--store")
-    assert told.returncode == 0, told.stderr
+    output = acct(lab, "job", ids["suspend"], "--store")
+    assert output.returncode == 0, output.stderr
     again = _comment(lab, ids["suspend"])
     assert (again.count("salus-sum:1"), again.count("tool:abc")) == (1, 1)
-    # What sacctmgr would write in small letters is left alone where it is the only way.
+    # What sacctmgr would write in lower case is left alone if that is the only way.
     assert " JS1:aBc==" in _comment(lab, ids["cancel"])
 
 
 def test_a_tree_shows_every_level_of_slurms_accounts(sacct_table):
     lab, ids, _ = sacct_table
     acct(lab, "reconcile", "-S", "now-1day")
-    told = acct(lab, "report", "account", "--tree", "-j", ids["quick"], "-o", "account%-20,held")
-    lines = [line.split()[:-1] for line in told.stdout.splitlines()[2:7]]
-    assert lines == [["science"], ["└", "images"], ["└", "vision"], ["└", "news"], ["Total"]], told.stdout + told.stderr
+    output = acct(lab, "report", "account", "--tree", "-j", ids["quick"], "-o", "account%-20,held")
+    lines = [line.split()[:-1] for line in output.stdout.splitlines()[2:7]]
+    assert lines == [["science"], ["└", "images"], ["└", "vision"], ["└", "news"], ["Total"]], (
+        output.stdout + output.stderr
+    )
 
 
 @pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has none of our packages")
@@ -182,7 +184,7 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
     lab, ids, _ = sacct_table
     acct(lab, "reconcile", "-S", "now-1day")
 
-    # They may not write beside the sources: without a place of its own each command would compile them anew.
+    # They may not write beside the sources; without a cache of its own, each command would compile them again.
     compiled = lab.work / "compiled"
     compiled.mkdir(exist_ok=True)
     compiled.chmod(0o1777)
@@ -234,6 +236,6 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
 
 
 def _comment(lab, job):
-    told = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment")
+    output = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment")
     # Of an array's first task sacct lists the others as well.
-    return next(line.partition("|")[2] for line in told.splitlines() if line.startswith(f"{job}|"))
+    return next(line.partition("|")[2] for line in output.splitlines() if line.startswith(f"{job}|"))
