@@ -151,7 +151,7 @@ def _checksum(output: str) -> str:
 class HighWaits:
     """From the journal: for each wait of a class high session, how many grants of others began while it lasted.
 
-    A grant begins by salusd's word or by a mate's hand-over to the successor that it was named.
+    salusd starts a grant, or a peer hands it over to the successor that salusd named.
     """
 
     def __init__(self, daemon: Salusd) -> None:

@@ -15,7 +15,6 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/scenarios",
         "tests/support",
         "tests/unit",
-        "tools",
     },
     "wide_markdown": {
         "docs/adr",
@@ -23,7 +22,6 @@ OFFENDERS: dict[str, set[str]] = {
         "docs/policies.md",
         "docs/protocol.md",
         "docs/sessions.md",
-        "docs/testing.md",
         "emulator",
     },
     "banned_phrases": {
@@ -32,8 +30,6 @@ OFFENDERS: dict[str, set[str]] = {
         "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
-        "docs/testing.md",
-        "emulator",
         "nodedaemon/core",
         "nodedaemon/drivers",
         "nodedaemon/job",
@@ -43,7 +39,6 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/integration",
         "tests/support",
         "tests/unit",
-        "tools",
     },
     "double_class_names": {
         "nodedaemon/drivers",
