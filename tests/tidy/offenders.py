@@ -18,7 +18,6 @@ OFFENDERS: dict[str, set[str]] = {
     },
     "wide_markdown": {
         "docs/adr",
-        "docs/architecture.md",
         "docs/policies.md",
         "docs/protocol.md",
         "docs/sessions.md",
@@ -26,7 +25,6 @@ OFFENDERS: dict[str, set[str]] = {
     },
     "banned_phrases": {
         "cli",
-        "docs/architecture.md",
         "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
