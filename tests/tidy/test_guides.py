@@ -1,4 +1,4 @@
-"""The walk in docs/architecture.md names code that exists, and docs/extending.md lists every file that a change touches."""
+"""The walk in docs/architecture.md names code that exists; docs/extending.md lists every file that a change touches."""
 
 import ast
 import re
