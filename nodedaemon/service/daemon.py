@@ -31,7 +31,7 @@ from nodedaemon.service.control.why import WhyView
 from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.devices.discovery import make_devices
 from nodedaemon.service.devices.holders import HolderWatch
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.launch_gate import LaunchGate
 from nodedaemon.service.devices.memory_limits import MemoryLimits
 from nodedaemon.service.devices.mps import MpsServers
@@ -136,7 +136,7 @@ class Daemon:
         dispatcher, devices, configuration, log = self._dispatcher, self._devices, self._configuration, self._log
         self._directory = DeviceDirectory(devices, dispatcher.state)
         self._administration = Administration(configuration, dispatcher, self._notifier, log)
-        self._lanes = LaneKeeper(dispatcher, self._roster, devices, configuration, log)
+        self._lanes = LaneAllocator(dispatcher, self._roster, devices, configuration, log)
         self._readings = DeviceReadings(dispatcher, self._roster, devices, configuration, self._recorder, log)
         self._launch_gate = LaunchGate(dispatcher.state, self._roster, devices, configuration)
         self._memory_limits = MemoryLimits(dispatcher, devices, log)

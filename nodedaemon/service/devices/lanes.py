@@ -52,7 +52,7 @@ class Release:
     asked: set[SessionId] = field(default_factory=set)
 
 
-class LaneKeeper:
+class LaneAllocator:
     def __init__(
         self,
         dispatcher: Dispatcher,

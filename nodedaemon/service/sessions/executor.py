@@ -28,7 +28,7 @@ from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.wake_timers import WakeTimers
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import EndNote, SessionFacts
@@ -43,7 +43,7 @@ class Executor:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        lanes: LaneKeeper,
+        lanes: LaneAllocator,
         handover: Handover,
         recorder: UsageRecorder,
         log: Any,

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from nodedaemon.core import events
 from nodedaemon.core.types import Epoch, SessionId
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.gate_memory import GateReading
@@ -36,7 +36,7 @@ ITERATION_COUNT_MAX = 100_000_000
 
 
 class Handover:
-    def __init__(self, dispatcher: Dispatcher, roster: Roster, lanes: LaneKeeper) -> None:
+    def __init__(self, dispatcher: Dispatcher, roster: Roster, lanes: LaneAllocator) -> None:
         self._dispatcher = dispatcher
         self._roster = roster
         self._lanes = lanes

@@ -12,7 +12,7 @@ import asyncio
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import EndNote, SessionFacts
 from nodedaemon.service.sessions.executor import Executor
@@ -28,7 +28,7 @@ class SessionLosses:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        lanes: LaneKeeper,
+        lanes: LaneAllocator,
         executor: Executor,
         configuration: ActiveConfiguration,
         recorder: UsageRecorder,

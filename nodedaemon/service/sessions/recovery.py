@@ -18,7 +18,7 @@ from nodedaemon.core.errors import PeerError
 from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import Process
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.handover import Handover
@@ -35,7 +35,7 @@ class Recovery:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        lanes: LaneKeeper,
+        lanes: LaneAllocator,
         handover: Handover,
         losses: SessionLosses,
         log: Any,

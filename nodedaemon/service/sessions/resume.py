@@ -12,7 +12,7 @@ from typing import Any
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import LaneId, SessionId
 from nodedaemon.drivers.process import Process
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import ProcessFacts, SessionFacts
 from nodedaemon.service.sessions.attach import SessionAttach
@@ -28,7 +28,7 @@ class SessionResume:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        lanes: LaneKeeper,
+        lanes: LaneAllocator,
         attach: SessionAttach,
         recovery: Recovery,
         log: Any,
