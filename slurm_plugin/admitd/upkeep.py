@@ -102,13 +102,13 @@ class Upkeep:
         """Roll up and purge old records by RollUpAfter and PurgeAfter."""
         storage, now_ns = self._config.settings.storage, self._clock()
         if storage.roll_up_after_ns:
-            rolled = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
-            if rolled.before_count > rolled.after_count:
-                log.info("usage rolled up", rows=rolled.before_count, left=rolled.after_count)
+            before_count, after_count = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
+            if before_count > after_count:
+                log.info("usage rolled up", rows=before_count, left=after_count)
         if storage.purge_after_ns:
             purged = retention.purge(self._database(), now_ns - storage.purge_after_ns)
-            if any(purged.counts.values()):
-                log.info("old records purged", **purged.counts)
+            if any(purged.values()):
+                log.info("old records purged", **purged)
 
     def _run(self) -> None:
         storage = self._config.settings.storage

@@ -19,7 +19,6 @@ from pathlib import Path
 import psutil
 
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.drivers.process import read_stat
 
 PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.02
@@ -88,8 +87,11 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float, child: Chil
 
 def start_time(pid: int) -> int | None:
     """Start time in clock ticks after boot, which distinguishes processes with the same id. None if it has ended."""
-    stat = read_stat(pid)
-    return None if stat is None or stat.state == "Z" else stat.start_ticks
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] == "Z" else int(fields[19])
 
 
 def is_running(pid: int, started: int | None) -> bool:
