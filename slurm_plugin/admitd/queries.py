@@ -88,7 +88,7 @@ class Queries:
             reasons=[Reason(what=job.reason)] if job.reason else [],
             admission=AdmissionWhy(
                 charge=Charge(kind=segment.kind, job_class=segment.job_class, shards=segment.shard_count),
-                profile=lookup.profile and msgspec.convert(lookup.profile, ProfileSummary, from_attributes=True),
+                profile=msgspec.convert(lookup.profile, ProfileSummary | None, from_attributes=True),
                 now=Charge(
                     is_admitted=verdict.is_admitted,
                     kind=verdict.segment.kind,
