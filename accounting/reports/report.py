@@ -15,8 +15,7 @@ from accounting.reports import queries
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.queries import Group
 from accounting.reports.selection import ReportKind, Selection
-from accounting.storage.catalog import CHUNK
-from accounting.storage.database import Database
+from accounting.storage.database import Database, chunks
 from accounting.storage.tables import (
     ADMISSIONS,
     CLUSTERS,
@@ -239,9 +238,7 @@ def _profile_rows(connection: Connection, selection: Selection) -> list[ReportRo
 def _job_rows(connection: Connection, selection: Selection, now_utc_ns: int) -> list[ReportRow]:
     sums = _both(connection, selection, now_utc_ns, {"id": JOBS.c.id})
     rows: list[ReportRow] = []
-    wanted = sorted(group[0] for group in sums)
-    for start in range(0, len(wanted), CHUNK):
-        part = wanted[start : start + CHUNK]
+    for part in chunks(sorted(group[0] for group in sums)):
         statement = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
         found = connection.execute(statement.where(JOBS.c.id.in_(part)).order_by(JOBS.c.id)).mappings()
         rows.extend(_job_row(row, sums[(row["id"],)]) for row in found)
