@@ -174,17 +174,15 @@ def _both(
 
 def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]:
     """Accounts and below each its users, or users and below each their accounts."""
-    inner: dict[str, list[tuple[str, Measures]]] = {}
-    for (account, user), measures in sums.items():
-        outer, member = (user, account) if is_by_user else (account, user)
-        inner.setdefault(outer, []).append((member, measures))
+    inner: dict[str, list[ReportRow]] = {}
+    for (account, user), measures in sorted(sums.items()):
+        row = ReportRow(depth=1, account=account, user=user, measures=measures)
+        inner.setdefault(user if is_by_user else account, []).append(row)
     rows: list[ReportRow] = []
-    for outer, members in sorted(inner.items()):
-        total = sum((measures for _, measures in members), Measures())
-        rows.append(ReportRow(user=outer, measures=total) if is_by_user else ReportRow(account=outer, measures=total))
-        for member, measures in sorted(members, key=lambda pair: pair[0]):
-            account, user = (member, outer) if is_by_user else (outer, member)
-            rows.append(ReportRow(depth=1, account=account, user=user, measures=measures))
+    for name, members in sorted(inner.items()):
+        total = sum((row.measures for row in members), Measures())
+        rows.append(ReportRow(user=name, measures=total) if is_by_user else ReportRow(account=name, measures=total))
+        rows += members
     return rows
 
 
@@ -285,8 +283,7 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
         .order_by(SESSIONS.c.start_utc_ns, SESSIONS.c.number)
     )
     below: dict[tuple[str, str, int | None], list[ReportRow]] = {}
-    for row in connection.execute(statement):
-        values = row._mapping
+    for values in connection.execute(statement).mappings():
         job = joined_job_name(values)
         session = ReportRow(
             depth=1,
