@@ -29,7 +29,6 @@ OFFENDERS: dict[str, set[str]] = {
         "docs/policies.md",
         "docs/protocol.md",
         "nodedaemon/core",
-        "nodedaemon/drivers",
         "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",
@@ -37,11 +36,6 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/integration",
         "tests/support",
         "tests/unit",
-    },
-    "double_class_names": {
-        "nodedaemon/drivers",
-        "nodedaemon/service",
-        "slurm_plugin",
     },
 }
 
