@@ -25,8 +25,8 @@
 #include "salus.h"
 #include "session.h"
 
-/* A key is the address of the event's object, or 0 without one, shifted by three bits, plus the kind
- * of the event. Kinds with and without an object may therefore share a number. */
+/* A key is the address of the event's object, or 0 without one, shifted by three bits, plus the
+ * kind of the event. Kinds with and without an object may therefore share a number. */
 #define KEY_UNKNOWN          0 /* an event that cannot be identified: never expected */
 #define KIND_FORWARD_ENTERED 4 /* plus 1 for gradients, plus 2 for training mode */
 #define KIND_FORWARD_LEFT    3

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.lane_daemon import LaneDaemon, lane_daemons
 from tests.support.torch_job import JOB, TorchJob
 
 
@@ -23,18 +23,8 @@ def native() -> None:
 
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    daemons: list[LaneDaemon] = []
-
-    def start(**settings: object) -> LaneDaemon:
-        folder = tmp_path / str(len(daemons))
-        folder.mkdir()
-        daemons.append(LaneDaemon(folder, Settings(**settings)))  # type: ignore[arg-type]
-        return daemons[-1]
-
-    yield start
-    for daemon in daemons:
-        daemon.close()
-        assert daemon.error is None
+    with lane_daemons(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture

@@ -18,13 +18,15 @@ MIB = 1 << 20
 LSTM = example("lstm", iterations=200, width=32)
 GAN = example("gan", iterations=200, width=64)
 SIZES = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 32 * MIB, "wait_ms": 60_000}
-HOLDER = """
-import sys, torch
+TRAINING = """
+import os, sys, torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for number in range(8):
+for _ in range(8):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
+"""
+HOLDER = f"""{TRAINING}
 model(torch.ones(1, 8))
 print("holds", flush=True)
 sys.stdin.readline()
@@ -43,13 +45,7 @@ UNPATCHED = {
     "SALUS_LIBRARY": str(ROOT / "nodedaemon" / "job" / "libsalus" / "build" / "libsalus-points.so"),
     "SALUS_TEST_NO_PATCH": "1",
 }
-PLACED = """
-import os, torch
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(8):
-    model(torch.ones(1, 8)).sum().backward()
-    optimizer.step()
+PLACED = f"""{TRAINING}
 from salus_job import process
 print(bool(os.environ.get("LD_PRELOAD")), process.current_watch().session.figures()["lane_count"] > 0)
 """

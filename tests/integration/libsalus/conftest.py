@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.lane_daemon import LaneDaemon, lane_daemons
 from tests.support.lane_session import LIBSALUS, SessionProcess
 
 
@@ -19,16 +19,8 @@ def native() -> None:
 
 @pytest.fixture
 def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    daemons: list[LaneDaemon] = []
-
-    def start(**settings: object) -> LaneDaemon:
-        daemons.append(LaneDaemon(tmp_path, Settings(**settings)))  # type: ignore[arg-type]
-        return daemons[-1]
-
-    yield start
-    for daemon in daemons:
-        daemon.close()
-        assert daemon.error is None
+    with lane_daemons(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture
