@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -512,20 +512,3 @@ class LaneDaemon:
                 return False
             session.mapped = self.lane_key
         return True
-
-
-@contextlib.contextmanager
-def lane_daemons(parent: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    """A function that starts a daemon in a folder of its own. All of them end here, and none may have failed."""
-    daemons: list[LaneDaemon] = []
-
-    def start(**settings: object) -> LaneDaemon:
-        folder = parent / str(len(daemons))
-        folder.mkdir()
-        daemons.append(LaneDaemon(folder, Settings(**settings)))  # type: ignore[arg-type]
-        return daemons[-1]
-
-    yield start
-    for daemon in daemons:
-        daemon.close()
-        assert daemon.error is None

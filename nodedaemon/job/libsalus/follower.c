@@ -81,6 +81,17 @@ static bool advance(uint64_t key)
     return true;
 }
 
+/* Whether the gate is calm, so that the entry is complete. Otherwise takes it back: the adaptor
+ * must enter, which may wait. */
+static bool is_entered(struct salus_entry *entry)
+{
+    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
+        return true;
+    __atomic_sub_fetch(&entry->depth, 1, __ATOMIC_SEQ_CST);
+    follower.pending = SALUS_FOLLOWER_ENTER;
+    return false;
+}
+
 /* As described at struct salus_entry. */
 static bool try_enter(void)
 {
@@ -88,11 +99,7 @@ static bool try_enter(void)
 
     __atomic_add_fetch(&entry->activity, 1, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&entry->depth, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
-        return true;
-    __atomic_sub_fetch(&entry->depth, 1, __ATOMIC_RELAXED);
-    follower.pending = SALUS_FOLLOWER_ENTER;
-    return false;
+    return is_entered(entry);
 }
 
 static bool try_boundary(void)
@@ -106,13 +113,9 @@ static bool try_boundary(void)
     follower.pending = SALUS_FOLLOWER_NOTHING;
     /* The boundary lies before an entry point, which is now in progress. */
     __atomic_store_n(&entry->depth, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
-        return true;
-    /* This thread was delayed for longer than IdleRelease since the boundary, and the receiver
-     * thread took the session for idle. The session must ask for a grant again, which may wait. */
-    __atomic_store_n(&entry->depth, 0, __ATOMIC_SEQ_CST);
-    follower.pending = SALUS_FOLLOWER_ENTER;
-    return false;
+    /* The gate is not calm if this thread was delayed for longer than IdleRelease since the
+     * boundary: the receiver thread has then taken the session for idle. */
+    return is_entered(entry);
 }
 
 static bool follow_entry(uint64_t key)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import fcntl
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, lane_daemons
+from tests.support.lane_daemon import LaneDaemon
 from tests.support.torch_job import JOB, TorchJob
 
 
@@ -19,12 +18,6 @@ def native() -> None:
     with (JOB / "libsalus" / "Makefile").open() as only_one:
         fcntl.flock(only_one, fcntl.LOCK_EX)
         subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all", "tests"], check=True)
-
-
-@pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    with lane_daemons(tmp_path) as start:
-        yield start
 
 
 @pytest.fixture

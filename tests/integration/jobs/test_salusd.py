@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.salusd import ROOT, Salusd, wait_until
-from tests.support.torch_job import DEADLINE_S, TorchJob, environment_of, example
+from tests.support.torch_job import DEADLINE_S, TorchJob, example
 
 MIB = 1 << 20
 LSTM = example("lstm", iterations=200, width=32)
@@ -56,28 +56,16 @@ StartJob = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def job(libsalus: None) -> Iterator[StartJob]:
     """A function that starts a job of a daemon, in one lane with others; all jobs have ended after the test."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[TorchJob] = []
 
     def start(daemon: Salusd, *command: str, **environment: str) -> subprocess.Popen[str]:
-        launch = [sys.executable, "-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES)]
-        started.append(
-            subprocess.Popen(
-                [*launch, sys.executable, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                env=environment_of(None) | {"PYTHONPATH": str(ROOT)} | environment,
-            )
-        )
-        return started[-1]
+        launch = ["-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES), sys.executable]
+        started.append(TorchJob(*launch, *command, PYTHONPATH=str(ROOT), **environment))
+        return started[-1].process
 
     yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    for each in started:
+        each.close()
 
 
 def _line(process: subprocess.Popen[str]) -> str:

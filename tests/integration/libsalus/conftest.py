@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, lane_daemons
+from tests.support.lane_daemon import LaneDaemon
 from tests.support.lane_session import LIBSALUS, SessionProcess
 
 
 @pytest.fixture(scope="session", autouse=True)
 def native() -> None:
     subprocess.run(["make", "-s", "-C", LIBSALUS, "all", "tests"], check=True)
-
-
-@pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    with lane_daemons(tmp_path) as start:
-        yield start
 
 
 @pytest.fixture
