@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from accounting.ingest.reconcile import SACCT_FIELDS, held_seconds, read_sacct
+from accounting.ingest.reconcile import SACCT_FIELDS, read_sacct
 from accounting.questions import AskReport, request_of
 from accounting.reports.selection import Selection
 from accounting.storage.database import open_database
 from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
+from tests.support.held_time import sacct_held_s, stored_held_s
 from tests.support.lab import wait_for
 
 S = 1_000_000_000
@@ -95,13 +96,13 @@ def test_held_agrees_with_sacct_to_the_second_for_every_job(sacct_table):
     assert done.returncode == 0, done.stderr
     rows = read_sacct(text, cluster=lab.cluster.plan.name)
     database = open_database(f"sqlite:///{lab.cluster.plan.path('db', 'salus.db')}")
-    held = held_seconds(database, [row.record.key for row in rows])
+    held = stored_held_s(database, [row.record.key for row in rows])
     database.close()
-    assert held == {row.record.key: row.held_s for row in rows}
+    assert held == {row.record.key: sacct_held_s(row) for row in rows}
     requeued = [row for row in rows if row.record.key.job_id == int(ids["requeue"])]
     assert [row.record.key.restart_count for row in requeued] == [0, 1]
     suspended = next(row for row in rows if row.record.key.job_id == int(ids["suspend"]))
-    assert suspended.suspended_s >= 1
+    assert suspended.record.suspended_ns >= S
     again = acct(lab, "reconcile", "-S", "now-1day", "--dry-run", "--tolerance", "0")
     assert again.returncode == 0, again.stdout
 
@@ -112,7 +113,7 @@ def test_a_job_past_its_time_limit_is_released_and_counted_up_to_there(sacct_tab
         row for row in read_sacct(text, cluster=lab.cluster.plan.name) if str(row.record.key.job_id) == ids["timeout"]
     ]
     assert lab.ask("sacct", "-X", "-n", "-P", "-j", ids["timeout"], "-o", "State").strip() == "TIMEOUT"
-    assert 1 <= row.held_s < 60
+    assert 1 <= sacct_held_s(row) < 60
     assert not lab.sessions(ids["timeout"])
     for node in lab.cluster.plan.nodes:
         assert not lab.cluster.plan.path("run", node, "jobs", ids["timeout"]).exists()
@@ -124,7 +125,7 @@ def test_the_report_counts_what_sacct_counts(sacct_table):
     rows = read_sacct(text, cluster=lab.cluster.plan.name)
     jobs = ",".join(ids.values())
     done = acct(lab, "report", "cluster", "-P", "-n", "-o", "held", "-t", "Seconds", "-j", jobs)
-    assert done.stdout.strip() == str(sum(row.held_s for row in rows)), done.stderr
+    assert done.stdout.strip() == str(sum(sacct_held_s(row) for row in rows)), done.stderr
 
 
 def test_users_see_their_own_jobs_and_operators_all(sacct_table):
@@ -145,7 +146,7 @@ def test_users_see_their_own_jobs_and_operators_all(sacct_table):
 def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_table):
     lab, ids, text = sacct_table
     # Runs of a job follow each other: the last one stays.
-    held = {str(row.record.key.job_id): row.held_s for row in read_sacct(text, cluster=lab.cluster.plan.name)}
+    held = {str(row.record.key.job_id): sacct_held_s(row) for row in read_sacct(text, cluster=lab.cluster.plan.name)}
     jobs = set(held) - {ids["cancel"]}
     wait_for(
         lambda: all(re.search(r" salus-sum:1;(run=\d+;)?held=\d+;", _comment(lab, job)) for job in jobs),

@@ -2,18 +2,12 @@
 
 OFFENDERS: dict[str, set[str]] = {
     "missing_docstrings": {
-        "nodedaemon/drivers",
-        "nodedaemon/service",
         "tests/__init__.py",
-    },
-    "wide_constructors": {
-        "nodedaemon/service",
     },
     "vague_names": {
         "cli",
         "nodedaemon/__main__.py",
         "nodedaemon/core",
-        "nodedaemon/service",
         "nodedaemon/sim",
         "tests/bench",
         "tests/integration",
@@ -21,25 +15,19 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/scenarios",
         "tests/support",
         "tests/unit",
-        "tools",
     },
     "wide_markdown": {
         "docs/adr",
-        "docs/architecture.md",
         "docs/policies.md",
         "docs/protocol.md",
         "docs/sessions.md",
-        "docs/testing.md",
         "emulator",
     },
     "banned_phrases": {
         "cli",
-        "docs/architecture.md",
         "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
-        "docs/testing.md",
-        "emulator",
         "nodedaemon/core",
         "nodedaemon/drivers",
         "nodedaemon/job",
@@ -49,7 +37,6 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/integration",
         "tests/support",
         "tests/unit",
-        "tools",
     },
     "double_class_names": {
         "nodedaemon/drivers",
