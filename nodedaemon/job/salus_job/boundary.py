@@ -176,7 +176,7 @@ class BoundaryRule:
             return
         self._backward_count = min(self._backward_count + 1, BACKWARDS_BEFORE_CLOSING)
         if self._backward_count >= BACKWARDS_BEFORE_CLOSING and not self._enclosing:
-            self._close()
+            self._close(is_complete=True)
 
     def step_entered(self, optimizer: int) -> bool:
         if optimizer not in self._cycle.alive:
@@ -203,7 +203,7 @@ class BoundaryRule:
         self._cycle.step(optimizer)
         is_bare = not self._interval and self._has_backward and self._loader_count < 2
         self._bare_streak = min(self._bare_streak + 1, BARE_STEPS) if is_bare else 0
-        self._close()
+        self._close(is_complete=self._cycle.is_closed)
         fires = self._bare_streak >= BARE_STEPS and self._cycle.is_closed
         fires = fires and not self._is_explicit and not self._enclosing
         if fires:
@@ -247,12 +247,12 @@ class BoundaryRule:
         self._loader_refusals = 0
         self._count.clear()
 
-    def _close(self) -> None:
-        """The gradients are used. If this completes the iteration, learn which forwards it consists of."""
+    def _close(self, is_complete: bool) -> None:
+        """The gradients are used. If the iteration is complete, learn which forwards it consists of."""
         self._is_open = False
         self._has_backward = False
         self._open_by.clear()
-        if not self._cycle.is_closed:
+        if not is_complete:
             return
         is_missed = self._opening not in self._interval
         self._openings_missed = min(self._openings_missed + 1, OPENINGS_MISSED) if is_missed else 0
