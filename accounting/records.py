@@ -68,6 +68,17 @@ class _Record(_Struct, frozen=True, kw_only=True, gc=False, tag=True):
     pass
 
 
+class _SessionBase(_Record, frozen=True, kw_only=True, gc=False):
+    """What records of a session, of a stay in a lane and of usage have in common."""
+
+    job: JobKey
+    node: Name
+    device: Name
+    incarnation: Name
+    start_utc_ns: Whole
+    start_mono_ns: Whole
+
+
 class IncarnationRecord(_Record, frozen=True, kw_only=True, gc=False):
     """One lifetime of a daemon, from start to stop. `incarnation` is a random UUID."""
 
@@ -178,16 +189,10 @@ class AdmissionRecord(_Record, frozen=True, kw_only=True, gc=False):
     job: JobKey | None = None
 
 
-class SessionRecord(_Record, frozen=True, kw_only=True, gc=False):
+class SessionRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
     """One process of a job on one device, from hello to bye. `session` is never reused on its node."""
 
-    job: JobKey
-    node: Name
-    device: Name
     session: Whole
-    incarnation: Name
-    start_utc_ns: Whole
-    start_mono_ns: Whole
     end_utc_ns: Whole | None = None
     end_mono_ns: Whole | None = None
     is_gated: bool = True
@@ -198,35 +203,23 @@ class SessionRecord(_Record, frozen=True, kw_only=True, gc=False):
     ephemeral_bytes_max: Whole = 0
 
 
-class LaneSpanRecord(_Record, frozen=True, kw_only=True, gc=False):
+class LaneSpanRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
     """A session's stay in one lane. Sent when the session leaves the lane and when the interval is closed."""
 
-    job: JobKey
-    node: Name
-    device: Name
-    incarnation: Name
     session: Whole
     lane: Whole
     lane_bytes: Whole
-    start_utc_ns: Whole
-    start_mono_ns: Whole
     span_ns: Whole
     iteration_count: Whole = 0
 
 
-class UsageRecord(_Record, frozen=True, kw_only=True, gc=False):
+class UsageRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
     """One job's use of one device in one interval, from accounting.meter. Written once, never changed.
 
     `occupied_ns` >= `busy_ns`. `present_ns` = `running_ns` + `wait_ns` + `suspended_ns` + `outside_ns`.
     Memory over time is in MiB-milliseconds: a month in byte-nanoseconds does not fit into 64 bits.
     """
 
-    job: JobKey
-    node: Name
-    device: Name
-    incarnation: Name
-    start_utc_ns: Whole
-    start_mono_ns: Whole
     span_ns: Whole
     present_ns: Whole
     running_ns: Whole

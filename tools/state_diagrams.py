@@ -14,41 +14,42 @@ from nodedaemon.core.lanes import LANE_TRANSITIONS, LaneState
 from nodedaemon.core.sessions import TRANSITIONS, SessionState
 
 SESSION_MEANS = {
-    SessionState.ARRIVING: "Claims its persistent bytes; the Prolog has not returned yet.",
-    SessionState.IDLE: "Admitted, and wants no grant now.",
-    SessionState.WAITING: "Stands at a boundary, blocked in the gate.",
+    SessionState.ARRIVING: "Claims its persistent bytes. The Prolog has not returned yet.",
+    SessionState.IDLE: "Admitted, and does not want a grant at the moment.",
+    SessionState.WAITING: "Waits at a boundary for a grant.",
     SessionState.RUNNING: "Holds a grant.",
     SessionState.REVOKED: "Holds a grant that ends at the next boundary.",
-    SessionState.UNGATED: "Admitted without a lane: runs by its peak.",
-    SessionState.LEAVING: "Its process is gone; its memory is not yet seen free.",
+    SessionState.UNGATED: "Admitted by its peak memory, without taking turns.",
+    SessionState.LEAVING: "Its process is gone. Its memory is not confirmed free yet.",
 }
 LANE_MEANS = {
-    LaneState.PARKED: "Holds no bytes; its sessions keep their survivors themselves.",
-    LaneState.OPENING: "Its bytes are counted; the memory is not there yet.",
-    LaneState.OPEN: "Its sessions may be granted, one at a time.",
-    LaneState.RELEASING: "Its bytes are counted until they are seen free.",
+    LaneState.PARKED: "Holds no bytes. Its sessions keep their survivors in their own memory.",
+    LaneState.OPENING: "Its bytes are counted. The memory is not ready yet.",
+    LaneState.OPEN: "Its sessions can get grants, one at a time.",
+    LaneState.RELEASING: "Its bytes are counted until they are confirmed free.",
 }
 
 PAGE = """# States of sessions and lanes
 
-Written by `make man` from `TRANSITIONS` in nodedaemon/core/sessions.py and `LANE_TRANSITIONS` in
-nodedaemon/core/lanes.py. The tables are the truth: a step that they do not have is refused with the session's last
-steps, or is a bug of ours.
+`make man` generates this page from `TRANSITIONS` in nodedaemon/core/sessions.py and
+`LANE_TRANSITIONS` in nodedaemon/core/lanes.py. The engine refuses a transition that is not in these
+tables and reports the session's last steps.
 
-## A session
+## Session
 
 {session}
 
-An arrival that leaves before it was admitted is forgotten at once. From *leaving* a session is forgotten when its
-memory is seen free.
+A session that leaves before its admission is forgotten at once. A *leaving* session is forgotten
+when its memory is confirmed free.
 
-## A lane
+## Lane
 
 {lane}
 
-A resize is release, confirmation, open: a lane's memory has no third operation. A lane belongs to one domain for its
-whole life; without sessions it is closed as soon as it holds no bytes. *Opening* to *parked* is a failure of the
-device, tried again after a second.
+To resize a lane, the engine releases its memory, waits for the confirmation and opens it again. A
+lane belongs to one domain for its whole life. A lane without sessions is closed as soon as it holds
+no bytes. *Opening* returns to *parked* when the device could not allocate; the engine tries again
+after a second.
 """
 
 
@@ -61,7 +62,7 @@ def section(first: StrEnum, table: Mapping[StrEnum, frozenset[StrEnum]], means: 
         for target in type(first)
         if target in table[state]
     ]
-    lines += ["```", "", "| state | means | next |", "|---|---|---|"]
+    lines += ["```", "", "| State | Meaning | Next |", "|---|---|---|"]
     for state in type(first):
         following = ", ".join(target.value for target in type(first) if target in table[state]) or "none"
         lines.append(f"| {state.value} | {means[state]} | {following} |")

@@ -20,8 +20,8 @@ from accounting.records import (
     SuspensionRecord,
     clean_text,
 )
-from accounting.storage.catalog import CHUNK, Row, RowCatalog, ensure_rows
-from accounting.storage.database import insert_rows, select_rows
+from accounting.storage.catalog import Row, RowCatalog, ensure_rows
+from accounting.storage.database import chunks, insert_rows, select_rows
 from accounting.storage.tables import ADMISSIONS, JOBS, REASONS, SUSPENSIONS
 
 TEXTS = ("user", "account", "partition", "qos", "name", "signature", "admission", "state")
@@ -114,9 +114,8 @@ class JobStore:
             by_cluster[self._catalog.clusters[key.cluster]].add(key.job_id)
         for cluster_id, job_ids in sorted(by_cluster.items()):
             # Lock rows in the same order everywhere, or two writers could deadlock.
-            wanted = sorted(job_ids)
-            for start in range(0, len(wanted), CHUNK):
-                among = {"cluster_id": (cluster_id,), "slurm_job_id": wanted[start : start + CHUNK]}
+            for part in chunks(sorted(job_ids)):
+                among = {"cluster_id": (cluster_id,), "slurm_job_id": part}
                 yield from select_rows(self._connection, JOBS, names, among, is_locked=is_locked)
 
     def _write(self, fresh: Sequence[Row], found: dict[_RunKey, list[Row]]) -> None:

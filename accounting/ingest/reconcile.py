@@ -14,9 +14,9 @@ import msgspec
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.records import JobKey, JobRecord, Record, Source, clean_text
+from accounting.records import JobKey, JobRecord, Source, clean_text
 from accounting.storage.catalog import Row
-from accounting.storage.database import Database
+from accounting.storage.database import Database, chunks
 from accounting.storage.tables import CLUSTERS, JOBS, SESSIONS, USAGE
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.segment import AdmissionSegment, parse_segment
@@ -29,7 +29,6 @@ SACCT_FIELDS = (
 SACCT_OPTIONS = ("-a", "-D", "-X", "-P", "--delimiter=\x1f", "-o", SACCT_FIELDS)
 
 SECOND_NS = 1_000_000_000
-BATCH = 500
 NEVER_NS = 2**62
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _ARRAY = re.compile(r"(\d+)_(\d+)")
@@ -114,9 +113,8 @@ def reconcile(
     found.unknown = [JobKey(cluster=run[0], job_id=run[1], restart_count=run[2]) for run in sorted(set(ours) - seen)]
     if not is_dry:
         writer = LedgerWriter(database)
-        records: list[Record] = [row.record for row in rows]
-        for start in range(0, len(records), BATCH):
-            writer.write(records[start : start + BATCH])
+        for part in chunks(rows):
+            writer.write([row.record for row in part])
     return found
 
 
@@ -124,9 +122,7 @@ def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
     """The runs for which the nodes have reported everything: all sessions ended, and usage recorded up to their end."""
     wanted = {(key.cluster, key.job_id, key.restart_count): key for key in keys}
     found: set[JobKey] = set()
-    ids = sorted({run[1] for run in wanted})
-    for start in range(0, len(ids), BATCH):
-        part = ids[start : start + BATCH]
+    for part in chunks(sorted({run[1] for run in wanted})):
         with database.reading() as connection:
             runs = (
                 select(JOBS.c.id, JOBS.c.slurm_job_id, JOBS.c.restart_count, JOBS.c.end_mono_ns, CLUSTERS.c.name)
@@ -237,11 +233,10 @@ def _stored(
 ) -> dict[tuple[str, int, int], Row]:
     base = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
     found: dict[tuple[str, int, int], Row] = {}
-    wanted = sorted(job_ids)
     conditions: list[ColumnElement[bool]] = [
         (JOBS.c.start_utc_ns >= window[0]) & (JOBS.c.start_utc_ns < window[1]) & CLUSTERS.c.name.in_(sorted(clusters))
     ]
-    conditions += [JOBS.c.slurm_job_id.in_(wanted[start : start + BATCH]) for start in range(0, len(wanted), BATCH)]
+    conditions += [JOBS.c.slurm_job_id.in_(part) for part in chunks(sorted(job_ids))]
     with database.reading() as connection:
         for condition in conditions:
             for row in connection.execute(base.where(condition)).mappings():

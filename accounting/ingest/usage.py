@@ -19,8 +19,8 @@ from accounting.records import (
     UsageRecord,
     clean_text,
 )
-from accounting.storage.catalog import CHUNK, Row, RowCatalog
-from accounting.storage.database import insert_rows, select_rows
+from accounting.storage.catalog import Row, RowCatalog
+from accounting.storage.database import chunks, insert_rows, select_rows
 from accounting.storage.tables import DEVICE_USAGE, EVENTS, LANE_SPANS, SESSIONS, USAGE
 
 USAGE_NAMES = tuple(column.name for column in USAGE.columns)
@@ -102,8 +102,8 @@ def record_sessions(
     names = ("id", *next(iter(pending.values())))
     devices = sorted({key[0] for key in pending})
     numbers = sorted({key[1] for key in pending})
-    for start in range(0, len(numbers), CHUNK):
-        among = {"device_id": devices, "number": numbers[start : start + CHUNK]}
+    for part in chunks(numbers):
+        among = {"device_id": devices, "number": part}
         for stored in select_rows(connection, SESSIONS, names, among, is_locked=True):
             new = pending.pop(_session_key(stored), None)
             merged = stored if new is None else merge_session(stored, new)

@@ -146,8 +146,7 @@ def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tupl
     total = connection.scalar(select(func.count()).select_from(base.with_only_columns(LANE_SPANS.c.job_id).subquery()))
     # Longest first: what the limit drops would be too short to see.
     found: list[LaneSpan] = []
-    for row in connection.execute(base.order_by(LANE_SPANS.c.span_ns.desc()).limit(SPANS_MAX)):
-        values = row._mapping
+    for values in connection.execute(base.order_by(LANE_SPANS.c.span_ns.desc()).limit(SPANS_MAX)).mappings():
         is_visible = viewer.is_operator or values[JOBS.c.user] == viewer.user
         start_ns = values[LANE_SPANS.c.start_utc_ns]
         found.append(
@@ -181,14 +180,14 @@ def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list
         statement = statement.where((JOBS.c.user == viewer.user) | JOBS.c.user.is_(None))
     return [
         EventMark(
-            happened_utc_ns=row._mapping[EVENTS.c.happened_utc_ns],
-            kind=row._mapping[EVENTS.c.kind],
-            node=row._mapping["node"] or "",
-            device=row._mapping[DEVICES.c.uuid] or "",
-            job="" if row._mapping[JOBS.c.id] is None else joined_job_name(row._mapping),
-            detail=row._mapping[EVENTS.c.detail],
+            happened_utc_ns=values[EVENTS.c.happened_utc_ns],
+            kind=values[EVENTS.c.kind],
+            node=values["node"] or "",
+            device=values[DEVICES.c.uuid] or "",
+            job="" if values[JOBS.c.id] is None else joined_job_name(values),
+            detail=values[EVENTS.c.detail],
         )
-        for row in connection.execute(statement)
+        for values in connection.execute(statement).mappings()
     ]
 
 

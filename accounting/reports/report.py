@@ -15,8 +15,7 @@ from accounting.reports import queries
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.queries import Group
 from accounting.reports.selection import ReportKind, Selection
-from accounting.storage.catalog import CHUNK
-from accounting.storage.database import Database
+from accounting.storage.database import Database, chunks
 from accounting.storage.tables import (
     ADMISSIONS,
     CLUSTERS,
@@ -175,17 +174,15 @@ def _both(
 
 def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]:
     """Accounts and below each its users, or users and below each their accounts."""
-    inner: dict[str, list[tuple[str, Measures]]] = {}
-    for (account, user), measures in sums.items():
-        outer, member = (user, account) if is_by_user else (account, user)
-        inner.setdefault(outer, []).append((member, measures))
+    inner: dict[str, list[ReportRow]] = {}
+    for (account, user), measures in sorted(sums.items()):
+        row = ReportRow(depth=1, account=account, user=user, measures=measures)
+        inner.setdefault(user if is_by_user else account, []).append(row)
     rows: list[ReportRow] = []
-    for outer, members in sorted(inner.items()):
-        total = sum((measures for _, measures in members), Measures())
-        rows.append(ReportRow(user=outer, measures=total) if is_by_user else ReportRow(account=outer, measures=total))
-        for member, measures in sorted(members, key=lambda pair: pair[0]):
-            account, user = (member, outer) if is_by_user else (outer, member)
-            rows.append(ReportRow(depth=1, account=account, user=user, measures=measures))
+    for name, members in sorted(inner.items()):
+        total = sum((row.measures for row in members), Measures())
+        rows.append(ReportRow(user=name, measures=total) if is_by_user else ReportRow(account=name, measures=total))
+        rows += members
     return rows
 
 
@@ -239,9 +236,7 @@ def _profile_rows(connection: Connection, selection: Selection) -> list[ReportRo
 def _job_rows(connection: Connection, selection: Selection, now_utc_ns: int) -> list[ReportRow]:
     sums = _both(connection, selection, now_utc_ns, {"id": JOBS.c.id})
     rows: list[ReportRow] = []
-    wanted = sorted(group[0] for group in sums)
-    for start in range(0, len(wanted), CHUNK):
-        part = wanted[start : start + CHUNK]
+    for part in chunks(sorted(group[0] for group in sums)):
         statement = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
         found = connection.execute(statement.where(JOBS.c.id.in_(part)).order_by(JOBS.c.id)).mappings()
         rows.extend(_job_row(row, sums[(row["id"],)]) for row in found)
@@ -288,8 +283,7 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
         .order_by(SESSIONS.c.start_utc_ns, SESSIONS.c.number)
     )
     below: dict[tuple[str, str, int | None], list[ReportRow]] = {}
-    for row in connection.execute(statement):
-        values = row._mapping
+    for values in connection.execute(statement).mappings():
         job = joined_job_name(values)
         session = ReportRow(
             depth=1,

@@ -11,11 +11,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Table, select, tuple_, update
 
 from accounting.records import DeviceRecord, IncarnationRecord, clean_text
-from accounting.storage.database import insert_rows
+from accounting.storage.database import chunks, insert_rows
 from accounting.storage.tables import CLUSTERS, DEVICES, INCARNATIONS, NODES
-
-# Bound parameters per statement: far below the limit of every database.
-CHUNK = 500
 
 Row = dict[str, Any]
 _Name = TypeVar("_Name", bound=Hashable)
@@ -114,8 +111,7 @@ def find_rows(connection: Connection, table: Table, keys: Sequence[str], rows: S
     """The stored rows whose `keys` equal those of one of `rows`."""
     found: list[Row] = []
     columns = [table.c[key] for key in keys]
-    for start in range(0, len(rows), CHUNK):
-        part = rows[start : start + CHUNK]
+    for part in chunks(rows):
         if len(keys) == 1:
             condition = columns[0].in_([row[keys[0]] for row in part])
         else:

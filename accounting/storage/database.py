@@ -22,6 +22,8 @@ from nodedaemon.wire.envelope import UnreachableError
 
 T = TypeVar("T")
 
+# Bound parameters per statement: far below the limit of every database.
+CHUNK = 500
 # How long a writer waits for another one. A ledger's batch takes milliseconds.
 LOCK_WAIT_S = 10
 CONNECT_WAIT_S = 5
@@ -212,6 +214,12 @@ def _insert_text(dialect: Dialect, table: Table, names: tuple[str, ...], keys: t
             # A no-op update: INSERT IGNORE would also hide rows that do not fit their columns.
             conflict = f"ON DUPLICATE KEY UPDATE {quote(keys[0])} = {quote(keys[0])}" if keys else ""
     return f"{into} {source}{' ' + conflict if keys else ''}"
+
+
+def chunks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """`values` in parts that fit into one statement."""
+    for start in range(0, len(values), CHUNK):
+        yield values[start : start + CHUNK]
 
 
 def select_rows(

@@ -4,14 +4,13 @@ Each day or chunk is one transaction, so the work may stop at any time and conti
 anything is summed or deleted, so that replaying an old spool can neither restore deleted rows nor count them twice.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, delete, func, insert, select, tuple_, update
 
-from accounting.storage.catalog import CHUNK
-from accounting.storage.database import Database, insert_rows
+from accounting.storage.database import Database, chunks, insert_rows
 from accounting.storage.tables import (
     ADMISSIONS,
     DEVICE_USAGE,
@@ -79,8 +78,7 @@ def purge(
         if is_dry:
             return counts | _count(connection, job_ids, before_utc_ns)
     database.write(lambda connection: _raise_watermark(connection, "purged", before_utc_ns))
-    for start in range(0, len(job_ids), CHUNK):
-        part = job_ids[start : start + CHUNK]
+    for part in chunks(job_ids):
         for name, count in database.write(partial(_purge_jobs, job_ids=part)).items():
             counts[name] += count
         if on_progress:
@@ -110,8 +108,7 @@ def _sum_day(connection: Connection, table: Table, day_ns: int) -> tuple[int, in
     if len(merged) < len(rows):
         # Delete by key, not by window: a row that another writer adds at this moment must not be lost.
         columns = [table.c[name] for name in names[:key_count]]
-        for start in range(0, len(rows), CHUNK):
-            keys = [row[:key_count] for row in rows[start : start + CHUNK]]
+        for keys in chunks([row[:key_count] for row in rows]):
             connection.execute(delete(table).where(tuple_(*columns).in_(keys)))
         insert_rows(connection, table, names, merged)
     return len(rows), len(merged)
@@ -151,7 +148,7 @@ def _raise_watermark(connection: Connection, name: str, before_utc_ns: int) -> N
         connection.execute(update(WATERMARKS).where(WATERMARKS.c.name == name).values(before_utc_ns=before_utc_ns))
 
 
-def _purge_jobs(connection: Connection, job_ids: list[int]) -> dict[str, int]:
+def _purge_jobs(connection: Connection, job_ids: Sequence[int]) -> dict[str, int]:
     counts: dict[str, int] = {}
     for table in (USAGE, LANE_SPANS, SESSIONS, SUSPENSIONS, RUNS, EVENTS):
         done = connection.execute(delete(table).where(table.c.job_id.in_(job_ids)))
@@ -172,8 +169,7 @@ def _purge_by_time(connection: Connection, before_utc_ns: int) -> dict[str, int]
 
 def _count(connection: Connection, job_ids: list[int], before_utc_ns: int) -> dict[str, int]:
     counts = {"jobs": len(job_ids), "usage": 0, "sessions": 0}
-    for start in range(0, len(job_ids), CHUNK):
-        part = job_ids[start : start + CHUNK]
+    for part in chunks(job_ids):
         for table in (USAGE, SESSIONS):
             statement = select(func.count()).select_from(table).where(table.c.job_id.in_(part))
             counts[table.name] += connection.scalar(statement) or 0

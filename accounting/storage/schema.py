@@ -5,7 +5,7 @@ migrate import Alembic; daemons call `require`, which reads one row.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -119,13 +119,9 @@ def _run(database: Database, action: Callable[["Config"], None], on_step: Callab
     database.write(work)
 
 
-def _flatten(differences: list[object]) -> list[str]:
-    found: list[str] = []
+def _flatten(differences: list[object]) -> Iterator[str]:
     for difference in differences:
         if isinstance(difference, list):
-            found.extend(_flatten(difference))
+            yield from _flatten(difference)
         else:
-            found.append(
-                " ".join(str(part) for part in difference) if isinstance(difference, tuple) else repr(difference)
-            )
-    return found
+            yield " ".join(map(str, difference)) if isinstance(difference, tuple) else repr(difference)

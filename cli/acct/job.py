@@ -9,7 +9,7 @@ from accounting.questions import AskJob
 from accounting.reports.job_page import JobPage
 from cli.acct.job_ids import name_list, parse_jobs
 from cli.acct.job_text import notes, page_lines
-from cli.acct.report_text import DERIVED, JSON_SCHEMA
+from cli.acct.report_text import JSON_SCHEMA, derived
 from cli.output.render import write_json
 from cli.remote.accounting import ask, may_open
 from nodedaemon.config import Config
@@ -27,7 +27,7 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
     if is_json:
         data = [msgspec.to_builtins(page) | {"notes": list(notes(page))} for page in pages]
         for run, page in zip(data, pages, strict=True):
-            run["measures"] |= {name: getattr(page.measures, name) for name in DERIVED}
+            run["measures"] |= derived(page.measures)
         write_json({"meta": {"schema": JSON_SCHEMA, "version": version("salus")}, "data": data})
         return pages
     style = os.environ.get("SLURM_TIME_FORMAT", "standard")

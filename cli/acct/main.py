@@ -53,14 +53,14 @@ def report(
     Users see their own jobs, operators all jobs. SALUS_ACCT_FORMAT sets the default columns, SLURM_TIME_FORMAT the
     format of times, and NO_COLOR turns colours off. `docs/accounting.md` defines every figure.
     """
-    from cli.acct.report import ReportOptions, list_fields, print_report
+    from cli.acct.report import list_fields, print_report
 
     if helpformat:
         list_fields()
         return
     if allusers and user:
         raise RequestError("no report: -a and -u contradict each other; use one of them")
-    asked = ReportOptions(
+    asked = options.ReportOptions(
         kind=kind, start=starttime, end=endtime, users=user, accounts=account, partitions=partition, jobs=jobs,
         nodes=nodelist, clusters=clusters, is_for_all=allusers, without_sessions=allocations,
         time=time, is_tree=tree, format=format_, is_parsable=parsable or parsable2,

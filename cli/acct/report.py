@@ -2,52 +2,21 @@
 
 import os
 import sys
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO
 
 from accounting.questions import AskFigures, AskReport
 from accounting.reports.report import Report
 from accounting.reports.selection import ReportKind, Selection
 from cli.acct.job_ids import name_list, parse_jobs
 from cli.acct.report_fields import DEFAULTS, FIELDS, FLAT_SUMMARY, Scale, choose
-from cli.acct.report_options import TimeUnit
+from cli.acct.report_options import ReportOptions, TimeUnit
 from cli.acct.report_text import Layout, write_csv, write_parsable, write_report_json, write_table
 from cli.output.moments import SECOND_NS, parse_moment
 from cli.output.progress import progress
 from cli.remote.accounting import ask
 from nodedaemon.config import Config, hostlist
 from nodedaemon.core.errors import RequestError
-
-
-@dataclass(frozen=True)
-class ReportOptions:
-    """The options of a report as typed."""
-
-    kind: ReportKind
-    start: str = ""
-    end: str = ""
-    users: str = ""
-    accounts: str = ""
-    partitions: str = ""
-    jobs: str = ""
-    nodes: str = ""
-    clusters: str = ""
-    is_for_all: bool = False
-    without_sessions: bool = False
-    time: TimeUnit | None = None
-    is_tree: bool = False
-    format: str = ""
-    is_parsable: bool = False
-    has_trailing_delimiter: bool = False
-    delimiter: str = "|"
-    with_heading: bool = True
-    is_json: bool = False
-    is_csv: bool = False
-    memory_unit: str = ""
-    is_converted: bool = True
-    html: Path | None = None
 
 
 def print_report(config: Config, options: ReportOptions) -> bool:
@@ -72,15 +41,15 @@ def print_report(config: Config, options: ReportOptions) -> bool:
         is_converted=options.is_converted,
         moment_style=os.environ.get("SLURM_TIME_FORMAT", "standard"),
     )
-    layout = Layout(
-        chosen=chosen,
-        scale=scale,
-        with_heading=options.with_heading,
-        is_tree=options.is_tree,
-        delimiter=options.delimiter,
-        has_trailing_delimiter=options.has_trailing_delimiter,
-    )
-    _write(report, layout, options, sys.stdout)
+    layout = Layout(chosen, scale, options)
+    if options.is_json:
+        write_report_json(report, sys.argv[1:], sys.stdout)
+    elif options.is_csv:
+        write_csv(report, layout, sys.stdout)
+    elif options.is_parsable:
+        write_parsable(report, layout, sys.stdout)
+    else:
+        write_table(report, layout, sys.stdout)
     if not report.rows:
         print("salus-acct: no data in this window; use -S to start earlier", file=sys.stderr)
     return bool(report.rows)
@@ -124,17 +93,6 @@ def write_html(config: Config, report: Report, selection: Selection, path: Path)
         on_step("page")
         write_page(report, charts, path)
     print(path)
-
-
-def _write(report: Report, layout: Layout, options: ReportOptions, out: IO[str]) -> None:
-    if options.is_json:
-        write_report_json(report, sys.argv[1:], [], out)
-    elif options.is_csv:
-        write_csv(report, layout, out)
-    elif options.is_parsable:
-        write_parsable(report, layout, out)
-    else:
-        write_table(report, layout, out)
 
 
 def _nodes(text: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The options of `salus-acct report`, named as in sacct and sreport."""
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -71,3 +72,32 @@ Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
 MemoryUnit = Annotated[Units | None, typer.Option(help="Unit of memory.")]
 NoConvert = Annotated[bool, typer.Option("--noconvert", help="Print memory in MiB-hours.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts that works offline.")]
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of a report as typed."""
+
+    kind: ReportKind
+    start: str = ""
+    end: str = ""
+    users: str = ""
+    accounts: str = ""
+    partitions: str = ""
+    jobs: str = ""
+    nodes: str = ""
+    clusters: str = ""
+    is_for_all: bool = False
+    without_sessions: bool = False
+    time: TimeUnit | None = None
+    is_tree: bool = False
+    format: str = ""
+    is_parsable: bool = False
+    has_trailing_delimiter: bool = False
+    delimiter: str = "|"
+    with_heading: bool = True
+    is_json: bool = False
+    is_csv: bool = False
+    memory_unit: str = ""
+    is_converted: bool = True
+    html: Path | None = None

@@ -9,8 +9,10 @@ from typing import IO, Any
 
 import msgspec
 
+from accounting.reports.measures import Measures
 from accounting.reports.report import Report, ReportRow
 from cli.acct.report_fields import Chosen, Scale
+from cli.acct.report_options import ReportOptions
 from cli.output.moments import format_duration, format_moment
 from cli.output.render import write_json
 
@@ -25,50 +27,47 @@ class Layout:
 
     chosen: Sequence[Chosen]
     scale: Scale
-    with_heading: bool = True
-    is_tree: bool = False
-    delimiter: str = "|"
-    has_trailing_delimiter: bool = False
+    options: ReportOptions
 
 
 def write_parsable(report: Report, layout: Layout, out: IO[str]) -> None:
     """-P: never truncated, coloured or aligned. A name that contains the delimiter cannot add a column."""
-    end = layout.delimiter if layout.has_trailing_delimiter else ""
-    if layout.with_heading:
-        print(layout.delimiter.join(chosen.field.heading for chosen in layout.chosen) + end, file=out)
+    delimiter = layout.options.delimiter
+    end = delimiter if layout.options.has_trailing_delimiter else ""
+    if layout.options.with_heading:
+        print(delimiter.join(chosen.field.heading for chosen in layout.chosen) + end, file=out)
     for row in _visible(report, layout):
-        cells = (_flat(cell, layout.delimiter) for cell in _cells(row, layout))
-        print(layout.delimiter.join(cells) + end, file=out)
+        print(delimiter.join(_flat(cell, delimiter) for cell in _cells(row, layout)) + end, file=out)
 
 
 def write_csv(report: Report, layout: Layout, out: IO[str]) -> None:
     """--csv: quoted according to RFC 4180."""
     writer = csv.writer(out, lineterminator="\n")
-    if layout.with_heading:
+    if layout.options.with_heading:
         writer.writerow([chosen.field.heading for chosen in layout.chosen])
     writer.writerows(_cells(row, layout) for row in _visible(report, layout))
 
 
-def write_report_json(report: Report, command: Sequence[str], warnings: Sequence[str], out: IO[str]) -> None:
+def write_report_json(report: Report, command: Sequence[str], out: IO[str]) -> None:
     """--json: `meta` and `data`, with numbers in base units (ns, MiB-ms) and null for unknown values."""
     data = msgspec.to_builtins(report)
     for line, row in zip(data["rows"], report.rows, strict=True):
-        line["measures"] |= derived(row)
-    data["total"] |= derived(ReportRow(measures=report.total))
-    meta = {"schema": JSON_SCHEMA, "version": version("salus"), "command": list(command), "warnings": list(warnings)}
+        line["measures"] |= derived(row.measures)
+    data["total"] |= derived(report.total)
+    meta = {"schema": JSON_SCHEMA, "version": version("salus"), "command": list(command), "warnings": []}
     write_json({"meta": meta, "data": data}, stream=out)
 
 
-def derived(row: ReportRow) -> dict[str, Any]:
+def derived(measures: Measures) -> dict[str, Any]:
     """The ratios of a row, which are transferred as sums."""
-    return {name: getattr(row.measures, name) for name in DERIVED}
+    return {name: getattr(measures, name) for name in DERIVED}
 
 
 def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
     """The table, with totals and notes."""
     is_bold = out.isatty() and not os.environ.get("NO_COLOR")
     style = layout.scale.moment_style
-    if layout.with_heading:
+    if layout.options.with_heading:
         window = f"{format_moment(report.start_utc_ns, style)} .. {format_moment(report.end_utc_ns, style)}"
         clusters = ",".join(report.clusters) or "-"
         unit = f"   time in {layout.scale.unit}" if layout.scale.unit else ""
@@ -80,7 +79,7 @@ def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
         print(_line(row, layout, stem), file=out)
     if report.kind != "job" and len(rows) > 1:
         print(_line(_total_row(report, layout), layout, ""), file=out)
-    if layout.with_heading:
+    if layout.options.with_heading:
         _write_notes(report, out)
 
 
@@ -90,10 +89,7 @@ def _write_notes(report: Report, out: IO[str]) -> None:
         print("Occupied: each device-second counts once, divided among the jobs that were present.", file=out)
     if total.usage_count and total.known_count < total.usage_count:
         unknown = 1 - total.known_count / total.usage_count
-        print(
-            f"Gain, slowdown and alone exclude {unknown:.0%} of the usage: solo iteration time unknown.",
-            file=out,
-        )
+        print(f"Gain, slowdown and alone exclude {unknown:.0%} of the usage: solo iteration time unknown.", file=out)
     if report.kind != "summary":
         return
     refused, waited = summary.refused_count, summary.made_to_wait_count
@@ -102,16 +98,14 @@ def _write_notes(report: Report, out: IO[str]) -> None:
         median, p95 = (format_duration(wait_ns) for wait_ns in (summary.wait_median_ns, summary.wait_p95_ns))
         parts.append(f"Waits: median {median}, p95 {p95}.")
     parts.append(f"{summary.profile_change_count} profile changes.")
-    if summary.event_counts:
-        parts.append(
-            "Events: " + ", ".join(f"{count} {kind}" for kind, count in sorted(summary.event_counts.items())) + "."
-        )
+    if events := ", ".join(f"{count} {kind}" for kind, count in sorted(summary.event_counts.items())):
+        parts.append(f"Events: {events}.")
     print("  ".join(parts), file=out)
 
 
 def _visible(report: Report, layout: Layout) -> list[ReportRow]:
     # The summary and the job list always show the members of a group; other reports only with --tree.
-    with_inner = layout.is_tree or report.kind in ("summary", "job")
+    with_inner = layout.options.is_tree or report.kind in ("summary", "job")
     return [row for row in report.rows if row.depth == 0 or with_inner]
 
 

@@ -5,13 +5,16 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cli.output.render import Form, Json, parse_columns, write_json, write_rows
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import GIB, KIB, MIB
+
+if TYPE_CHECKING:
+    from slurm_plugin.cluster.control import PrivateCluster
 
 app = typer.Typer(
     name="cluster",
@@ -32,6 +35,13 @@ SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB}
 def _directory(chosen: Path | None) -> Path:
     default = Path(tempfile.gettempdir()) / f"salus-cluster-{os.geteuid()}"
     return (chosen or default).absolute()
+
+
+def _open(directory: Path | None) -> "PrivateCluster":
+    from slurm_plugin.cluster.control import PrivateCluster
+    from slurm_plugin.cluster.plan import ClusterPlan
+
+    return PrivateCluster(ClusterPlan.load(_directory(directory)))
 
 
 def _size_bytes(text: str, option: str) -> int:
@@ -81,24 +91,18 @@ def down(
     json: Json = False,
 ) -> None:
     """Stop a cluster and remove its directory."""
-    from slurm_plugin.cluster.control import PrivateCluster
-    from slurm_plugin.cluster.plan import ClusterPlan
-
-    path = _directory(directory)
-    PrivateCluster(ClusterPlan.load(path)).down(keep=keep)
+    cluster = _open(directory)
+    cluster.down(keep=keep)
     if json:
-        write_json({"directory": str(path), "up": False})
+        write_json({"directory": str(cluster.plan.directory), "up": False})
     else:
-        print(f"cluster: {path}: down")
+        print(f"cluster: {cluster.plan.directory}: down")
 
 
 @app.command()
 def status(directory: Directory = None, json: Json = False) -> None:
     """Show the daemons of a cluster with their process ids, and its nodes."""
-    from slurm_plugin.cluster.control import PrivateCluster
-    from slurm_plugin.cluster.plan import ClusterPlan
-
-    state = PrivateCluster(ClusterPlan.load(_directory(directory))).status()
+    state = _open(directory).status()
     if json:
         write_json(state)
         return
@@ -120,10 +124,7 @@ def execute(
     import pwd
     import subprocess
 
-    from slurm_plugin.cluster.control import PrivateCluster
-    from slurm_plugin.cluster.plan import ClusterPlan
-
-    cluster = PrivateCluster(ClusterPlan.load(_directory(directory)))
+    cluster = _open(directory)
     plan = cluster.plan
     if not cluster.is_up():
         raise RequestError(f"cluster: {plan.directory}: not running; start it with salus cluster up")

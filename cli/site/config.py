@@ -85,14 +85,14 @@ def show(
     context: typer.Context,
     file: File = None,
     origin: Annotated[bool, typer.Option("--origin", help="Also print the line that each value comes from.")] = False,
-    node: Annotated[str | None, typer.Option(metavar="NAME", help="As it holds for one node.")] = None,
-    partition: Annotated[str | None, typer.Option(metavar="NAME", help="As it holds for one partition.")] = None,
-    explain: Annotated[str | None, typer.Option(metavar="KEY", help="What a key does, and its value.")] = None,
+    node: Annotated[str | None, typer.Option(metavar="NAME", help="Values for this node.")] = None,
+    partition: Annotated[str | None, typer.Option(metavar="NAME", help="Values for this partition.")] = None,
+    explain: Annotated[str | None, typer.Option(metavar="KEY", help="Explain a key, and print its value.")] = None,
     template: Annotated[bool, typer.Option("--template", help="Print a file with every key and its default.")] = False,
     parsable: Parsable = False,
     json: Json = False,
 ) -> None:
-    """Print every value in effect; with --origin the line that each comes from."""
+    """Print every value in effect."""
     if template:
         print(template_text(), end="")
         return

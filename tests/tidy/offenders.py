@@ -19,15 +19,11 @@ OFFENDERS: dict[str, set[str]] = {
     "wide_markdown": {
         "docs/adr",
         "docs/policies.md",
-        "docs/protocol.md",
-        "docs/sessions.md",
-        "emulator",
     },
     "banned_phrases": {
         "cli",
         "docs/man",
         "docs/policies.md",
-        "docs/protocol.md",
         "nodedaemon/core",
         "nodedaemon/drivers",
         "nodedaemon/job",
