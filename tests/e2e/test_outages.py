@@ -1,4 +1,4 @@
-"""salus-admitd down, hung and restarted: sbatch answers in time, slurmctld is not blocked, and no job escapes its charge."""
+"""salus-admitd down, hung and restarted: sbatch answers in time, slurmctld is not blocked, and every job is charged."""
 
 import contextlib
 import os
