@@ -2,10 +2,9 @@
 
     python distribution/deb.py WHEEL --man DIRECTORY --out DIRECTORY
 
-The package carries the Python packages that Salus needs, copied from the environment that builds it, in a directory of
-its own: it installs without a network, and neither changes nor needs any package of the system's Python but its
-interpreter, whose minor version it names. Byte code is part of it, so that nothing is written later and removing the
-package leaves nothing.
+The package contains the Python packages that Salus needs, copied from the build environment to a directory of its own.
+It installs without a network. Of the system's Python it uses only the interpreter, and it depends on its minor version.
+It contains byte code, so nothing is written later, and removing the package leaves nothing behind.
 """
 
 import argparse
@@ -53,7 +52,7 @@ sys.exit(main())
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("--man", type=Path, required=True, help="manual pages as make docs builds them")
+    parser.add_argument("--man", type=Path, required=True, help="directory of the manual pages that make docs builds")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     stage = options.out / "root"
@@ -71,7 +70,7 @@ def main() -> None:
 
 
 def install_packages(library: Path, wheel: Path) -> None:
-    """The wheel and all that it needs, as byte code and source, in one directory."""
+    """Install the wheel and its dependencies, as source and byte code, in one directory."""
     library.mkdir(parents=True)
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
@@ -80,7 +79,7 @@ def install_packages(library: Path, wheel: Path) -> None:
     for distribution in needed():
         for file in distribution.files or ():
             source = Path(str(distribution.locate_file(file)))
-            # Programs of theirs, outside the packages' directory, are not ours to install.
+            # Skip programs of dependencies, which are outside the directory of the packages.
             if ".." in file.parts or "__pycache__" in file.parts or not source.is_file():
                 continue
             target = library / file
@@ -95,12 +94,12 @@ def install_packages(library: Path, wheel: Path) -> None:
         invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH,
     )  # fmt: skip
     if not is_compiled:
-        # Some packages carry files of later Python versions, which are never imported here.
+        # Some packages contain files for later Python versions, which are never imported here.
         print("deb: some files were not compiled", file=sys.stderr)
 
 
 def needed() -> list[metadata.Distribution]:
-    """The distributions that Salus needs with its extras, and theirs."""
+    """All dependencies of Salus and its extras, direct and indirect."""
     found: dict[str, metadata.Distribution] = {}
     waiting = [(Requirement(f"salus[{','.join(EXTRAS)}]"))]
     seen: set[tuple[str, str]] = set()
@@ -113,14 +112,14 @@ def needed() -> list[metadata.Distribution]:
             distribution = metadata.distribution(requirement.name)
             found[requirement.name.lower().replace("_", "-")] = distribution
             for line in distribution.requires or ():
-                below = Requirement(line)
-                if below.marker is None or below.marker.evaluate({"extra": extra}):
-                    waiting.append(below)
+                dependency = Requirement(line)
+                if dependency.marker is None or dependency.marker.evaluate({"extra": extra}):
+                    waiting.append(dependency)
     return [distribution for name, distribution in sorted(found.items()) if name != "salus"]
 
 
 def install_programs(stage: Path) -> None:
-    """Launchers that see our directory and not the user's, and completion for the shells."""
+    """Install launchers, which ignore the user's Python packages, and shell completions."""
     for program, module in PROGRAMS.items():
         write(stage / "usr/bin" / program, LAUNCHER.format(library=LIBRARY, module=module), 0o755)
     for program, module in COMPLETED.items():
@@ -129,12 +128,12 @@ def install_programs(stage: Path) -> None:
             environment = {**os.environ, variable: f"source_{shell}", "PYTHONPATH": str(ROOT)}
             command = [sys.executable, "-m", module]
             text = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-            # A file that zsh loads by itself must begin with its mark.
+            # zsh autoloads a completion only if #compdef is its first line.
             write(stage / place.format(program=program), text.lstrip("\n"))
 
 
 def install_files(stage: Path) -> None:
-    """Configuration, units, Slurm's plugin and examples, and what monitoring reads."""
+    """Install the configuration, systemd units, job_submit.lua, monitoring files, examples and documents."""
     etc = ROOT / "etc"
     write(stage / "etc/salus/salus.conf", (etc / "salus.conf").read_text())
     for unit in sorted((etc / "systemd").glob("*")):
@@ -162,7 +161,7 @@ def install_manuals(stage: Path, manuals: Path) -> None:
 
 
 def write_control(stage: Path, version: str) -> None:
-    """Package data, scripts, and a checksum of each file."""
+    """Write the control file, the maintainer scripts and the checksums."""
     control = stage / "DEBIAN"
     files = sorted(path for path in stage.rglob("*") if path.is_file())
     size_kib = sum(-(-path.stat().st_size // 1024) for path in files)
@@ -199,7 +198,7 @@ def write(path: Path, text: str, mode: int = 0o644) -> None:
 
 def write_compressed(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Without a time in it, two builds of one tree are equal.
+    # Without a time stamp, two builds of the same tree are identical.
     path.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 

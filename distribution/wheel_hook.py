@@ -1,6 +1,6 @@
-"""Hatch's hook for the wheel: what `make native` built goes in, and the wheel says for which platform it is.
+"""Hatch's build hook: adds the native libraries that `make native` built, and tags the wheel with its platform.
 
-Without it a wheel would install and then find no library to load. An editable installation uses the tree as it is.
+Without them the wheel would install but find no library to load. An editable installation uses the tree as it is.
 """
 
 import sysconfig
@@ -9,7 +9,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# Where `make native-libsalus native-spank` leaves a file, and where the installed packages look for it.
+# The files that `make native-libsalus native-spank` builds, and their paths in the wheel.
 NATIVE = {
     "nodedaemon/job/libsalus/libsalus.so": "nodedaemon/job/libsalus/libsalus.so",
     "nodedaemon/job/libsalus/libsalus-preload.so": "nodedaemon/job/libsalus/libsalus-preload.so",
@@ -19,16 +19,16 @@ NATIVE = {
 
 
 class NativeHook(BuildHookInterface[Any]):
-    """Named by pyproject.toml."""
+    """Registered in pyproject.toml."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if version == "editable":
             return
         missing = [name for name in NATIVE if not Path(self.root, name).is_file()]
         if missing:
-            raise FileNotFoundError(f"wheel not built: {', '.join(missing)}: not there; run make wheel")
+            raise FileNotFoundError(f"wheel not built: {', '.join(missing)}: missing; run make wheel")
         build_data["force_include"].update({str(Path(self.root, name)): place for name, place in NATIVE.items()})
         build_data["pure_python"] = False
         platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        # No extension module: libsalus is loaded by ctypes into whatever interpreter the job has.
+        # Not tied to a Python version: ctypes loads libsalus into any interpreter.
         build_data["tag"] = f"py3-none-{platform}"

@@ -15,7 +15,7 @@ from nodedaemon.config import Config, load_or_raise, locate
 from nodedaemon.config.choices import LogFormat
 from nodedaemon.core.errors import RequestError, SalusError
 from nodedaemon.service import logs
-from nodedaemon.service.daemon import Daemon, DaemonOptions
+from nodedaemon.service.daemon import DaemonOptions, SalusDaemon
 from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT
 from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S
 
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 async def _run(options: DaemonOptions, config: Config, log: Any) -> int:
-    return await Daemon(options, config, log).run()
+    return await SalusDaemon(options, config, log).run()
 
 
 def _open_log(path: str) -> TextIO:

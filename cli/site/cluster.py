@@ -139,10 +139,9 @@ def execute(
     # salus asks the daemon of its node; no node of the cluster has this machine's name.
     node = {"SLURMD_NODENAME": os.environ.get("SLURMD_NODENAME", plan.nodes[0])}
     ended = subprocess.run(
-        cluster.seen_as_jobs_do(command, entry),
+        cluster.command(command, entry),
         env={**os.environ, **plan.environment(), "PATH": plan.search_path(), **node, **home},
         cwd=plan.path("work"),
         check=False,
-        **cluster.identity(entry),
     )
     raise typer.Exit(ended.returncode if ended.returncode >= 0 else 128 - ended.returncode)

@@ -1,9 +1,9 @@
 """A GPU as a device: lane memory from the CUDA driver's virtual memory management, readings from NVML.
 
-Uses `cuda.bindings.driver` only, never the runtime. Lane memory is the daemon's: created once, exported as a file
-descriptor, counted once. It cannot be taken back from who imported it, so a release drops the daemon's hold and is
-done when the device's free memory has risen by the lane's size. Persistent memory is the jobs' own, so that NVML names
-the right process. The daemon's own context is subtracted from what may be given away.
+It uses `cuda.bindings.driver` only, never the runtime. The daemon creates lane memory, exports it as a file descriptor
+and counts it once. It cannot take the memory back from a process that imported it, so a release drops the daemon's
+handle and is complete when the device's free memory has risen by the lane's size. Persistent memory belongs to the
+jobs, so NVML names the right process. The daemon's own context is subtracted from the usable bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def load_driver() -> Any:
 
 
 def loaded_library(name: str) -> str:
-    """Where the library that this process has loaded lies; "" if it has not. Jobs are told, as ours hides the name."""
+    """Path of a library that this process has loaded, or "". Jobs need it, because our library hides the name."""
     with Path("/proc/self/maps").open() as maps:
         paths = (line.split(maxsplit=5)[5].strip() for line in maps if line.count("/") and name in line)
         return next((path for path in paths if Path(path).name.startswith(name)), "")
@@ -94,7 +94,7 @@ class Wiped:
 
 
 class CudaDevice:
-    """Implements `nodedaemon.drivers.device.Device` on one GPU."""
+    """Implements `nodedaemon.drivers.device.DeviceDriver` on one GPU."""
 
     kind = "cuda"
     capabilities = Capabilities(
@@ -123,7 +123,7 @@ class CudaDevice:
         self.usable_bytes = granules * self.granularity_bytes
 
     def cap(self, memory_bytes: int) -> None:
-        """Let the daemon give away at most so much of it; the rest is somebody else's."""
+        """Use at most `memory_bytes` of the device; the rest belongs to others."""
         granules = min(self.usable_bytes, memory_bytes) // self.granularity_bytes
         self.usable_bytes = granules * self.granularity_bytes
 
@@ -214,9 +214,9 @@ class CudaDevice:
         return self._nvml.set_memory_limit(self.uuid, cgroup, limit_bytes)
 
     def read(self, pids: Collection[int]) -> Reading:  # noqa: ARG002 - NVML lists processes itself
-        """As the protocol says. A grave Xid is told once; the next reading fails, and all until the device answers.
+        """Report a grave Xid once; then readings fail until the device answers again.
 
-        That one failure is wanted: what ran on the device when it happened is over, and the engine must hear of it.
+        At least one reading must fail: whatever ran on the device is lost, and the engine has to know that.
         """
         if self._suspicion:
             self._look_again()

@@ -64,7 +64,7 @@ class Capabilities:
     bounds_lanes: bool = False
 
 
-class Device(Protocol):
+class DeviceDriver(Protocol):
     uuid: DeviceId
     index: int
     name: str

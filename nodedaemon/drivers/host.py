@@ -1,7 +1,7 @@
 """A slice of this machine's memory and cores as a device: jobs are real, their lanes are sealed memfds.
 
-The size of a lane's memfd never changes (sealed against shrinking, growing and further seals), so nobody can make a
-mate's access fault. Bytes held are read from the inode, and a release punches the pages out: the memory comes back even
+A lane's memfd is sealed against shrinking, growing and further seals, so no session can make the access of another one
+fault. Bytes held are read from the inode, and a release punches the pages out: the memory comes back even
 if a descriptor survives somewhere, and a page that is touched again afterwards shows in `held_bytes`.
 """
 
@@ -34,7 +34,7 @@ def device_uuid(node: str, name: str) -> DeviceId:
 
 
 class HostDevice:
-    """Implements `nodedaemon.drivers.device.Device` on anonymous memory files."""
+    """Implements `nodedaemon.drivers.device.DeviceDriver` on anonymous memory files."""
 
     kind = "host"
     model = "host"

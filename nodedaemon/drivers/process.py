@@ -29,7 +29,7 @@ class ProcessState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """Who made the connection, by the kernel's word."""
+    """The process that made the connection, as the kernel reports it."""
 
     pid: int
     uid: int

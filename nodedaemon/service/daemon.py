@@ -52,7 +52,7 @@ from nodedaemon.service.journal.recover import recover_state
 from nodedaemon.service.journal.segments import Journal
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.paths import lock_state, open_socket, prepare_directory, raise_descriptor_limit
-from nodedaemon.service.periodic import IdleExit, Upkeep, repeat
+from nodedaemon.service.periodic import DaemonUpkeep, IdleExit, repeat
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.connections import Connections
 from nodedaemon.service.sessions.executor import Executor
@@ -82,7 +82,7 @@ class DaemonOptions:
     gather_timeout_s: float = GATHER_TIMEOUT_S
 
 
-class Daemon:
+class SalusDaemon:
     """`_assemble_*` create the parts, each from those before it; `run` starts them and `_parts` stops them."""
 
     def __init__(self, options: DaemonOptions, config: Config, log: Any) -> None:
@@ -271,7 +271,7 @@ class Daemon:
         missed = MissedHooks(self._files, self._registry, self._slurm_jobs, log)
         orphans = OrphanJobs(self._slurm, self._dispatcher.state, self._slurm_jobs, self._files, self._holders, log)
         limits = TimeLimits(self._slurm, self._dispatcher, configuration, log)
-        upkeep = Upkeep(self._notifier, self._dispatcher, self._recorder)
+        upkeep = DaemonUpkeep(self._notifier, self._dispatcher, self._recorder)
         idle = IdleExit(self._options.exit_idle_s, self._dispatcher, self._stop, log)
         for work in (
             self._ledger.run(),

@@ -29,7 +29,7 @@ async def repeat(
         await asyncio.sleep(interval_s())
 
 
-class Upkeep:
+class DaemonUpkeep:
     """Keeps systemd's watchdog quiet, retries a failed journal, and looks for a clock that was set."""
 
     def __init__(self, notifier: Notifier, dispatcher: Dispatcher, recorder: UsageRecorder) -> None:

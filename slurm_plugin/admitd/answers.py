@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -20,7 +20,7 @@ from nodedaemon.core.types import Shortfall
 from nodedaemon.wire.envelope import Failure, Request
 from nodedaemon.wire.segment import parse_segment
 from nodedaemon.wire.users import user_name
-from slurm_plugin.admitd.catalog import Catalog, catalog_of
+from slurm_plugin.admitd.catalog import Catalog
 from slurm_plugin.admitd.decision import AdmissionRules, ProfileLookup, Verdict, class_problem, decide
 from slurm_plugin.admitd.decision_queue import DecisionQueue
 from slurm_plugin.admitd.jobdesc import (
@@ -44,14 +44,10 @@ class SubmitAnswers:
     config: Config
     profiles: ProfileCache
     decisions: DecisionQueue
-    catalog: Catalog = field(default_factory=lambda: Catalog({}, {}))
+    catalog: Catalog
     release: tuple[int, int] = (0, 0)
     #: Readmission should look at the queue: a waiting job was changed, or was admitted without a profile.
     is_recheck_wanted: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.catalog.devices:
-            self.catalog = catalog_of(self.config)
 
     def in_partition(self, submission: Submission) -> Submission:
         """The submission with the default partition if it names none: Slurm fills it in only after the submit."""

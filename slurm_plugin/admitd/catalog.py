@@ -6,6 +6,8 @@ answered, the DeviceName records of salus.conf are used. Pure.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,7 +23,7 @@ class Catalog:
     """Devices by node, nodes by partition. Equal devices are one view: admission asks what fits, not where."""
 
     devices: dict[str, tuple[DeviceView, ...]]
-    partitions: dict[str, tuple[str, ...]]
+    partitions: dict[str, list[str]]
     default_partition: str = ""
 
     def for_partitions(self, names: Sequence[str]) -> list[DeviceView]:
@@ -67,7 +69,7 @@ def catalog_of(config: Config, nodes: Iterable[SlurmNode] = (), default_partitio
         for partition in node.partitions:
             partitions.setdefault(partition, []).append(node.name)
         counts = _gres_counts(node.gres)
-        if counts.get("shard") and counts.get("gpu"):
+        if counts["shard"] and counts["gpu"]:
             shard_bytes = counts["shard"] // counts["gpu"] * unit
             reserve = reserve_bytes(config, node.name, shard_bytes)
             devices[node.name] = (DeviceView(DeviceId(f"{node.name}/*"), shard_bytes + reserve, reserve, unit),)
@@ -81,17 +83,12 @@ def catalog_of(config: Config, nodes: Iterable[SlurmNode] = (), default_partitio
             ]  # fmt: skip
             if views:
                 devices[name] = tuple(views)
-    return Catalog(devices, {name: tuple(found) for name, found in partitions.items()}, default_partition)
+    return Catalog(devices, partitions, default_partition)
 
 
-def _gres_counts(text: str) -> dict[str, int]:
-    """Sums of `gpu:a100:2(S:0-1),shard:10K,salus:64` by name."""
-    counts: dict[str, int] = {}
-    bare, depth = [], 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if depth == 0 and letter != ")":
-            bare.append(letter)
-    for tres in parse_tres("".join(bare)):
-        counts[tres.name] = counts.get(tres.name, 0) + tres.count
+def _gres_counts(text: str) -> Counter[str]:
+    """The counts of `gpu:a100:2(S:0-1),shard:10K,salus:64` by name, without the sockets in parentheses."""
+    counts: Counter[str] = Counter()
+    for tres in parse_tres(re.sub(r"\([^)]*\)", "", text)):
+        counts[tres.name] += tres.count
     return counts

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Protocol
 
 from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import list_profiles
@@ -21,16 +20,6 @@ from nodedaemon.core.types import Profile
 from slurm_plugin.admitd.decision import ProfileLookup
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
-
-
-class AdmissionStore(Protocol):
-    def find(self, user: str, signature: str) -> ProfileLookup: ...
-
-    def has_changed(self, since_utc_ns: int) -> bool: ...
-
-    def write(self, records: list[AdmissionRecord]) -> None: ...
-
-    def open(self) -> Database: ...
 
 
 class AdmissionDatabase:

@@ -11,7 +11,7 @@ import structlog
 
 from accounting.records import AdmissionRecord
 from nodedaemon.core.errors import OperatingError
-from slurm_plugin.admitd.database import AdmissionStore
+from slurm_plugin.admitd.database import AdmissionDatabase
 
 log = structlog.get_logger()
 
@@ -25,7 +25,7 @@ class DecisionQueue:
     """`on_record` is called with every decision, for metrics."""
 
     def __init__(
-        self, store: AdmissionStore, on_record: Callable[[AdmissionRecord], None] = lambda _record: None
+        self, store: AdmissionDatabase, on_record: Callable[[AdmissionRecord], None] = lambda _record: None
     ) -> None:
         self._store = store
         self._on_record = on_record

@@ -12,17 +12,15 @@ from dataclasses import dataclass, replace
 from nodedaemon.core.types import GIB, KIB, MIB, JobClass
 from slurm_plugin.slurm.tres import parse_tres
 
-TRES_FIELDS = ("tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task")
 TRES_OPTIONS = {
     "tres_per_node": "--gres",
     "tres_per_job": "--gpus or --tres-per-job",
     "tres_per_socket": "--gpus-per-socket",
     "tres_per_task": "--gpus-per-task or --tres-per-task",
 }
+TRES_FIELDS = tuple(TRES_OPTIONS)
 CLASSES = tuple(map(str, JobClass))
 
-# Slurm's "not set" and "infinite" start here; Lua sees the 64-bit ones as a float of about 1.8e19.
-UNSET_MIN = {16: 0xFFFE, 32: 0xFFFFFFFE}
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:+-]{1,100}")
 SIZE_PATTERN = re.compile(r"(\d{1,12})([KMGT]?)(?:I?B)?", re.IGNORECASE)
@@ -38,7 +36,6 @@ class Submission:
     qos: str = ""
     admin_comment: str = ""
     array: str = ""
-    time_limit_s: int | None = None
     is_requeue_allowed: bool = True
     is_batch: bool = True
     tres_text: str = ""
@@ -62,21 +59,11 @@ def parse_time(text: str) -> int | None:
     matched = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?", text.strip())
     if matched is None:
         return None
-    days, *rest = (int(part) if part is not None else None for part in matched.groups())
-    first, second, third = rest
-    assert first is not None
-    if days is not None:
-        return ((days * 24 + first) * 60 + (second or 0)) * 60 + (third or 0)
-    if third is not None:
-        return (first * 60 + (second or 0)) * 60 + third
-    return first * 60 + (second or 0)
-
-
-def number(value: object, bits: int = 32) -> int | None:
-    """A number from Slurm; None if the field is not set."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return int(value) if 0 <= value < UNSET_MIN[bits] else None
+    days, *parts = matched.groups()
+    values = [int(part) for part in parts if part]
+    # Without days and with fewer than three parts, the first is minutes.
+    units_s = (3600, 60, 1) if days or len(values) == 3 else (60, 1)
+    return int(days or 0) * 86400 + sum(value * unit_s for value, unit_s in zip(values, units_s, strict=False))
 
 
 def text_of(fields: Mapping[str, object], name: str) -> str:
@@ -88,7 +75,6 @@ def read_submission(
     uid: int, fields: Mapping[str, object], options: Mapping[str, object], *, is_batch: bool = True
 ) -> Submission:
     """Read one submit as job_submit.lua sends it."""
-    minutes = number(fields.get("time_limit"))
     submission = Submission(
         uid=uid,
         partitions=tuple(filter(None, text_of(fields, "partition").split(","))),
@@ -96,8 +82,7 @@ def read_submission(
         qos=text_of(fields, "qos"),
         admin_comment=text_of(fields, "admin_comment"),
         array=text_of(fields, "array_inx"),
-        time_limit_s=None if minutes is None else minutes * 60,
-        is_requeue_allowed=number(fields.get("requeue"), 16) != 0,
+        is_requeue_allowed=fields.get("requeue") != 0,
         is_batch=is_batch,
         tres_text=text_of(fields, "tres_per_node"),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from accounting.records import AdmissionRecord
@@ -21,15 +23,10 @@ class AdmissionMetrics:
             "salus_admission_over_limit", "Requests beyond a user's limit.", ["door"], registry=self.registry
         )
         self.refused_peers = Counter("salus_admission_refused_peers", "Connections refused.", registry=self.registry)
-        self.readmitted = self._gauge("readmitted", "Waiting jobs whose charge was corrected.")
-        self.lookup_failures = self._gauge("lookup_failures", "Profiles that could not be read.")
-        self.dropped = self._gauge("decisions_dropped", "Decisions lost.")
-        self.summaries = self._gauge("summaries", "Summaries written to AdminComment.")
-        self.left_out = self._gauge("summaries_left_out", "Summaries not written, to keep the words of other tools.")
-        self.upkeep_failures = self._gauge("upkeep_failures", "Upkeep rounds that failed.")
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"salus_admission_{name}", text, registry=self.registry)
+    def export(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """Export a value that is read at each scrape."""
+        Gauge(f"salus_admission_{name}", text, registry=self.registry).set_function(read)
 
     def count_decision(self, record: AdmissionRecord) -> None:
         self.decisions.labels(record.decision, record.basis).inc()

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from nodedaemon.core.errors import OperatingError
-from slurm_plugin.admitd.database import AdmissionStore
+from slurm_plugin.admitd.database import AdmissionDatabase
 from slurm_plugin.admitd.decision import ProfileLookup
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ PROFILES_MAX = 100_000
 
 
 class ProfileCache:
-    def __init__(self, store: AdmissionStore, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, store: AdmissionDatabase, fresh_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
         self.fresh_s = fresh_s
         self._clock = clock

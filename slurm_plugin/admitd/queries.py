@@ -20,10 +20,12 @@ from nodedaemon.wire.envelope import Request
 from nodedaemon.wire.segment import parse_segment
 from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
-from slurm_plugin.admitd.database import AdmissionStore
+from slurm_plugin.admitd.database import AdmissionDatabase
 from slurm_plugin.admitd.readmission import fields_of
-from slurm_plugin.slurm import QueuedJob, SlurmClient
+from slurm_plugin.slurm import QueuedJob
+from slurm_plugin.slurm.cli import SlurmCommands
 
+SHOWN_FIELDS = ("id", "target", "user", "account", "partition", "name", "state", "reason", "nodes")
 Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
@@ -33,7 +35,7 @@ def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> 
 
 
 class Queries:
-    def __init__(self, answers: SubmitAnswers, slurm: SlurmClient, store: AdmissionStore) -> None:
+    def __init__(self, answers: SubmitAnswers, slurm: SlurmCommands, store: AdmissionDatabase) -> None:
         self._answers = answers
         self.slurm = slurm
         self._store = store
@@ -77,7 +79,6 @@ class Queries:
         submission = submission_of(job.uid, fields_of(job))
         lookup = await self._answers.profile_of(submission)
         verdict = self._answers.decide(submission, lookup, "")
-        profile = lookup.profile
         segment = parse_segment(job.admin_comment)
         assert segment is not None
         answer = WhyAnswer(
@@ -87,13 +88,7 @@ class Queries:
             reasons=[Reason(what=job.reason)] if job.reason else [],
             admission=AdmissionWhy(
                 charge=Charge(kind=segment.kind, job_class=segment.job_class, shards=segment.shard_count),
-                profile=None
-                if profile is None
-                else ProfileSummary(
-                    persistent_bytes=profile.persistent_bytes,
-                    ephemeral_bytes=profile.ephemeral_bytes,
-                    run_count=profile.run_count,
-                ),
+                profile=msgspec.convert(lookup.profile, ProfileSummary | None, from_attributes=True),
                 now=Charge(
                     is_admitted=verdict.is_admitted,
                     kind=verdict.segment.kind,
@@ -112,15 +107,7 @@ def describe(job: QueuedJob) -> dict[str, Any]:
     segment = parse_segment(job.admin_comment)
     assert segment is not None
     return {
-        "id": job.id,
-        "target": job.target,
-        "user": job.user,
-        "account": job.account,
-        "partition": job.partition,
-        "name": job.name,
-        "state": job.state,
-        "reason": job.reason,
-        "nodes": job.nodes,
+        **{name: getattr(job, name) for name in SHOWN_FIELDS},
         "shards": segment.shard_count,
         "kind": segment.kind,
         "class": segment.job_class,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 import structlog
@@ -20,7 +19,8 @@ from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.segment import AdmissionSegment, merge_segment, parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.decision import ProfileLookup, Verdict
-from slurm_plugin.slurm import JobChange, QueuedJob, SlurmClient, SlurmError
+from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError
+from slurm_plugin.slurm.cli import SlurmCommands
 from slurm_plugin.slurm.tres import array_throttle, charged_tres, parse_tres
 
 log = structlog.get_logger()
@@ -30,23 +30,9 @@ IDLE_ROUND_S = 60.0
 CLOCK_SLACK_NS = 30 * SECOND_NS
 
 
-@dataclass(frozen=True, slots=True)
-class Correction:
-    """How to change one job; `is_requeued` requeues a running job."""
-
-    job: QueuedJob
-    change: JobChange | None = None
-    is_requeued: bool = False
-
-
 def fields_of(job: QueuedJob) -> dict[str, str]:
-    return {
-        "tres_per_node": job.tres_per_node,
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "admin_comment": job.admin_comment,
-    }
+    """The fields of the job's description that decide its charge."""
+    return {name: getattr(job, name) for name in ("tres_per_node", "partition", "account", "qos", "admin_comment")}
 
 
 def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
@@ -61,9 +47,8 @@ def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -
     is_known = wanted.persistent_bytes is not None
     tres = charged_tres(job.tres_per_node, wanted.shard_count)
     comment = merge_segment(job.admin_comment, wanted)
-    has_charge = sorted((item.name, item.count) for item in parse_tres(job.tres_per_node))
-    wants_charge = sorted((item.name, item.count) for item in parse_tres(tres))
-    is_charged = has_charge == wants_charge and comment == job.admin_comment
+    has, wants = (sorted((item.name, item.count) for item in parse_tres(text)) for text in (job.tres_per_node, tres))
+    is_charged = has == wants and comment == job.admin_comment
     limit = array_throttle(job.array_tasks)[1] or 0
     is_held_back = is_known and segment.throttle is not None and bool(job.array_tasks) and limit != segment.throttle
     if is_charged and not is_held_back:
@@ -78,14 +63,14 @@ def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -
 
 
 class Readmission:
-    def __init__(self, answers: SubmitAnswers, slurm: SlurmClient) -> None:
+    def __init__(self, answers: SubmitAnswers, slurm: SlurmCommands) -> None:
         self._answers = answers
         self.slurm = slurm
         self.corrected_count = 0
-        self.failed_count = 0
 
-    async def corrections(self, jobs: list[QueuedJob]) -> list[Correction]:
-        corrections = []
+    async def corrections(self, jobs: list[QueuedJob]) -> list[tuple[QueuedJob, JobChange | None]]:
+        """The jobs to change, each with its change; None requeues a running job."""
+        corrections: list[tuple[QueuedJob, JobChange | None]] = []
         # One lookup per signature: thousands of tasks of a sweep wait for the same profile.
         profiles: dict[tuple[int, str], ProfileLookup] = {}
         for job in jobs:
@@ -101,32 +86,29 @@ class Readmission:
             verdict = self._answers.decide(submission, profiles[key], segment.admission)
             if job.state == "RUNNING":
                 if verdict.is_admitted and verdict.segment.kind == "shared":
-                    corrections.append(Correction(job, is_requeued=True))
+                    corrections.append((job, None))
                 continue
             change = correction_of(job, segment, verdict)
             if change is not None:
-                corrections.append(Correction(job, change))
+                corrections.append((job, change))
         return corrections
 
     async def round(self) -> int:
         """Correct the queue once; returns how many jobs were changed."""
         count = 0
-        for correction in await self.corrections(await asyncio.to_thread(self.slurm.jobs)):
-            target = correction.job.target
+        for job, change in await self.corrections(await asyncio.to_thread(self.slurm.jobs)):
             try:
-                if correction.is_requeued:
-                    await asyncio.to_thread(self.slurm.requeue_job, target)
-                elif correction.change is not None:
-                    await asyncio.to_thread(self.slurm.update_job, target, correction.change)
+                if change is None:
+                    await asyncio.to_thread(self.slurm.requeue_job, job.target)
+                else:
+                    await asyncio.to_thread(self.slurm.update_job, job.target, change)
             except SlurmError as error:
                 # Usually the job has just started, with the charge that it had.
-                self.failed_count += 1
-                log.warning("job not changed", job=target, reason=str(error))
+                log.warning("job not changed", job=job.target, reason=str(error))
                 continue
             self.corrected_count += 1
             count += 1
-            log.info("re-admitted", job=target, requeued=correction.is_requeued,
-                     gres=correction.change.gres if correction.change else "")  # fmt: skip
+            log.info("re-admitted", job=job.target, requeued=change is None, gres=change.gres if change else "")
         return count
 
     async def run_forever(self, interval_s: Callable[[], float]) -> None:

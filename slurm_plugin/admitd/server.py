@@ -34,15 +34,16 @@ from nodedaemon.wire.rate import UserRate
 from slurm_plugin.admitd.answers import SubmitAnswers, refused
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import verify
-from slurm_plugin.admitd.database import AdmissionDatabase, AdmissionStore
+from slurm_plugin.admitd.database import AdmissionDatabase
 from slurm_plugin.admitd.decision_queue import DecisionQueue
 from slurm_plugin.admitd.metrics import AdmissionMetrics
 from slurm_plugin.admitd.profile_cache import ProfileCache
 from slurm_plugin.admitd.queries import Queries, viewer_of
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.admitd.upkeep import Upkeep
-from slurm_plugin.slurm import SlurmClient, SlurmNode
+from slurm_plugin.slurm import SlurmNode
 from slurm_plugin.slurm.choice import open_slurm
+from slurm_plugin.slurm.cli import SlurmCommands
 
 log = structlog.get_logger()
 
@@ -71,17 +72,25 @@ def uids_of(config: Config) -> frozenset[int]:
 
 class AdmissionServer:
     def __init__(
-        self, config: Config, slurm: SlurmClient, store: AdmissionStore, config_file: Path | None = None
+        self, config: Config, slurm: SlurmCommands, store: AdmissionDatabase, config_file: Path | None = None
     ) -> None:
         self.config = config
         self.config_file = config_file
         self.metrics = AdmissionMetrics()
         self.profiles = ProfileCache(store, config.settings.admission.profile_cache_ns / SECOND_NS)
         self.decisions = DecisionQueue(store, self.metrics.count_decision)
-        self.answers = SubmitAnswers(config, self.profiles, self.decisions)
+        self.answers = SubmitAnswers(config, self.profiles, self.decisions, catalog_of(config))
         self.readmission = Readmission(self.answers, slurm)
         self.queries = Queries(self.answers, slurm, store)
         self.upkeep = Upkeep(config, store.open)
+        counters, export = self.upkeep.counters, self.metrics.export
+        export("readmitted", "Waiting jobs whose charge was corrected.", lambda: self.readmission.corrected_count)
+        export("lookup_failures", "Profiles that could not be read.", lambda: self.profiles.lookup_failures)
+        export("decisions_dropped", "Decisions lost.", lambda: self.decisions.dropped_count)
+        export("summaries", "Summaries written to AdminComment.", lambda: counters.summary_count)
+        export("summaries_left_out", "Summaries not written, to protect the comments of other tools.",
+               lambda: counters.left_out_count)  # fmt: skip
+        export("upkeep_failures", "Upkeep rounds that failed.", lambda: counters.failure_count)
         self.rate = UserRate()
         self.submit_rate = UserRate()
         self._checks = asyncio.Semaphore(CHECKS_MAX)
@@ -164,7 +173,6 @@ class AdmissionServer:
                 log.debug("nodes not read", reason=str(error))
                 await asyncio.sleep(CATALOG_RETRY_S)
                 continue
-            self._export()
             await asyncio.sleep(CATALOG_INTERVAL_S)
 
     def reload(self) -> None:
@@ -192,14 +200,6 @@ class AdmissionServer:
             self.reload()
         except SalusError as error:
             log.error("configuration not reloaded; the old one stays", reason=str(error))
-
-    def _export(self) -> None:
-        self.metrics.readmitted.set(self.readmission.corrected_count)
-        self.metrics.lookup_failures.set(self.profiles.lookup_failures)
-        self.metrics.dropped.set(self.decisions.dropped_count)
-        self.metrics.summaries.set(self.upkeep.counters.summary_count)
-        self.metrics.left_out.set(self.upkeep.counters.left_out_count)
-        self.metrics.upkeep_failures.set(self.upkeep.counters.failure_count)
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serve until `stopped`."""

@@ -40,16 +40,13 @@ STOP_WAIT_S = 2.0
 class UpkeepCounters:
     """The counts that the metrics export."""
 
-    compared_count: int = 0
     summary_count: int = 0
     left_out_count: int = 0
     failure_count: int = 0
-    rolled_up_count: int = 0
-    purged_count: int = 0
 
 
 class Upkeep:
-    """`database` opens the database or raises OperatingError. `compare` and `retain` each do one round."""
+    """`database` opens the database or raises OperatingError. `compare` and `retain` each run one round."""
 
     def __init__(
         self,
@@ -66,21 +63,15 @@ class Upkeep:
         self._compared_utc_ns = 0
         self._accounts_utc_ns = 0
         self._stopped = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self.counters = UpkeepCounters()
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="upkeep", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         self._stopped.set()
-        if self._thread is not None:
-            self._thread.join(STOP_WAIT_S)
-
-    @property
-    def is_alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        self._thread.join(STOP_WAIT_S)
 
     def compare(self) -> None:
         """Correct our records by Slurm's for the runs since the last round, and write summaries of ended jobs."""
@@ -97,7 +88,6 @@ class Upkeep:
                          slurms=mismatch.slurms)  # fmt: skip
         self._written = {row.record.key: row for row in rows}
         self._compared_utc_ns = now_ns
-        self.counters.compared_count += len(changed)
         stored = store_summaries(self._commands, self._config, database, rows, now_utc_ns=now_ns)
         self.counters.summary_count += stored.count
         self.counters.left_out_count = stored.left_out_count
@@ -113,28 +103,25 @@ class Upkeep:
         storage, now_ns = self._config.settings.storage, self._clock()
         if storage.roll_up_after_ns:
             before_count, after_count = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
-            self.counters.rolled_up_count += before_count - after_count
             if before_count > after_count:
                 log.info("usage rolled up", rows=before_count, left=after_count)
         if storage.purge_after_ns:
             purged = retention.purge(self._database(), now_ns - storage.purge_after_ns)
-            self.counters.purged_count += purged["jobs"]
             if any(purged.values()):
                 log.info("old records purged", **purged)
 
     def _run(self) -> None:
         storage = self._config.settings.storage
-        start_ns = time.monotonic_ns()
-        tasks: list[tuple[str, Callable[[], None], int, int]] = []
-        if storage.accounting_interval_ns:
-            every_ns = storage.accounting_interval_ns
-            tasks.append(("accounting not compared with Slurm", self.compare, every_ns, start_ns + every_ns))
-        if storage.retention_interval_ns:
-            every_ns = storage.retention_interval_ns
-            tasks.append(("retention not done", self.retain, every_ns, start_ns + min(every_ns, FIRST_RETENTION_NS)))
+        now_ns = time.monotonic_ns()
+        compare_ns, retain_ns = storage.accounting_interval_ns, storage.retention_interval_ns
+        tasks = [
+            (now_ns + compare_ns, compare_ns, self.compare, "accounting not compared with Slurm"),
+            (now_ns + min(retain_ns, FIRST_RETENTION_NS), retain_ns, self.retain, "retention not done"),
+        ]
+        tasks = [task for task in tasks if task[1]]
         while tasks:
-            tasks.sort(key=lambda task: task[3])
-            what, work, every_ns, due_ns = tasks[0]
+            tasks.sort(key=lambda task: task[0])
+            due_ns, every_ns, work, what = tasks[0]
             if self._stopped.wait(max(0.0, (due_ns - time.monotonic_ns()) / SECOND_NS)):
                 return
             try:
@@ -145,4 +132,4 @@ class Upkeep:
             except Exception:  # the top of a thread: one failed round may not prevent the next
                 self.counters.failure_count += 1
                 log.exception(what)
-            tasks[0] = (what, work, every_ns, time.monotonic_ns() + every_ns)
+            tasks[0] = (time.monotonic_ns() + every_ns, every_ns, work, what)

@@ -26,7 +26,7 @@ from nodedaemon.wire.envelope import exchange
 from slurm_plugin.cluster import files
 from slurm_plugin.cluster.interpreter import interpreter, is_ours_open_to_all
 from slurm_plugin.cluster.plan import ClusterPlan
-from slurm_plugin.cluster.processes import start_time
+from slurm_plugin.cluster.processes import is_running
 
 DEBIAN_PACKAGES = {
     "munged": "munge",
@@ -38,15 +38,14 @@ DEBIAN_PACKAGES = {
     "sbatch": "slurm-client",
 }
 ANSWER_WAIT_S = 90.0
-#: Accounts of every Debian system whose ids serve as users of the cluster, so that none must be created.
+#: Accounts that every Debian system has. They serve as users of the cluster, so that none must be created.
 USERS = ("games", "news", "uucp", "proxy")
-SAY_NOTHING: Callable[[str], None] = lambda _line: None  # noqa: E731 - a default that reads as one
 
 
 def check_host(root: Path | None = None) -> None:
-    """Refuse early, with everything that lacks; another `root` brings its own programs."""
+    """Refuse early, and list everything that is missing. Another `root` has its own programs."""
     if os.geteuid() != 0:
-        raise RequestError("cluster: start: not root; device nodes and several users need it: sudo make demo, or su")
+        raise RequestError("cluster: start: not root, which device nodes and several users need; run: sudo make demo")
     if root is not None:
         return
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -55,17 +54,17 @@ def check_host(root: Path | None = None) -> None:
         raise RequestError(f"cluster: start: programs missing; run: apt-get install {' '.join(sorted(missing))}")
 
 
-def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: int | None = None) -> PrivateCluster:
-    """Start a cluster and return when all its nodes are idle. With `owner_pid` it ends when that process does."""
+def up(plan: ClusterPlan, say: Callable[[str], None] | None = None, owner_pid: int | None = None) -> PrivateCluster:
+    """Start a cluster and return when all its nodes are idle. With `owner_pid`, it ends when that process ends."""
     check_host(plan.root)
     if plan.with_salus and not files.spank_library(plan).exists():
         raise RequestError(f"cluster: start: {files.spank_library(plan)} is not built; run: make native")
     prepare_directory(plan.directory)
     plan = dataclasses.replace(plan, is_tree_shown=plan.with_salus and not plan.root and not is_ours_open_to_all())
     plan.save()
-    # In a mount namespace of its own, mounts always end with the cluster.
-    apart = ["unshare", "--mount", "--propagation", "private"] if plan.root or plan.is_tree_shown else []
-    argv = [*apart, sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
+    # In a private mount namespace, the mounts end with the cluster.
+    unshare = ["unshare", "--mount", "--propagation", "private"] if plan.root or plan.is_tree_shown else []
+    argv = [*unshare, sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
     if owner_pid is not None:
         argv += ["--owner", str(owner_pid)]
     environment = {**os.environ, "PYTHONPATH": str(files.PLUGIN_ROOT.parent)}
@@ -93,13 +92,13 @@ def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: i
     return PrivateCluster(ClusterPlan.load(plan.directory))
 
 
-def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Callable[[str], None]) -> None:
+def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Callable[[str], None] | None) -> None:
     """Wait until the supervisor reports that the cluster is up; OperatingError if it fails."""
     assert supervisor.stdout is not None
     with supervisor.stdout:
         for line in supervisor.stdout:
             report = json.loads(line)
-            if "step" in report:
+            if "step" in report and say:
                 say(f"{report['seconds']:6.2f} s  {report['step']}")
             elif "error" in report:
                 raise OperatingError(f"{report['error']}; logs are in {plan.directory}")
@@ -109,7 +108,7 @@ def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Calla
 
 
 def prepare_directory(directory: Path) -> None:
-    """Create the cluster's directory, or clear that of an ended cluster. Files of others are never touched."""
+    """Create the cluster's directory, or clear that of an ended cluster. Other files are never touched."""
     if directory.is_symlink() or (directory.exists() and directory.stat().st_uid != os.geteuid()):
         raise RequestError(f"cluster: {directory}: not our directory; choose another with --dir")
     if directory.exists() and any(directory.iterdir()):
@@ -121,7 +120,7 @@ def prepare_directory(directory: Path) -> None:
     for parent in directory.parents:
         if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
             raise RequestError(
-                f"cluster: {directory}: {parent} may not be entered by others, but SlurmUser and the jobs' users must; "
+                f"cluster: {directory}: other users cannot enter {parent}, but SlurmUser and the users of jobs must; "
                 "set TMPDIR=/tmp, or choose another with --dir"
             )
     directory.mkdir(parents=True, exist_ok=True)
@@ -141,11 +140,10 @@ class PrivateCluster:
         return {}
 
     def is_up(self) -> bool:
-        pid, started = self.state().get("supervisor", (0, None))
-        return started is not None and start_time(pid) == started
+        return is_running(*self.state().get("supervisor", (0, None)))
 
     def ask(self, verb: str, **fields: object) -> dict[str, Any]:
-        """Ask the supervisor; a failure is raised."""
+        """Send a request to the supervisor and return its answer; a failure is raised."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_WAIT_S)
             try:
@@ -155,7 +153,7 @@ class PrivateCluster:
             return exchange(connection, f"cluster: {self.plan.directory}: supervisor", {"verb": verb, **fields})
 
     def start(self, name: str) -> int:
-        """Start a part that was stopped, and wait until it serves; its process id."""
+        """Start a part that was stopped, wait until it is ready, and return its process id."""
         pid: int = self.ask("start", name=name)["pid"]
         return pid
 
@@ -179,7 +177,7 @@ class PrivateCluster:
         return subprocess.CompletedProcess(list(argv), process.returncode, output, errors)
 
     def popen(self, argv: Sequence[str], user: str | None = None, **extra: str) -> subprocess.Popen[str]:
-        """Like `run`, without waiting for the end."""
+        """Like `run`, but does not wait for the command to end."""
         entry = pwd.getpwnam(user) if user else None
         # A fresh environment: Slurm would copy the caller's into the job.
         environment = {
@@ -190,35 +188,25 @@ class PrivateCluster:
             **self.plan.environment(),
             **extra,
         }
-        if self.plan.root is not None:
-            return subprocess.Popen(
-                self._inside(argv, entry), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True,
-            )  # fmt: skip
         return subprocess.Popen(
-            self.seen_as_jobs_do(argv, entry), env=environment, cwd=self.plan.path("work"), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **self.identity(entry),
+            self.command(argv, entry), env=environment, cwd=self.plan.path("work"), stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def identity(self, entry: pwd.struct_passwd | None) -> dict[str, Any]:
-        """How subprocess takes on an account's ids; where the name space must be entered first, the command does it."""
-        if entry is None or self.plan.is_tree_shown:
-            return {}
-        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+    def command(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
+        """`argv` as a user of the cluster runs it: in the supervisor's mounts or other root, with the account's ids.
 
-    def seen_as_jobs_do(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
-        """`argv` where our tree is shown to the users: only root may enter there, so ids change afterwards."""
-        if not self.plan.is_tree_shown:
-            return list(argv)
+        Only root may enter the mount namespace, so the ids change afterwards.
+        """
         ids = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--"] if entry else []
-        return ["nsenter", "-t", str(self.state()["supervisor"][0]), "-m", "-r", "--wd=.", *ids, *argv]
-
-    def _inside(self, argv: Sequence[str], entry: pwd.struct_passwd | None) -> list[str]:
-        """A command as it runs in the cluster's other root; the account has the same ids there."""
-        supervisor = str(self.state()["supervisor"][0])
-        identity = [f"--userspec={entry.pw_uid}:{entry.pw_gid}", "--groups="] if entry else []
+        if self.plan.root is None and not self.plan.is_tree_shown:
+            return [*ids, *argv]
+        enter = ["nsenter", "-t", str(self.state()["supervisor"][0]), "-m", "-r"]
+        if self.plan.root is None:
+            return [*enter, "--wd=.", *ids, *argv]
+        ids = [f"--userspec={entry.pw_uid}:{entry.pw_gid}", "--groups="] if entry else []
         inside = ["/bin/sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(self.plan.path("work")), *argv]
-        return ["nsenter", "-t", supervisor, "-m", "-r", "--", "chroot", *identity, str(self.plan.root), *inside]
+        return [*enter, "--", "chroot", *ids, str(self.plan.root), *inside]
 
     @property
     def python(self) -> str:
@@ -243,14 +231,14 @@ class PrivateCluster:
         """End every process, even without a supervisor, and remove the directory unless `keep`."""
         state = self.state()
         pid, started = state.get("supervisor", (0, None))
-        if started is not None and start_time(pid) == started:
+        if is_running(pid, started):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
             deadline = time.monotonic() + 60
-            while start_time(pid) == started and time.monotonic() < deadline:
+            while is_running(pid, started) and time.monotonic() < deadline:
                 time.sleep(0.02)
         for name, (child, child_started) in state.get("children", {}).items():
-            if child_started is not None and start_time(child) == child_started:
+            if is_running(child, child_started):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(child, signal.SIGKILL)
                 print(f"cluster: {name} ({child}) had to be killed", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""The configuration files of a private cluster, as text from its plan.
+"""Writes the files of a private cluster. The functions named after a file return its lines.
 
-Everything here is for one machine: many nodes on one host, no cgroups, a throw-away database. What an admin needs for a
-real cluster is in etc/slurm/ and docs/admin-guide.md.
+Everything here is for one machine: many nodes on one host, no cgroups, a throw-away database. For a real cluster, see
+etc/slurm/ and docs/admin-guide.md.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from slurm_plugin.cluster.plan import TREE, ClusterPlan
 from slurm_plugin.lua.table import FILE_NAME, lua_table
 
 PLUGIN_ROOT = Path(__file__).resolve().parent.parent
-# As the wheel, the Debian package and a checkout have it.
+# In the wheel, in the Debian package and in a checkout.
 SPANK_LIBRARIES = (
     PLUGIN_ROOT / "spank" / "salus_spank.so",
     PLUGIN_ROOT.parent / "salus_spank.so",
     PLUGIN_ROOT.parent / "build" / "spank" / "salus_spank.so",
 )
 
-# Character devices that no driver serves: Slurm only looks at type and number, and they must differ (a device cgroup
-# refuses two nodes with the same one). 240 to 254 is the range for local use.
+# Character devices without a driver: Slurm looks only at type and number. The numbers must differ, because a device
+# cgroup refuses duplicates. 240 to 254 is the range for local use.
 DEVICE_MAJOR = 241
-# Shorter than the defaults, for people and tests that wait; a plan may name its own.
+# Shorter than the defaults, because people and tests wait; `salus_lines` of the plan override them.
 QUICK_LINES = (
     "ReadmitInterval=1",
     "ReconcileInterval=2",
@@ -39,7 +39,7 @@ QUICK_LINES = (
 )
 
 
-def slurm_conf(plan: ClusterPlan) -> str:
+def slurm_conf(plan: ClusterPlan) -> list[str]:
     ports = plan.ports
     node_lines = [
         f"NodeName={node} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={plan.cores} RealMemory=4000 "
@@ -53,43 +53,40 @@ def slurm_conf(plan: ClusterPlan) -> str:
         "PrologFlags=Alloc",
         f"PlugStackConfig={plan.path('etc', 'plugstack.conf')}",
     ]
-    return "\n".join(
-        [
-            f"ClusterName={plan.name}",
-            f"SlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort={ports.controller}",
-            "SlurmUser=slurm\nAuthType=auth/munge\nCredType=cred/munge",
-            f"AuthInfo=socket={plan.munge_socket}",
-            "MpiDefault=none\nReturnToService=2",
-            f"SlurmctldPidFile={plan.path('state', 'slurmctld.pid')}",
-            f"SlurmdPidFile={plan.path('run', '%n', 'slurmd.pid')}",
-            f"SlurmdSpoolDir={plan.path('spool', '%n')}",
-            f"StateSaveLocation={plan.path('state')}",
-            f"SlurmctldLogFile={plan.path('log', 'slurmctld.log')}",
-            f"SlurmdLogFile={plan.path('log', 'slurmd.%n.log')}",
-            "SlurmctldDebug=info\nSlurmdDebug=info",
-            "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none",
-            "SchedulerType=sched/backfill",
-            # sched_interval: a job that becomes eligible by time (a requeued one) is no change that backfill looks at.
-            "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=2,batch_sched_delay=0",
-            "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core",
-            "JobAcctGatherType=jobacct_gather/none",
-            "AccountingStorageType=accounting_storage/slurmdbd",
-            f"AccountingStorageHost=localhost\nAccountingStoragePort={ports.database}",
-            f"AccountingStoragePass={plan.munge_socket}",
-            "AccountingStorageTRES=gres/gpu,gres/salus,gres/shard",
-            "AccountingStoreFlags=job_comment",
-            "KillWait=5\nSlurmdParameters=config_overrides",
-            "GresTypes=gpu,shard,salus",
-            *(hooks if plan.with_salus else []),
-            *plan.slurm_lines,
-            *node_lines,
-            f"PartitionName=main Nodes={','.join(plan.nodes)} Default=YES MaxTime=1:00:00 State=UP OverSubscribe=NO",
-            "",
-        ]
-    )
+    return [
+        f"ClusterName={plan.name}",
+        f"SlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort={ports.controller}",
+        "SlurmUser=slurm\nAuthType=auth/munge\nCredType=cred/munge",
+        f"AuthInfo=socket={plan.munge_socket}",
+        "MpiDefault=none\nReturnToService=2",
+        f"SlurmctldPidFile={plan.path('state', 'slurmctld.pid')}",
+        f"SlurmdPidFile={plan.path('run', '%n', 'slurmd.pid')}",
+        f"SlurmdSpoolDir={plan.path('spool', '%n')}",
+        f"StateSaveLocation={plan.path('state')}",
+        f"SlurmctldLogFile={plan.path('log', 'slurmctld.log')}",
+        f"SlurmdLogFile={plan.path('log', 'slurmd.%n.log')}",
+        "SlurmctldDebug=info\nSlurmdDebug=info",
+        "ProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\nSwitchType=switch/none",
+        "SchedulerType=sched/backfill",
+        # sched_interval: backfill does not notice a requeued job that becomes eligible by time.
+        "SchedulerParameters=sched_min_interval=0,sched_interval=2,bf_interval=2,batch_sched_delay=0",
+        "SelectType=select/cons_tres\nSelectTypeParameters=CR_Core",
+        "JobAcctGatherType=jobacct_gather/none",
+        "AccountingStorageType=accounting_storage/slurmdbd",
+        f"AccountingStorageHost=localhost\nAccountingStoragePort={ports.database}",
+        f"AccountingStoragePass={plan.munge_socket}",
+        "AccountingStorageTRES=gres/gpu,gres/salus,gres/shard",
+        "AccountingStoreFlags=job_comment",
+        "KillWait=5\nSlurmdParameters=config_overrides",
+        "GresTypes=gpu,shard,salus",
+        *(hooks if plan.with_salus else []),
+        *plan.slurm_lines,
+        *node_lines,
+        f"PartitionName=main Nodes={','.join(plan.nodes)} Default=YES MaxTime=1:00:00 State=UP OverSubscribe=NO",
+    ]
 
 
-def gres_conf(plan: ClusterPlan) -> str:
+def gres_conf(plan: ClusterPlan) -> list[str]:
     lines = []
     for node in plan.nodes:
         for index in range(plan.device_count):
@@ -97,51 +94,40 @@ def gres_conf(plan: ClusterPlan) -> str:
             lines.append(f"NodeName={node} Name=gpu File={device}")
             lines.append(f"NodeName={node} Name=shard Count={plan.device_shards} File={device}")
         lines.append(f"NodeName={node} Name=salus Count=64")
-    return "\n".join([*lines, ""])
+    return lines
 
 
-def slurmdbd_conf(plan: ClusterPlan) -> str:
-    return "\n".join(
-        [
-            f"AuthType=auth/munge\nAuthInfo=socket={plan.munge_socket}",
-            f"DbdHost=localhost\nDbdPort={plan.ports.database}\nSlurmUser=slurm",
-            f"LogFile={plan.path('log', 'slurmdbd.log')}\nPidFile={plan.path('state', 'slurmdbd.pid')}",
-            "DebugLevel=info\nStorageType=accounting_storage/mysql\nStorageHost=localhost",
-            "StorageUser=slurm\nStorageLoc=slurm_acct_db",
-            "",
-        ]
-    )
+def slurmdbd_conf(plan: ClusterPlan) -> list[str]:
+    return [
+        f"AuthType=auth/munge\nAuthInfo=socket={plan.munge_socket}",
+        f"DbdHost=localhost\nDbdPort={plan.ports.database}\nSlurmUser=slurm",
+        f"LogFile={plan.path('log', 'slurmdbd.log')}\nPidFile={plan.path('state', 'slurmdbd.pid')}",
+        "DebugLevel=info\nStorageType=accounting_storage/mysql\nStorageHost=localhost",
+        "StorageUser=slurm\nStorageLoc=slurm_acct_db",
+    ]
 
 
-def mariadb_conf(plan: ClusterPlan) -> str:
-    # Sizes as small and writes as lazy as they go: the database lives as long as the cluster.
-    return "\n".join(
-        [
-            "[mysqld]",
-            f"datadir={plan.path('mysql', 'data')}\nsocket={plan.path('mysql', 'mysql.sock')}",
-            f"pid-file={plan.path('mysql', 'mysqld.pid')}\nlog-error={plan.path('mysql', 'mysqld.log')}",
-            f"tmpdir={plan.path('mysql')}",
-            "skip-networking\nuser=mysql\nskip-log-bin\nperformance_schema=OFF",
-            "innodb_buffer_pool_size=32M\ninnodb_log_file_size=16M\ninnodb_flush_log_at_trx_commit=0",
-            "innodb_doublewrite=0\ninnodb_lock_wait_timeout=900",
-            "",
-        ]
-    )
+def mariadb_conf(plan: ClusterPlan) -> list[str]:
+    # Minimal sizes and lazy writes: the database lives only as long as the cluster.
+    return [
+        "[mysqld]",
+        f"datadir={plan.path('mysql', 'data')}\nsocket={plan.path('mysql', 'mysql.sock')}",
+        f"pid-file={plan.path('mysql', 'mysqld.pid')}\nlog-error={plan.path('mysql', 'mysqld.log')}",
+        f"tmpdir={plan.path('mysql')}",
+        "skip-networking\nuser=mysql\nskip-log-bin\nperformance_schema=OFF",
+        "innodb_buffer_pool_size=32M\ninnodb_log_file_size=16M\ninnodb_flush_log_at_trx_commit=0",
+        "innodb_doublewrite=0\ninnodb_lock_wait_timeout=900",
+    ]
 
 
-def hook_script(plan: ClusterPlan, module: str) -> str:
-    """The Prolog or Epilog script of this cluster: it runs the shipped hook with the socket of this node's daemon."""
+def hook_script(plan: ClusterPlan, module: str) -> list[str]:
+    """The Prolog or Epilog script: it runs our hook with the socket of this node's daemon."""
     python = sys.executable if plan.root is None else "/usr/bin/python3"
     socket = plan.path("run", "$SLURMD_NODENAME", "salusd.sock")
     # A cluster without salusd must not wait for one at every job.
     connect = "" if plan.with_daemons else " --connect 0"
     run = f'exec "{python}" -I -S "{plan.path("lib", module)}.py" --socket "{socket}"{connect}'
-    return f'#!/bin/sh\nexport SLURM_CONF="{plan.slurm_conf}"\n{run}\n'
-
-
-def slurm_wrapper(plan: ClusterPlan, program: str) -> str:
-    """A command of another root, for our own daemons that run outside it."""
-    return f'#!/bin/sh\nexec chroot "{plan.root}" {program} "$@"\n'
+    return ["#!/bin/sh", f'export SLURM_CONF="{plan.slurm_conf}"', run]
 
 
 def spank_library(plan: ClusterPlan) -> Path:
@@ -151,13 +137,14 @@ def spank_library(plan: ClusterPlan) -> Path:
     return next((path for path in SPANK_LIBRARIES if path.is_file()), SPANK_LIBRARIES[-1])
 
 
-def plugstack_conf(plan: ClusterPlan, on_loss: str) -> str:
-    # No socket= here: all nodes share this file, and slurmd's environment names the socket of its daemon.
-    return f"required {plan.path('lib', 'salus_spank.so')} on_loss={on_loss}\n"
+def write_lines(path: Path, lines: list[str], mode: int = 0o644) -> None:
+    path.touch(mode)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(mode)
 
 
 def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
-    """Make the directory's tree: folders with their owners, files, device nodes."""
+    """Create the folders with their owners, the files and the device nodes."""
     owners = {"log": "slurm", "state": "slurm", "mysql": "mysql"}
     for name in ("etc", "run", "lib", "dev", "munge", "spool", "db", "log", "state", "mysql", "work", "bin"):
         folder = plan.path(name)
@@ -169,15 +156,14 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     plan.path("work").chmod(0o1777)
     plan.path("run", "admitd").mkdir()
     etc = plan.path("etc")
-    (etc / "slurm.conf").write_text(slurm_conf(plan))
-    (etc / "gres.conf").write_text(gres_conf(plan))
-    (etc / "my.cnf").write_text(mariadb_conf(plan))
-    database = etc / "slurmdbd.conf"
-    database.touch(mode=0o600)
-    database.write_text(slurmdbd_conf(plan))
-    os.chown(database, *plan.account_uid("slurm"))
+    write_lines(plan.slurm_conf, slurm_conf(plan))
+    write_lines(etc / "gres.conf", gres_conf(plan))
+    write_lines(etc / "my.cnf", mariadb_conf(plan))
+    # slurmdbd refuses a file that others can read.
+    write_lines(etc / "slurmdbd.conf", slurmdbd_conf(plan), 0o600)
+    os.chown(etc / "slurmdbd.conf", *plan.account_uid("slurm"))
     if release >= (23, 2):
-        (etc / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
+        write_lines(etc / "cgroup.conf", ["CgroupPlugin=disabled"])
     for position, node in enumerate(plan.nodes):
         plan.path("run", node).mkdir()
         plan.path("spool", node).mkdir()
@@ -190,25 +176,23 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
 
 
 def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, list[str]]:
-    """Nodes whose device `index` runs on a core, by core: devices take the cores of this machine in turn."""
-    found: dict[int, list[str]] = {}
+    """The nodes whose device `index` runs on a core, by core: devices take the cores of this machine in turn."""
+    nodes: dict[int, list[str]] = {}
     for position, node in enumerate(plan.nodes):
-        found.setdefault(cpus[(position * plan.device_count + index) % len(cpus)], []).append(node)
-    return found
+        nodes.setdefault(cpus[(position * plan.device_count + index) % len(cpus)], []).append(node)
+    return nodes
 
 
 def write_commands(plan: ClusterPlan) -> None:
-    """`salus`, `salus-acct` and `python` for the cluster's users, who may not be able to enter the place of ours."""
+    """Write `salus`, `salus-acct` and `python` for the cluster's users, who may not be able to reach our own."""
     python = interpreter(plan)
     commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct.main", "python": ""}
     for name, module in commands.items():
-        path = f'export PYTHONPATH="{plan.shown(TREE)}"\n' if module else ""
-        program = plan.path("bin", name)
-        program.write_text(f'#!/bin/sh\n{path}exec "{python}" {module} "$@"\n')
-        program.chmod(0o755)
+        path = [f'export PYTHONPATH="{plan.shown(TREE)}"'] if module else []
+        write_lines(plan.path("bin", name), ["#!/bin/sh", *path, f'exec "{python}" {module} "$@"'], 0o755)
 
 
-def salus_conf(plan: ClusterPlan) -> str:
+def salus_conf(plan: ClusterPlan) -> list[str]:
     cpus = sorted(os.sched_getaffinity(0))
     own_keys = {line.partition("=")[0] for line in plan.salus_lines}
     devices = [
@@ -216,43 +200,40 @@ def salus_conf(plan: ClusterPlan) -> str:
         for index in range(plan.device_count)
         for core, nodes in device_cores(plan, index, cpus).items()
     ]
-    return "\n".join(
-        [
-            f"ClusterName={plan.name}\nSingleHost=yes\nAutoDetect=off",
-            f"LaneReserve={plan.lane_reserve_bytes // MIB}M\nShardUnit={plan.unit_bytes // MIB}M",
-            f"AdmissionSocket={plan.admission_socket}\nAdmissionHost=127.0.0.1\nAdmissionPort={plan.ports.admission}",
-            "AdmissionMetricsPort=0\nMetricsPort=0",
-            *(line for line in QUICK_LINES if line.partition("=")[0] not in own_keys),
-            f"SlurmConf={plan.slurm_conf}",
-            *([f"SlurmBinDir={plan.path('bin')}"] if plan.root else []),
-            f"DaemonSocket={plan.path('run', '%n', 'salusd.sock')}",
-            f"ControlSocket={plan.path('run', '%n', 'control.sock')}",
-            f"StateDir={plan.path('db', '%n')}",
-            f"StorageUrl=sqlite:///{plan.path('db', 'salus.db')}",
-            *([f"AdaptorDir={plan.shown(TREE / 'nodedaemon' / 'job')}"] if plan.is_tree_shown else []),
-            *plan.salus_lines,
-            *devices,
-            "",
-        ]
-    )
+    return [
+        f"ClusterName={plan.name}\nSingleHost=yes\nAutoDetect=off",
+        f"LaneReserve={plan.lane_reserve_bytes // MIB}M\nShardUnit={plan.unit_bytes // MIB}M",
+        f"AdmissionSocket={plan.admission_socket}\nAdmissionHost=127.0.0.1\nAdmissionPort={plan.ports.admission}",
+        "AdmissionMetricsPort=0\nMetricsPort=0",
+        *(line for line in QUICK_LINES if line.partition("=")[0] not in own_keys),
+        f"SlurmConf={plan.slurm_conf}",
+        *([f"SlurmBinDir={plan.path('bin')}"] if plan.root else []),
+        f"DaemonSocket={plan.path('run', '%n', 'salusd.sock')}",
+        f"ControlSocket={plan.path('run', '%n', 'control.sock')}",
+        f"StateDir={plan.path('db', '%n')}",
+        f"StorageUrl=sqlite:///{plan.path('db', 'salus.db')}",
+        *([f"AdaptorDir={plan.shown(TREE / 'nodedaemon' / 'job')}"] if plan.is_tree_shown else []),
+        *plan.salus_lines,
+        *devices,
+    ]
 
 
 def write_salus_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     etc = plan.path("etc")
-    plan.salus_conf.write_text(salus_conf(plan))
+    write_lines(plan.salus_conf, salus_conf(plan))
     config = load_or_raise(plan.salus_conf)
     (etc / FILE_NAME).write_text(lua_table(config, plan.device_shards, plan.account_uid("slurm")[0], release))
     for module in ("prolog", "epilog"):
-        script = etc / module
-        script.write_text(hook_script(plan, module))
-        script.chmod(0o755)
+        write_lines(etc / module, hook_script(plan, module), 0o755)
     for module in ("prolog", "epilog", "hook"):
         shutil.copyfile(PLUGIN_ROOT / "hooks" / f"{module}.py", plan.path("lib", f"{module}.py"))
     if plan.root is not None:
+        # Commands of the other root, for our own daemons, which run outside it.
         for program in ("squeue", "sinfo", "scontrol", "sacct", "sacctmgr"):
-            plan.path("bin", program).write_text(slurm_wrapper(plan, program))
-            plan.path("bin", program).chmod(0o755)
-    (etc / "plugstack.conf").write_text(plugstack_conf(plan, config.settings.gate.on_daemon_loss))
+            write_lines(plan.path("bin", program), ["#!/bin/sh", f'exec chroot "{plan.root}" {program} "$@"'], 0o755)
+    # No socket= here: all nodes share this file, and slurmd's environment names the socket of its daemon.
+    plugin = f"required {plan.path('lib', 'salus_spank.so')} on_loss={config.settings.gate.on_daemon_loss}"
+    write_lines(etc / "plugstack.conf", [plugin])
     # Copies, because slurmctld reads the script as SlurmUser, who may not enter the directory that we are installed in.
     shutil.copyfile(PLUGIN_ROOT / "lua" / "job_submit.lua", etc / "job_submit.lua")
     library = plan.path("lib", "salus_spank.so")

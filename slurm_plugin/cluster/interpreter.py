@@ -1,7 +1,7 @@
-"""A Python that the cluster's users may run: the one we run under, or a copy where its directory is closed to others.
+"""A Python that the cluster's users can run: ours, or a copy if other users cannot reach ours.
 
-An interpreter in root's home is common on test machines. Python finds its library from where it stands, so a copy of
-the binary and the standard library works; installed packages are reached through a .pth file and stay where they are.
+On test machines the interpreter is often in root's home. Python finds its library relative to its binary, so a copy of
+the binary and the standard library works. Installed packages are not copied: a .pth file points to them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from pathlib import Path
 
 from slurm_plugin.cluster.plan import TREE, ClusterPlan
 
-# Not needed to run a job, and half of the size.
+# No job needs these, and they are half of the size.
 LEFT_OUT = ("site-packages", "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3")
 
 
 def is_open_to_all(path: Path) -> bool:
-    """Whether any user may reach and run `path`."""
+    """Whether any user can reach and run `path`."""
     resolved = path.resolve()
     return all(folder.stat().st_mode & stat.S_IXOTH for folder in (resolved, *resolved.parents))
 
 
 def is_ours_open_to_all() -> bool:
-    """Whether any user may read our sources and packages where they are; homes are closed on Debian."""
+    """Whether any user can read our sources and packages in place; on Debian, home directories are closed."""
     return all(is_open_to_all(path) for path in (TREE, Path(sysconfig.get_path("purelib"))))
 
 
 def interpreter(plan: ClusterPlan) -> str:
-    """Path of a Python with our packages for jobs of any user; makes the copy at the first call (about a second)."""
+    """The path of a Python with our packages for any user's jobs. The first call may copy it, in about a second."""
     program = Path(sys.executable)
     if is_open_to_all(program) and (plan.is_tree_shown or is_open_to_all(program.parent)):
         return str(plan.shown(program))
@@ -48,9 +48,9 @@ def interpreter(plan: ClusterPlan) -> str:
     (library / "site-packages").mkdir()
     (library / "site-packages" / "salus.pth").write_text(f"{plan.shown(Path(sysconfig.get_path('purelib')))}\n")
     shutil.copy2(Path(sys.executable).resolve(), target / "bin" / name)
-    # The binary remembers where its own library was; without the variable it would take the system's, if there is one.
+    # The binary has the path of its own libpython; without this variable it might load the system's.
     text = f'#!/bin/sh\nexport LD_LIBRARY_PATH="{target}/lib:$LD_LIBRARY_PATH"\nexec "{target}/bin/{name}" "$@"\n'
     program.touch(mode=0o755)
-    # Last: its presence says that the copy is whole.
+    # Written last: if it exists, the copy is complete.
     program.write_text(text)
     return str(program)

@@ -5,18 +5,18 @@ The plan is written to `plan.json` in the cluster's directory, so that every lat
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.memory import device_units
 from nodedaemon.core.types import MIB
 
-# A unix socket's path has at most 107 bytes; the longest name below the directory takes 40 of them.
+# The path of a Unix socket has at most 107 bytes; the longest name below the directory needs 40 of them.
 DIRECTORY_LENGTH_MAX = 66
 TREE = Path(__file__).resolve().parents[2]
 
@@ -48,17 +48,17 @@ class ClusterPlan:
     slurm_lines: tuple[str, ...] = ()
     salus_lines: tuple[str, ...] = ()
     name: str = "salus"
-    #: A root file system with another release of Slurm: its daemons and commands run there, ours outside.
+    #: A root file system with another release of Slurm. Slurm's programs run inside it, ours outside.
     root: Path | None = None
-    #: Whether our own tree is shown to the cluster's users inside its directory, because its place is closed to them.
+    #: Whether our tree is mounted in the cluster's directory, because the cluster's users cannot reach it elsewhere.
     is_tree_shown: bool = False
     ports: Ports = field(default_factory=Ports)
 
     def __post_init__(self) -> None:
         if len(str(self.directory)) > DIRECTORY_LENGTH_MAX or not self.directory.is_absolute():
             raise RequestError(
-                f"cluster: directory {self.directory}: its absolute path has more than {DIRECTORY_LENGTH_MAX} bytes, "
-                "so sockets below it cannot be named; choose a shorter one with --dir"
+                f"cluster: directory {self.directory}: must be an absolute path of at most {DIRECTORY_LENGTH_MAX} "
+                "bytes, because the paths of sockets are short; choose another with --dir"
             )
         if not 1 <= self.node_count <= 64 or not 1 <= self.device_count <= 16:
             raise RequestError(
@@ -102,7 +102,7 @@ class ClusterPlan:
         return self.path("dev", node, f"device{index}")
 
     def shown(self, path: Path) -> Path:
-        """Where the cluster's users find a file of ours: in its own place, or where the supervisor mounts it."""
+        """The path by which the cluster's users reach one of our files; it differs if our tree is mounted."""
         if not self.is_tree_shown:
             return path
         for source, target in self.shown_trees():
@@ -111,14 +111,14 @@ class ClusterPlan:
         return path
 
     def shown_trees(self) -> tuple[tuple[Path, Path], ...]:
-        """What the supervisor mounts, for its name space only: our sources, and the environment with its packages."""
+        """What the supervisor mounts, as (source, target): our sources, and the environment with their packages."""
         prefix = Path(sys.prefix)
         environment = () if prefix.is_relative_to(TREE) else ((prefix, self.path("environment")),)
         return (TREE, self.path("tree")), *environment
 
     def search_path(self) -> str:
-        """PATH of the cluster's users: `salus` and the others by their plain names, as on a cluster that has them."""
-        # In another root our commands cannot run; what is in bin/ there is for our daemons, outside.
+        """PATH of the cluster's users. It includes `salus` and our other commands, as on a cluster with Salus."""
+        # Our commands cannot run in another root. There, bin/ is for our daemons, which run outside it.
         own = f"{self.path('bin')}:" if self.root is None else ""
         return f"{own}{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
@@ -127,15 +127,17 @@ class ClusterPlan:
         return argv if self.root is None else ("chroot", str(self.root), *argv)
 
     def account_uid(self, name: str) -> tuple[int, int]:
-        """uid and gid of an account where the daemons run: another root has ids of its own."""
+        """uid and gid of an account in the root where the daemons run."""
         lines = (self.root or Path("/")).joinpath("etc", "passwd").read_text().splitlines()
         fields = next((line.split(":") for line in lines if line.startswith(f"{name}:")), None)
         if fields is None:
-            raise RequestError(f"cluster: account {name}: not there; its package makes it, run: apt-get install {name}")
+            raise RequestError(
+                f"cluster: account {name}: does not exist; its package creates it, run: apt-get install {name}"
+            )
         return int(fields[2]), int(fields[3])
 
     def environment(self) -> dict[str, str]:
-        """Variables by which Slurm's and our own commands find this cluster."""
+        """The variables that point Slurm's commands and ours to this cluster."""
         return {
             "SLURM_CONF": str(self.slurm_conf),
             "SALUS_CONF": str(self.salus_conf),
@@ -143,22 +145,13 @@ class ClusterPlan:
         }
 
     def save(self) -> None:
-        values = dataclasses.asdict(self)
-        values["directory"] = str(self.directory)
-        values["root"] = str(self.root) if self.root else None
-        self.path("plan.json").write_text(json.dumps(values, indent=1) + "\n")
+        self.path("plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=str)))
 
     @staticmethod
     def load(directory: Path) -> ClusterPlan:
         """Read the plan of a cluster that was started in `directory`."""
         try:
-            values = json.loads((directory / "plan.json").read_text())
+            document = (directory / "plan.json").read_bytes()
         except FileNotFoundError:
             raise RequestError(f"cluster: {directory}: no cluster here; start one with salus cluster up") from None
-        ports = values.pop("ports")
-        ports["nodes"] = tuple(ports["nodes"])
-        values["directory"] = Path(values["directory"])
-        values["root"] = Path(values["root"]) if values["root"] else None
-        for key in ("slurm_lines", "salus_lines"):
-            values[key] = tuple(values[key])
-        return ClusterPlan(ports=Ports(**ports), **values)
+        return msgspec.json.decode(document, type=ClusterPlan, dec_hook=lambda kind, value: kind(value))

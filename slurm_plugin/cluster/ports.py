@@ -1,8 +1,7 @@
-"""Free TCP ports on loopback, held from the moment they are picked.
+"""Reserves free TCP ports for Slurm's daemons, which read their port numbers from the configuration.
 
-Slurm takes port numbers from its configuration, so each must be known before the daemon that will listen on it runs. A
-port is bound here without SO_REUSEADDR, which fails if anybody has it, and only then made reusable: Slurm's daemons
-bind with SO_REUSEADDR and so may join it, while another cluster that looks for a port may not.
+A port is first bound without SO_REUSEADDR, which fails if any process has it, and then made reusable. Slurm's daemons
+bind with SO_REUSEADDR and can share the port; another cluster that looks for a free port cannot.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ import socket
 
 from nodedaemon.core.errors import OperatingError
 
-# Below Linux's ephemeral range (32768 and up), so that no outgoing connection takes a port while a daemon restarts.
+# Below Linux's ephemeral range (32768 and up): no outgoing connection can take a port while a daemon restarts.
 PORT_FIRST = 20_000
 PORT_LAST = 32_000
 TRIES_MAX = 500
 
 
 def hold_port() -> socket.socket:
-    """Bind one free port; it stays ours until the socket is closed."""
-    # Where to look is no secret: a random start only keeps two clusters from trying the same ports in turn.
+    """Bind one free port; it stays reserved until the socket is closed."""
+    # The random start keeps two clusters from trying the same ports.
     start = random.SystemRandom().randrange(PORT_FIRST, PORT_LAST)
     for offset in range(TRIES_MAX):
         port = PORT_FIRST + (start - PORT_FIRST + offset) % (PORT_LAST - PORT_FIRST)
@@ -36,11 +35,6 @@ def hold_port() -> socket.socket:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         return holder
     raise OperatingError(
-        f"cluster: ports {PORT_FIRST} to {PORT_LAST}: in use, {TRIES_MAX} tried from {start}; "
-        "end what listens there (ss -ltnp shows it), then start again"
+        f"cluster: ports {PORT_FIRST} to {PORT_LAST}: {TRIES_MAX} ports from {start} are in use; "
+        "find their processes with ss -ltnp, end some, and start again"
     )
-
-
-def port_of(holder: socket.socket) -> int:
-    port: int = holder.getsockname()[1]
-    return port

@@ -1,19 +1,22 @@
-"""Start, watch and end processes by their ids; nothing here ever ends a process by its name.
+"""Starts, watches and ends processes by their ids, never by their names.
 
-The supervisor is a child subreaper: whatever a Slurm daemon leaves behind (slurmstepd, a user's processes) becomes its
-child, so the whole tree can be found from one id and ended, also after a failure.
+The supervisor is a child subreaper: every process that a Slurm daemon leaves behind (slurmstepd, a user's processes)
+becomes its child. So the whole tree can be found from one id and ended, even after a failure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from nodedaemon.core.errors import OperatingError
 
@@ -24,7 +27,7 @@ TAIL_LINES = 5
 
 @dataclass(slots=True)
 class Child:
-    """A process of ours with what it takes to start it again."""
+    """A process of the cluster, with everything needed to start it again."""
 
     name: str
     argv: tuple[str, ...]
@@ -49,7 +52,7 @@ class Child:
         return self.popen.pid if self.popen is not None and self.popen.poll() is None else None
 
     def end(self, with_signal: int = signal.SIGTERM, patience_s: float = 10.0) -> None:
-        """Signal it and wait; after `patience_s` it is killed. Ending one that has ended is fine."""
+        """Send the signal and wait, then kill after `patience_s`. Does nothing if the process has ended."""
         if self.popen is None or self.popen.poll() is not None:
             return
         self.popen.send_signal(with_signal)
@@ -71,11 +74,11 @@ def adopt_orphans() -> None:
 
 
 def wait_until(ready: Callable[[], bool], what: str, seconds: float, child: Child | None = None) -> None:
-    """Poll until `ready`; fails with the last lines of the child's log if it ends or the time is over."""
+    """Poll until `ready`. If the child ends or the time is up, fail with the last lines of its log."""
     deadline = time.monotonic() + seconds
     while not ready():
         if child is not None and child.pid is None:
-            raise OperatingError(f"cluster: start {child.name}: it ended: {child.tail()}; see {child.log}")
+            raise OperatingError(f"cluster: start {child.name}: the process ended: {child.tail()}; see {child.log}")
         if time.monotonic() > deadline:
             log = f": {child.tail()}; see {child.log}" if child else ""
             raise OperatingError(f"cluster: wait for {what}: not within {seconds:g} s{log}")
@@ -83,7 +86,7 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float, child: Chil
 
 
 def start_time(pid: int) -> int | None:
-    """Clock ticks after boot at which `pid` started: with it an id names one process for ever. None if it is gone."""
+    """Start time in clock ticks after boot, which distinguishes processes with the same id. None if it has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -91,46 +94,28 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] == "Z" else int(fields[19])
 
 
-def descendants(root: int) -> Iterator[int]:
-    """Ids of all processes below `root`, children after their parents."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    pending = list(children.get(root, ()))
-    while pending:
-        pid = pending.pop(0)
-        yield pid
-        pending.extend(children.get(pid, ()))
+def is_running(pid: int, started: int | None) -> bool:
+    """Whether the process that started at `started` still runs."""
+    return started is not None and start_time(pid) == started
+
+
+def descendants(root: int) -> list[int]:
+    """The ids of all processes below `root`."""
+    return [process.pid for process in psutil.Process(root).children(recursive=True)]
 
 
 def kill_descendants(root: int, patience_s: float = 10.0) -> None:
-    """Kill everything below `root` and reap what becomes our child, until nothing is left."""
+    """Kill all processes below `root` and reap those that become our children, until none is left."""
     deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        pids = list(descendants(root))
-        if not pids:
-            return
+    while time.monotonic() < deadline and (pids := descendants(root)):
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
         reap_orphans()
         time.sleep(POLL_SECONDS)
 
 
 def reap_orphans() -> None:
-    while True:
-        try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

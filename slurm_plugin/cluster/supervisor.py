@@ -32,7 +32,7 @@ from nodedaemon.wire.envelope import (
 )
 from slurm_plugin.cluster import files
 from slurm_plugin.cluster.plan import ClusterPlan, Ports
-from slurm_plugin.cluster.ports import hold_port, port_of
+from slurm_plugin.cluster.ports import hold_port
 from slurm_plugin.cluster.processes import (
     Child,
     adopt_orphans,
@@ -81,7 +81,7 @@ def accepts(path: Path) -> bool:
 
 
 def knows_nodes(path: Path) -> bool:
-    """Whether salus-admitd has read Slurm's nodes; before, it decides by salus.conf alone."""
+    """Whether salus-admitd has read Slurm's nodes; until then it decides by salus.conf alone."""
     with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError, SalusError):
         peer.settimeout(2.0)
         peer.connect(str(path))
@@ -98,13 +98,12 @@ class Supervisor:
     def __init__(self, plan: ClusterPlan, started: float) -> None:
         self.started = started
         self.holders = [hold_port() for _ in range(3 + plan.node_count)]
-        numbers = [port_of(holder) for holder in self.holders]
-        ports = Ports(numbers[0], numbers[1], numbers[2], tuple(numbers[3:]))
-        self.plan = dataclasses.replace(plan, ports=ports)
+        controller, database, admission, *nodes = [holder.getsockname()[1] for holder in self.holders]
+        self.plan = dataclasses.replace(plan, ports=Ports(controller, database, admission, tuple(nodes)))
         self.children = {child.name: child for child in self.planned_children()}
 
     def planned_children(self) -> list[Child]:
-        """Every process of the cluster, in starting order."""
+        """All processes of the cluster, in the order in which they start."""
         plan, environment = self.plan, self.plan.environment()
 
         def child(name: str, *argv: str, **extra: str) -> Child:
@@ -159,36 +158,31 @@ class Supervisor:
         if plan.with_salus and plan.root is None:
             files.write_commands(plan)
         self.start("munged")
-        self.say("munged")
         _, text = maker.communicate(timeout=START_TIMEOUT_S)
         if maker.returncode != 0:
             raise OperatingError(f"cluster: mariadb-install-db: exit status {maker.returncode}: {text.strip()[-400:]}")
         self.start("mariadb")
         run([*plan.slurm_command("mariadb", "-S", str(plan.path("mysql", "mysql.sock")), "-e", ACCOUNTING_SQL)], {})
-        self.say("mariadb")
         self.start("slurmdbd")
-        self.say("slurmdbd")
         if schema is not None and schema.wait(START_TIMEOUT_S) != 0:
             raise OperatingError(
-                f"cluster: schema of {plan.path('db')}: not made; see {plan.path('log', 'schema.out')}"
+                f"cluster: schema of {plan.path('db')}: not created; see {plan.path('log', 'schema.out')}"
             )
-        for name in self.children:
-            if name.startswith(("admitd", "salusd")):
-                self.children[name].start()
+        ours = [name for name in self.children if name.startswith(("admitd", "salusd."))]
+        slurmds = [f"slurmd.{node}" for node in plan.nodes]
+        for name in ours:
+            self.children[name].start()
         self.start("slurmctld")
-        self.say("slurmctld")
-        for name in self.children:
-            if name.startswith("slurmd."):
-                self.children[name].start()
-        for name in self.children:
-            if name.startswith(("admitd", "salusd", "slurmd.")):
-                self.wait_ready(name)
+        for name in slurmds:
+            self.children[name].start()
+        for name in (*ours, *slurmds):
+            self.wait_ready(name)
         for node in plan.nodes:
             slurmd = self.children[f"slurmd.{node}"]
             wait_until(lambda node=node: node in self.idle_nodes(), f"{node} to be idle", START_TIMEOUT_S, slurmd)  # type: ignore[misc]
         if plan.with_salus:
             admitd = self.children["admitd"]
-            wait_until(lambda: knows_nodes(plan.admission_socket), "salus-admitd to know them", START_TIMEOUT_S, admitd)
+            wait_until(lambda: knows_nodes(plan.admission_socket), "salus-admitd's catalog", START_TIMEOUT_S, admitd)
         self.say(f"{plan.node_count} nodes idle")
 
     def mount_directory(self) -> None:
@@ -223,10 +217,11 @@ class Supervisor:
         return set(output.split())
 
     def start(self, name: str) -> None:
-        """Start a part and wait until it serves."""
+        """Start a part, wait until it is ready, and report it."""
         if self.children[name].pid is None:
             self.children[name].start()
         self.wait_ready(name)
+        self.say(name)
 
     def wait_ready(self, name: str) -> None:
         plan, child, environment = self.plan, self.children[name], self.plan.environment()
@@ -275,8 +270,8 @@ class Supervisor:
             listener.bind(str(path))
             path.chmod(0o600)
             listener.listen()
-            # Only now: whoever hears of it may ask at once. Nobody reads after this line; the caller goes on, and a
-            # later print must not end us.
+            # Report this last, because the caller may send a request at once. It stops reading after this line, so
+            # standard output goes to /dev/null: a later print must not end us.
             print(json.dumps({"ready": True}), flush=True)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             selector.register(listener, selectors.EVENT_READ)
@@ -288,8 +283,8 @@ class Supervisor:
                         return
                     if self.serve_one(listener):
                         return
-                # Orphans of ended jobs only: the status of our own children is read through their Popen.
-                if not any(child.pid is None for child in self.children.values()):
+                # Reap only orphans of ended jobs: the status of our own children is read through their Popen.
+                if all(child.pid is not None for child in self.children.values()):
                     reap_orphans()
 
     def serve_one(self, listener: socket.socket) -> bool:

@@ -22,11 +22,10 @@ RELEASE_WAIT_S = 30.0
 def run() -> None:
     options = hook.HookOptions(sys.argv[1:], RELEASE_WAIT_S)
     job = os.environ.get("SLURM_JOB_ID", "")
-    if not job.isdigit() or not hook.has_marker(options.socket, job):
+    # Move the file first: a daemon that comes back later must not believe that the job still runs.
+    if not job.isdigit() or not hook.end_marker(options.socket, job):
         return
     request = {"verb": "job_end", "job": job, "uid": int(os.environ.get("SLURM_JOB_UID", "0"))}
-    # The file first: a daemon that comes back later must not believe that the job still runs.
-    hook.end_marker(options.socket, job)
     hook.notify("epilog", options, request, options.wait_s)
 
 

@@ -105,36 +105,32 @@ def failure_of(message: bytes) -> str:
     return "" if answer.get("ok") is True else str(answer.get("why") or "no reason given")
 
 
-def marker_path(socket_path: str, job: str) -> str:
-    return os.path.join(os.path.dirname(socket_path), "jobs", job)  # noqa: PTH118, PTH120 - see the module's docstring
+def marker_path(socket_path: str, folder: str, job: str) -> str:
+    return os.path.join(os.path.dirname(socket_path), folder, job)  # noqa: PTH118, PTH120 - see the module's docstring
 
 
 def leave_marker(socket_path: str, request: dict[str, object]) -> None:
-    """Write the job's file, which tells the SPANK plugin and salusd that the job is ours."""
-    marker = marker_path(socket_path, str(request["job"]))
+    """Write the job's file, by which the SPANK plugin and salusd recognise a Salus job."""
+    job = str(request["job"])
+    marker = marker_path(socket_path, "jobs", job)
     os.makedirs(os.path.dirname(marker), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
     with open(marker + ".new", "wb") as file:  # noqa: PTH123
         file.write(write_request(request))
     os.replace(marker + ".new", marker)  # noqa: PTH105
     try:  # noqa: SIM105 - contextlib is not loaded
-        os.unlink(ended_path(socket_path, str(request["job"])))  # noqa: PTH108
+        os.unlink(marker_path(socket_path, "ended", job))  # noqa: PTH108
     except FileNotFoundError:
         pass
 
 
-def has_marker(socket_path: str, job: str) -> bool:
-    return os.path.exists(marker_path(socket_path, job))  # noqa: PTH110
+def end_marker(socket_path: str, job: str) -> bool:
+    """Move a job's file to `ended`: while slurmd remembers the id, the job may start again without a Prolog.
 
-
-def ended_path(socket_path: str, job: str) -> str:
-    return os.path.join(os.path.dirname(socket_path), "ended", job)  # noqa: PTH118, PTH120
-
-
-def end_marker(socket_path: str, job: str) -> None:
-    """Move a job's file to `ended`: while slurmd remembers the id, the job may start again without a Prolog."""
-    ended = ended_path(socket_path, job)
+    False if the job has no file, because it is not a Salus job.
+    """
+    marker, ended = marker_path(socket_path, "jobs", job), marker_path(socket_path, "ended", job)
+    if not os.path.exists(marker):  # noqa: PTH110
+        return False
     os.makedirs(os.path.dirname(ended), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
-    try:  # noqa: SIM105
-        os.replace(marker_path(socket_path, job), ended)  # noqa: PTH105
-    except FileNotFoundError:
-        pass
+    os.replace(marker, ended)  # noqa: PTH105
+    return True

@@ -7,7 +7,6 @@ cluster. Callers never see a release. Calls block: a service makes them in a thr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from nodedaemon.core.errors import OperatingError
 
@@ -21,7 +20,7 @@ class SlurmError(OperatingError):
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job in Slurm's queue. `target` is its name for `update_job`; for a pending array it means all waiting tasks."""
+    """A job in Slurm's queue. `target` is its name for scontrol; for a pending array it means all waiting tasks."""
 
     id: int
     target: str
@@ -59,17 +58,9 @@ class JobChange:
     is_begin_soon: bool = False
 
 
-class SlurmClient(Protocol):
-    def release(self) -> tuple[int, int]:
-        """Major and minor version, as (22, 5)."""
-        ...
-
-    def jobs(self) -> list[QueuedJob]: ...
-
-    def nodes(self) -> list[SlurmNode]: ...
-
-    def default_partition(self) -> str: ...
-
-    def update_job(self, target: str, change: JobChange) -> None: ...
-
-    def requeue_job(self, target: str) -> None: ...
+def job_target(job_id: int, array_id: int, task_id: int | None, waiting_tasks: str) -> str:
+    """The name of a job for scontrol: `7`, task `7_3`, or the waiting tasks `7_[4-12]` of an array."""
+    if array_id and waiting_tasks:
+        # In "4-12%1" the throttle is not part of the task list.
+        return f"{array_id}_[{waiting_tasks.partition('%')[0]}]"
+    return f"{array_id}_{task_id}" if array_id and task_id is not None else str(job_id)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from nodedaemon.config.choices import SlurmAccess
 from nodedaemon.config.keys import Slurm as SlurmSettings
 from nodedaemon.core.types import SECOND_NS
-from slurm_plugin.slurm import SlurmClient
 from slurm_plugin.slurm.cli import SlurmCommands
 
 
-def open_slurm(settings: SlurmSettings) -> SlurmClient:
-    commands = SlurmCommands(settings.bin_dir, settings.timeout_ns / SECOND_NS)
+def open_slurm(settings: SlurmSettings) -> SlurmCommands:
+    timeout_s = settings.timeout_ns / SECOND_NS
     if settings.access is SlurmAccess.PYSLURM:
         # Imported here because it is optional and loads libslurm.
         from slurm_plugin.slurm.pyslurm import open_pyslurm  # noqa: PLC0415
 
-        return open_pyslurm(commands)
-    return commands
+        return open_pyslurm(settings.bin_dir, timeout_s)
+    return SlurmCommands(settings.bin_dir, timeout_s)

@@ -9,18 +9,25 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 from nodedaemon.wire.users import user_name
-from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode
+from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode, job_target
 
 # The newest data parser that both 24.11 and 26.05 have.
 DATA_PARSER = "v0.0.42"
 DATA_PARSER_RELEASE = (23, 2)
 ACTIVE_STATES = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "REQUEUED"}
-SINFO_FIELDS = "NodeList:128,Partition:128,StateLong:64,Gres:1024"
-SINFO_WIDTHS = (128, 128, 64, 1024)
+SINFO_WIDTHS = {"NodeList": 128, "Partition": 128, "StateLong": 64, "Gres": 1024}
+#: The text fields of QueuedJob by their keys in squeue's JSON.
+TEXT_KEYS = {
+    **{name: name for name in ("account", "qos", "partition", "name", "tres_per_node", "admin_comment", "nodes")},
+    "user": "user_name",
+    "reason": "state_reason",
+    "array_tasks": "array_task_string",
+}
 
 
 class SlurmCommands:
@@ -52,6 +59,7 @@ class SlurmCommands:
         return done.stdout
 
     def release(self) -> tuple[int, int]:
+        """Major and minor version, as (22, 5)."""
         if self._release is None:
             # "slurm-wlm 22.05.8" on Debian, "slurm 24.11.5" elsewhere.
             major, minor = self.run("scontrol", "--version").split()[-1].split(".")[:2]
@@ -68,24 +76,22 @@ class SlurmCommands:
         return [job for job in map(read_job, document.get("jobs", [])) if job.state in ACTIVE_STATES]
 
     def nodes(self) -> list[SlurmNode]:
-        found: dict[str, SlurmNode] = {}
+        nodes: dict[str, SlurmNode] = {}
         for name, partition, state, gres in self._sinfo():
-            earlier = found[name].partitions if name in found else ()
-            found[name] = SlurmNode(name, state, gres, (*earlier, partition.rstrip("*")))
-        return list(found.values())
+            earlier = nodes[name].partitions if name in nodes else ()
+            nodes[name] = SlurmNode(name, state, gres, (*earlier, partition.rstrip("*")))
+        return list(nodes.values())
 
     def default_partition(self) -> str:
         return next((partition.rstrip("*") for _, partition, _, _ in self._sinfo() if partition.endswith("*")), "")
 
-    def _sinfo(self) -> list[tuple[str, str, str, str]]:
-        rows = []
-        for line in self.run("sinfo", "--noheader", "--Node", f"--Format={SINFO_FIELDS}").splitlines():
-            cells, place = [], 0
-            for width in SINFO_WIDTHS:
-                cells.append(line[place : place + width].strip())
-                place += width
-            rows.append((cells[0], cells[1], cells[2], "" if cells[3] == "(null)" else cells[3]))
-        return rows
+    def _sinfo(self) -> list[list[str]]:
+        """Name, partition, state and gres: one row per node and partition."""
+        wanted = ",".join(f"{name}:{width}" for name, width in SINFO_WIDTHS.items())
+        ends = list(accumulate(SINFO_WIDTHS.values(), initial=0))
+        lines = self.run("sinfo", "--noheader", "--Node", f"--Format={wanted}").splitlines()
+        rows = [[line[start:end].strip() for start, end in pairwise(ends)] for line in lines]
+        return [["" if cell == "(null)" else cell for cell in row] for row in rows]
 
     def update_job(self, target: str, change: JobChange) -> None:
         fields = []
@@ -129,30 +135,9 @@ def read_text(value: object) -> str:
 
 
 def read_job(entry: Mapping[str, Any]) -> QueuedJob:
-    job_id = read_number(entry.get("job_id")) or 0
-    array_id = read_number(entry.get("array_job_id")) or 0
-    task_id = read_number(entry.get("array_task_id"))
-    waiting_tasks = read_text(entry.get("array_task_string"))
-    uid = read_number(entry.get("user_id")) or 0
-    target = str(job_id)
-    if array_id and waiting_tasks:
-        # In "2-12%1" the throttle is not part of the task list.
-        target = f"{array_id}_[{waiting_tasks.partition('%')[0]}]"
-    elif array_id and task_id is not None:
-        target = f"{array_id}_{task_id}"
-    return QueuedJob(
-        id=job_id,
-        target=target,
-        state=read_state(entry.get("job_state")),
-        uid=uid,
-        user=read_text(entry.get("user_name")) or user_name(uid),
-        account=read_text(entry.get("account")),
-        qos=read_text(entry.get("qos")),
-        partition=read_text(entry.get("partition")),
-        name=read_text(entry.get("name")),
-        tres_per_node=read_text(entry.get("tres_per_node")),
-        admin_comment=read_text(entry.get("admin_comment")),
-        reason=read_text(entry.get("state_reason")),
-        nodes=read_text(entry.get("nodes")),
-        array_tasks=waiting_tasks,
-    )
+    numbers = {key: read_number(entry.get(key)) for key in ("job_id", "array_job_id", "array_task_id", "user_id")}
+    texts = {field: read_text(entry.get(key)) for field, key in TEXT_KEYS.items()}
+    job_id, uid = numbers["job_id"] or 0, numbers["user_id"] or 0
+    target = job_target(job_id, numbers["array_job_id"] or 0, numbers["array_task_id"], texts["array_tasks"])
+    texts["user"] = texts["user"] or user_name(uid)
+    return QueuedJob(id=job_id, target=target, state=read_state(entry.get("job_state")), uid=uid, **texts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from nodedaemon.config import Config
 from nodedaemon.core.memory import device_units
@@ -18,7 +19,7 @@ TRACKED = ("gres/gpu", "gres/salus", "gres/shard")
 
 @dataclass(frozen=True, slots=True)
 class ConfigMismatch:
-    """What does not agree, where, and what to do about it."""
+    """Two settings that do not agree, and how to fix it."""
 
     level: str
     where: str
@@ -29,12 +30,8 @@ class ConfigMismatch:
         return f"{self.level}: {self.where}: {self.what}; {self.advice}"
 
 
-def error(where: str, what: str, advice: str) -> ConfigMismatch:
-    return ConfigMismatch("error", where, what, advice)
-
-
-def warning(where: str, what: str, advice: str) -> ConfigMismatch:
-    return ConfigMismatch("warning", where, what, advice)
+error = partial(ConfigMismatch, "error")
+warning = partial(ConfigMismatch, "warning")
 
 
 def cross_check(config: Config, files: SlurmFiles, release: tuple[int, int] | None = None) -> list[ConfigMismatch]:

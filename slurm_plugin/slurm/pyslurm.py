@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode
+from slurm_plugin.slurm import QueuedJob, SlurmError, job_target
 from slurm_plugin.slurm.cli import ACTIVE_STATES, SlurmCommands
 
 #: What is read of pyslurm's values; a test compares it with the interface of pyslurm's newest release.
@@ -23,14 +23,15 @@ JOB_ATTRIBUTES = (
 PARTITION_ATTRIBUTES = ("name", "is_default")
 
 
-def open_pyslurm(commands: SlurmCommands) -> PyslurmSlurm:
+def open_pyslurm(directory: str, timeout_s: float) -> PyslurmSlurm:
     """The back end; SlurmError if pyslurm is not installed or does not match this cluster."""
     try:
         module = importlib.import_module("pyslurm")
     except ImportError as error:
         raise SlurmError(f"pyslurm: {error}; install salus[pyslurm] or set SlurmAccess=cli") from error
-    check_version(str(getattr(module, "__version__", "")), commands.release())
-    return PyslurmSlurm(module, commands)
+    slurm = PyslurmSlurm(module, directory, timeout_s)
+    check_version(str(getattr(module, "__version__", "")), slurm.release())
+    return slurm
 
 
 def check_version(version: str, release: tuple[int, int]) -> None:
@@ -51,13 +52,10 @@ def tres_text(gres: object) -> str:
     return ",".join(f"gres:{str(name).removeprefix('gres/')}:{count}" for name, count in gres.items())
 
 
-class PyslurmSlurm:
-    def __init__(self, module: ModuleType, commands: SlurmCommands) -> None:
+class PyslurmSlurm(SlurmCommands):
+    def __init__(self, module: ModuleType, directory: str = "", timeout_s: float = 10.0) -> None:
+        super().__init__(directory, timeout_s)
         self._pyslurm: Any = module
-        self._commands = commands
-
-    def release(self) -> tuple[int, int]:
-        return self._commands.release()
 
     def _load(self, what: str) -> list[Any]:
         try:
@@ -68,38 +66,21 @@ class PyslurmSlurm:
     def jobs(self) -> list[QueuedJob]:
         return [job for job in map(read_job, self._load("Jobs")) if job.state in ACTIVE_STATES]
 
-    def nodes(self) -> list[SlurmNode]:
-        return self._commands.nodes()
-
     def default_partition(self) -> str:
         return next((str(partition.name) for partition in self._load("Partitions") if partition.is_default), "")
 
-    def update_job(self, target: str, change: JobChange) -> None:
-        self._commands.update_job(target, change)
-
-    def requeue_job(self, target: str) -> None:
-        self._commands.requeue_job(target)
-
 
 def read_job(job: Any) -> QueuedJob:
-    target = str(job.id)
-    if job.array_id and job.array_tasks_waiting:
-        target = f"{job.array_id}_[{job.array_tasks_waiting}]"
-    elif job.array_id and job.array_task_id is not None:
-        target = f"{job.array_id}_{job.array_task_id}"
+    waiting_tasks = job.array_tasks_waiting or ""
     return QueuedJob(
         id=int(job.id),
-        target=target,
+        target=job_target(job.id, job.array_id, job.array_task_id, waiting_tasks),
         state=str(job.state),
         uid=int(job.user_id),
         user=job.user_name or "",
-        account=job.account or "",
-        qos=job.qos or "",
-        partition=job.partition or "",
-        name=job.name or "",
         tres_per_node=tres_text(job.gres_per_node),
-        admin_comment=job.admin_comment or "",
         reason=str(job.state_reason or ""),
         nodes=job.allocated_nodes or "",
-        array_tasks=job.array_tasks_waiting or "",
+        array_tasks=waiting_tasks,
+        **{name: getattr(job, name) or "" for name in ("account", "qos", "partition", "name", "admin_comment")},
     )

@@ -40,7 +40,7 @@ class CommentDamageError(OperatingError):
     """The only way to change a job's comment would damage another tool's words in it."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class StoredSummaries:
     """How many summaries were written, how many were left out to protect other tools' words, and why others failed."""
 
@@ -80,8 +80,7 @@ def store_summaries(
     wanted = [row for row in wanted if config.for_partition(row.record.partition).storage.is_summary_written]
     whole = settled(database, [row.record.key for row in wanted])
     patience_ns = config.settings.storage.usage_interval_ns + ARRIVAL_NS
-    count = left_out_count = 0
-    failures: list[str] = []
+    stored = StoredSummaries()
     ready = [
         row
         for row in wanted
@@ -95,12 +94,12 @@ def store_summaries(
         page = next(page for page in pages if (page.job_id, page.restart_count) == (key.job_id, key.restart_count))
         try:
             store_summary(commands, page)
-            count += 1
+            stored.count += 1
         except CommentDamageError:
-            left_out_count += 1
+            stored.left_out_count += 1
         except OperatingError as error:
-            failures.append(f"job {key.job_id}: {error}")
-    return StoredSummaries(count, left_out_count, failures)
+            stored.failures.append(f"job {key.job_id}: {error}")
+    return stored
 
 
 def store_summary(commands: SlurmCommands, page: JobPage) -> str:

@@ -33,7 +33,6 @@ class GresLine:
 class SlurmFiles:
     values: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
-    partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     gres: tuple[GresLine, ...] = ()
     #: Arguments of our line in plugstack.conf; None if there is no such line.
     plugin: tuple[str, ...] | None = None
@@ -71,21 +70,18 @@ def read_slurm_files(path: Path) -> SlurmFiles:
     """Read slurm.conf at `path` and the gres.conf beside it, if there is one."""
     values: dict[str, str] = {}
     nodes: dict[str, dict[str, str]] = {}
-    partitions: dict[str, dict[str, str]] = {}
     for pairs in read_lines(path):
         if not pairs:
             continue
         (key, value), fields = pairs[0], dict(pairs)
         if key == "nodename":
             nodes.update({name: fields for name in names_of(value) if name != "DEFAULT"})
-        elif key == "partitionname":
-            partitions[value] = fields
-        else:
+        elif key != "partitionname":
             values.update(fields)
     gres_path = path.parent / "gres.conf"
     gres = tuple(read_gres(gres_path)) if gres_path.exists() else ()
     plugstack = path.parent / values.get("plugstackconfig", "plugstack.conf")
-    return SlurmFiles(values, nodes, partitions, gres, read_plugin(plugstack))
+    return SlurmFiles(values, nodes, gres, read_plugin(plugstack))
 
 
 def read_plugin(path: Path) -> tuple[str, ...] | None:

@@ -115,7 +115,7 @@ int slurm_spank_task_init_privileged(spank_t spank, int count, char **arguments)
     } else if (salus_reply_text(answer, "refuse", text, sizeof text)) {
         result = refuse(text);
     } else {
-        salus_environment_set(spank, answer);
+        salus_reply_list(answer, "env", salus_environment_set, spank);
     }
     free(answer);
     return result;

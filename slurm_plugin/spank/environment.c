@@ -1,4 +1,4 @@
-/* Sets the variables that salusd sends for a task. In search paths, the user's own entries follow
+/* Sets a variable that salusd sends for a task. In search paths, the user's own entries follow
  * ours. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "salus_spank.h"
 
-static void set(const char *item, void *context)
+void salus_environment_set(const char *item, void *context)
 {
     spank_t spank = context;
     const char *sign = strchr(item, '=');
@@ -27,9 +27,4 @@ static void set(const char *item, void *context)
     if (spank_setenv(spank, name, value, 1) != ESPANK_SUCCESS)
         slurm_error("salus: environment: %s not set", name);
     free(value);
-}
-
-void salus_environment_set(spank_t spank, const char *json)
-{
-    salus_reply_list(json, "env", set, spank);
 }

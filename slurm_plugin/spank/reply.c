@@ -74,8 +74,12 @@ static const char *read_string(const char *next, char *text, size_t size)
     return *next == '"' ? next + 1 : NULL;
 }
 
-static const char *skip_value(const char *next, int depth)
+/* Returns the position after the value, or NULL. With a `key`, sets `found` to the value of that key
+ * in the outermost object. */
+static const char *skip_value(const char *next, int depth, const char *key, const char **found)
 {
+    char name[64];
+
     next = skip_blanks(next);
     if (*next == '"')
         return read_string(next, NULL, 0);
@@ -89,12 +93,14 @@ static const char *skip_value(const char *next, int depth)
     next = skip_blanks(next + 1);
     while (next && *next && *next != end) {
         if (end == '}') {
-            next = read_string(next, NULL, 0);
+            next = read_string(next, name, sizeof name);
             if (!next || *(next = skip_blanks(next)) != ':')
                 return NULL;
-            next++;
+            next = skip_blanks(next + 1);
+            if (key && !*found && strcmp(name, key) == 0)
+                *found = next;
         }
-        next = skip_value(next, depth + 1);
+        next = skip_value(next, depth + 1, NULL, NULL);
         if (!next)
             return NULL;
         next = skip_blanks(next);
@@ -109,33 +115,10 @@ static const char *skip_value(const char *next, int depth)
 /* The value of `key` in the object, or NULL. */
 static const char *find(const char *json, const char *key)
 {
-    const char *next = skip_blanks(json);
+    const char *found = NULL;
 
-    if (*next++ != '{')
-        return NULL;
-    next = skip_blanks(next);
-    while (*next && *next != '}') {
-        char name[64];
-        next = read_string(next, name, sizeof name);
-        if (!next || *(next = skip_blanks(next)) != ':')
-            return NULL;
-        next = skip_blanks(next + 1);
-        if (strcmp(name, key) == 0)
-            return next;
-        next = skip_value(next, 0);
-        if (!next)
-            return NULL;
-        next = skip_blanks(next);
-        if (*next == ',')
-            next = skip_blanks(next + 1);
-    }
-    return NULL;
-}
-
-bool salus_reply_ok(const char *json)
-{
-    const char *value = find(json, "ok");
-    return value && strncmp(value, "true", 4) == 0;
+    skip_value(json, 0, key, &found);
+    return found;
 }
 
 bool salus_reply_text(const char *json, const char *key, char *text, size_t size)

@@ -52,12 +52,11 @@ enum salus_mark { SALUS_NONE, SALUS_ANNOUNCED, SALUS_ENDED };
 enum salus_mark salus_mark_of(const char *socket_path, uint32_t job);
 
 /* reply.c: reads salusd's answers. Each returns false if the key is absent or malformed. */
-bool salus_reply_ok(const char *json);
 bool salus_reply_text(const char *json, const char *key, char *text, size_t size);
 typedef void (*salus_each)(const char *item, void *context);
 bool salus_reply_list(const char *json, const char *key, salus_each each, void *context);
 
-/* environment.c: sets the variables in salusd's answer. */
-void salus_environment_set(spank_t spank, const char *json);
+/* environment.c: sets the variable in `item`, NAME=VALUE; `context` is the spank_t. */
+void salus_environment_set(const char *item, void *context);
 
 #endif

@@ -111,7 +111,7 @@ def test_srun_and_salloc_are_asked_too(lab, command):
 
 
 def test_one_bad_component_refuses_a_heterogeneous_job(lab):
-    assert "one shared device" in lab.refusal("--gres=salus:1", ":", "--gres=salus:2", "true", command="salloc")
+    assert "only one device per node" in lab.refusal("--gres=salus:1", ":", "--gres=salus:2", "true", command="salloc")
     lab.ask("salloc", "--gres=salus:1", ":", "--gres=salus:1", "true", user="games")
 
 

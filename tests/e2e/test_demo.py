@@ -108,7 +108,7 @@ def test_a_demo_that_fails_shows_the_end_of_that_parts_log_and_keeps_the_logs(op
     assert f"failed; the logs are kept in {kept}" in done.stdout
     assert "  this machine has no entropy today\n" in done.stdout
     assert "no entropy today" in (kept / "munged.out").read_text()
-    assert done.stderr.startswith("salus: cluster: start munged: it ended")
+    assert done.stderr.startswith("salus: cluster: start munged: the process ended")
     assert str(kept) in done.stderr
     assert str(place) not in done.stderr
     assert list(place.iterdir()) == []

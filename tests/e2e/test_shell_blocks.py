@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(SLURM_ROOT is not None, reason="another root fil
 
 
 def run_as_user(cluster, script):
-    """Run a script as `salus cluster exec --user games -- bash` would; what it said, with errors between."""
+    """Run a script as `salus cluster exec --user games -- bash` would, and return its output with errors mixed in."""
     entry = pwd.getpwnam("games")
     plan = cluster.plan
     environment = {
@@ -27,9 +27,8 @@ def run_as_user(cluster, script):
         "PYTHON": cluster.python, "SLURMD_NODENAME": plan.nodes[0], **plan.environment(),
     }  # fmt: skip
     return subprocess.run(
-        cluster.seen_as_jobs_do(["bash", "-c", script], entry), env=environment, cwd=plan.path("work"), text=True,
+        cluster.command(["bash", "-c", script], entry), env=environment, cwd=plan.path("work"), text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240, check=False,
-        **cluster.identity(entry),
     )  # fmt: skip
 
 

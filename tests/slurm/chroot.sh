@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a root file system of another Debian suite with its Slurm, for `make test-slurm RELEASE=...`: once, then reused.
+# Creates a root file system with another Debian suite and its Slurm, for `make test-slurm RELEASE=...`. It is reused.
 # usage: chroot.sh RELEASE DIRECTORY          RELEASE: trixie (Slurm 24.11) or forky (26.05)
 set -euo pipefail
 release=$1 root=$2
@@ -7,15 +7,15 @@ packages=slurmctld,slurmd,slurmdbd,slurm-client,slurm-wlm-basic-plugins,slurm-wl
 packages+=,lua-socket,lua-cjson,python3-minimal,gcc,libc6-dev,libslurm-dev,make
 
 fail() { echo "test-slurm: $*" >&2; exit 1; }
-[ "$(id -u)" -eq 0 ] || fail "not root; debootstrap and chroot need it"
+[ "$(id -u)" -eq 0 ] || fail "must run as root, for debootstrap and chroot"
 [ -e "$root/.ready" ] && exit 0
 command -v debootstrap >/dev/null || fail "debootstrap is missing; run: apt-get install debootstrap"
-# Any suite after the newest that debootstrap knows is set up like sid.
+# A suite newer than those that debootstrap knows is set up like sid.
 script=/usr/share/debootstrap/scripts/$release
 [ -e "$script" ] || script=/usr/share/debootstrap/scripts/sid
-# The mirror that this machine itself uses.
+# The mirror that this machine uses.
 mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | head -1)}
-echo "test-slurm: making $root ($release): a few minutes, once"
+echo "test-slurm: creating $root ($release); this takes a few minutes, once"
 rm -rf "$root"
 mkdir -p "$root"
 debootstrap --variant=minbase "$release" "$root" ${mirror:+"$mirror"} "$script" >"$root.log" 2>&1 \

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# The end-to-end tests against another release of Slurm, in a root file system made from Debian's suite.
-# usage: run.sh RELEASE [PYTEST ARGUMENTS]          with BENCH=shards in the environment: that benchmark instead
+# Runs the end-to-end tests with another release of Slurm, in a root file system of another Debian suite.
+# usage: run.sh RELEASE [PYTEST ARGUMENTS]          BENCH=shards in the environment runs that benchmark instead
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 release=$1; shift
 root=$PWD/build/chroot/$release
 tests/slurm/chroot.sh "$release" "$root"
-# Slurm and MariaDB look their own host up.
+# Slurm and MariaDB resolve the name of their host.
 cp /etc/hosts "$root/etc/hosts"
-# The plugin is built with the headers of its release.
+# Build the plugin with the headers of that release.
 rm -rf "$root/opt/spank"
 mkdir -p "$root/opt/spank"
 cp slurm_plugin/spank/* "$root/opt/spank/" 2>/dev/null || true

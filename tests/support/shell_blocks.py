@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: What a fence may be called in a page whose blocks are run; anything else could hide commands that nobody runs.
-BLOCK_KINDS = {"sh", "python", "text", "{toctree}"}
+BLOCK_KINDS = {"sh", "console", "python", "text", "{toctree}"}
 #: Commands that are tested elsewhere, or are the tests.
 EXCEPTED = ("make demo", "make test", "make deb")
 

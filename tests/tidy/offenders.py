@@ -25,7 +25,6 @@ OFFENDERS: dict[str, set[str]] = {
         "docs/man",
         "docs/policies.md",
         "nodedaemon/core",
-        "nodedaemon/drivers",
         "nodedaemon/job",
         "nodedaemon/service",
         "nodedaemon/sim",
@@ -33,11 +32,6 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/integration",
         "tests/support",
         "tests/unit",
-    },
-    "double_class_names": {
-        "nodedaemon/drivers",
-        "nodedaemon/service",
-        "slurm_plugin",
     },
 }
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from nodedaemon.config import Config
 from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.types import MIB
-from nodedaemon.drivers.device import Device, LaneMemory
+from nodedaemon.drivers.device import DeviceDriver, LaneMemory
 from nodedaemon.service.checks.doctor import Diagnosis, Level
 from nodedaemon.service.devices.discovery import make_devices
 
@@ -45,7 +45,7 @@ def run_selftest(config: Config, node: str) -> tuple[Diagnosis, ...]:
     return tuple(found)
 
 
-def _test(device: Device) -> Diagnosis:
+def _test(device: DeviceDriver) -> Diagnosis:
     others = [process.pid for process in device.read(()).processes if process.pid != os.getpid()]
     if others:
         seen = f"{device.name}: in use by {len(others)} processes: not tested"
@@ -58,7 +58,7 @@ def _test(device: Device) -> Diagnosis:
     return Diagnosis("selftest", Level.OK, f"{device.name}: lanes, hand-over, death and refusal in {seconds:.1f} s")
 
 
-def _test_hand_over(device: Device) -> None:
+def _test_hand_over(device: DeviceDriver) -> None:
     """Two sessions use a lane in turn; after its release the next lane is empty."""
     with _lane(device) as lane:
         with _session(device, lane, FIRST_WORD) as first:
@@ -76,7 +76,7 @@ def _test_hand_over(device: Device) -> None:
         _release(device, lane)
 
 
-def _test_death(device: Device) -> None:
+def _test_death(device: DeviceDriver) -> None:
     """Memory of a session that was killed while it mapped the lane becomes free."""
     with _lane(device) as lane:
         with _session(device, lane, FIRST_WORD) as victim:
@@ -86,7 +86,7 @@ def _test_death(device: Device) -> None:
         _release(device, lane)
 
 
-def _test_refusal(device: Device) -> None:
+def _test_refusal(device: DeviceDriver) -> None:
     if not device.capabilities.bounds_lanes:
         return
     try:
@@ -98,7 +98,7 @@ def _test_refusal(device: Device) -> None:
 
 
 @contextmanager
-def _lane(device: Device) -> Iterator[LaneMemory]:
+def _lane(device: DeviceDriver) -> Iterator[LaneMemory]:
     lane = device.open_lane(LANE_BYTES)
     try:
         yield lane
@@ -107,7 +107,7 @@ def _lane(device: Device) -> Iterator[LaneMemory]:
 
 
 @contextmanager
-def _session(device: Device, lane: LaneMemory, word: int) -> Iterator[subprocess.Popen[str]]:
+def _session(device: DeviceDriver, lane: LaneMemory, word: int) -> Iterator[subprocess.Popen[str]]:
     fd = os.dup(lane.fd)
     command = [sys.executable, "-m", "nodedaemon.drivers.probe", device.kind, str(fd), str(lane.size_bytes), str(word)]
     environment = {**os.environ, **device.visible_as(device.uuid)}
@@ -135,7 +135,7 @@ def _unmap(process: subprocess.Popen[str]) -> None:
     _expect(_read_line(process), "gone", "a session unmaps the lane when asked")
 
 
-def _release(device: Device, lane: LaneMemory) -> None:
+def _release(device: DeviceDriver, lane: LaneMemory) -> None:
     end_s = time.monotonic() + DEADLINE_S
     while device.wipe_lane(lane):
         if time.monotonic() > end_s:

@@ -8,14 +8,16 @@ from pathlib import Path
 from nodedaemon.config import Config, Rejected, Settings, load
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import DeviceId, DeviceLimits
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.devices.discovery import limits_of, settings_of
 
 
 class ActiveConfiguration:
     """`settings` are those of this node; devices and partitions may have their own."""
 
-    def __init__(self, config: Config, config_file: Path | None, node: str, devices: Mapping[DeviceId, Device]) -> None:
+    def __init__(
+        self, config: Config, config_file: Path | None, node: str, devices: Mapping[DeviceId, DeviceDriver]
+    ) -> None:
         self._config_file = config_file
         self._node = node
         self._devices = devices

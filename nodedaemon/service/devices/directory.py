@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import DeviceId
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.state import JobFacts, ShellState
 
 
 class DeviceDirectory:
-    def __init__(self, devices: Mapping[DeviceId, Device], state: ShellState) -> None:
+    def __init__(self, devices: Mapping[DeviceId, DeviceDriver], state: ShellState) -> None:
         self._devices = devices
         self._state = state
 
-    def __getitem__(self, device: DeviceId) -> Device:
+    def __getitem__(self, device: DeviceId) -> DeviceDriver:
         return self._devices[device]
 
     @property

@@ -9,14 +9,14 @@ from nodedaemon.config.choices import AutoDetect, DeviceType
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, DeviceLimits
 from nodedaemon.drivers.cuda import CudaDevice, discover
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.drivers.host import HostDevice, default_memory_bytes, device_uuid
 from nodedaemon.drivers.nvml import Nvml
 
 
-def make_devices(config: Config, node: str) -> dict[DeviceId, Device]:
+def make_devices(config: Config, node: str) -> dict[DeviceId, DeviceDriver]:
     """Open every device. Raises `OperatingError` if a configured device cannot be opened, or if there is none."""
-    devices: dict[DeviceId, Device] = {}
+    devices: dict[DeviceId, DeviceDriver] = {}
     for device in _detect(config, node):
         devices[device.uuid] = device
     for named in config.devices_of(node):
@@ -50,12 +50,12 @@ def _detect(config: Config, node: str) -> list[CudaDevice]:
     return found if is_wanted else [device for device in found if device.uuid in caps]
 
 
-def settings_of(config: Config, node: str, device: Device) -> Settings:
+def settings_of(config: Config, node: str, device: DeviceDriver) -> Settings:
     for named in config.devices_of(node):
         if named.type is DeviceType.HOST and device_uuid(node, named.name) == device.uuid:
             return named.settings
     return config.for_device(node, device.uuid)
 
 
-def limits_of(settings: Settings, device: Device) -> DeviceLimits:
+def limits_of(settings: Settings, device: DeviceDriver) -> DeviceLimits:
     return device_limits(settings, device.usable_bytes)

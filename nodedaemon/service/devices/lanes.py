@@ -19,7 +19,7 @@ from nodedaemon.core import commands, events
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.lanes import LaneState
 from nodedaemon.core.types import DeviceId, Epoch, LaneId, SessionId
-from nodedaemon.drivers.device import Device, LaneMemory
+from nodedaemon.drivers.device import DeviceDriver, LaneMemory
 from nodedaemon.drivers.process import Process, ProcessState
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.dispatcher import Dispatcher
@@ -36,7 +36,7 @@ RECHECK_INTERVAL_S = 0.02
 class Held:
     """Memory of a lane since it was opened at one epoch, and every process that was sent it."""
 
-    device: Device
+    device: DeviceDriver
     memory: LaneMemory
     epoch: int
     processes: dict[SessionId, Process] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class LaneAllocator:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, DeviceDriver],
         configuration: ActiveConfiguration,
         log: Any,
     ) -> None:

@@ -13,7 +13,7 @@ from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, JobClass
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.state import SessionFacts, ShellState
 from nodedaemon.service.sessions.roster import Roster
@@ -26,7 +26,7 @@ class LaunchGate:
         self,
         state: ShellState,
         roster: Roster,
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, DeviceDriver],
         configuration: ActiveConfiguration,
     ) -> None:
         self._state = state

@@ -17,7 +17,7 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.cgroup import job_group
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import JobFacts, JobNote
 
@@ -26,7 +26,7 @@ class MemoryLimits:
     def __init__(
         self,
         dispatcher: Dispatcher,
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, DeviceDriver],
         log: Any,
         find_group: Callable[[int], str] = job_group,
     ) -> None:
@@ -52,7 +52,7 @@ class MemoryLimits:
                 self._set(uuid, job)
 
     def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - a watcher's signature
-        """Raise the limit before the session is told that it may allocate more."""
+        """Raise the limit before the session may allocate more."""
         for command in made:
             if isinstance(command, commands.AllowOverrun):
                 facts = self._state.sessions.get(command.session)

@@ -15,7 +15,7 @@ from typing import Any
 from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.drivers.mps import MpsLimits, MpsServer
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.state import ShellState
@@ -25,7 +25,7 @@ class MpsServers:
     def __init__(
         self,
         state: ShellState,
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, DeviceDriver],
         configuration: ActiveConfiguration,
         log: Any,
         make: Callable[[int, int, Path], MpsServer] = MpsServer,

@@ -15,7 +15,7 @@ from typing import Any
 from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
-from nodedaemon.drivers.device import Device, Reading
+from nodedaemon.drivers.device import DeviceDriver, Reading
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
@@ -30,7 +30,7 @@ class DeviceReadings:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, DeviceDriver],
         configuration: ActiveConfiguration,
         recorder: UsageRecorder,
         log: Any,
@@ -52,7 +52,7 @@ class DeviceReadings:
         for device in self.devices.values():
             await self._sample_device(device)
 
-    async def _sample_device(self, device: Device) -> None:
+    async def _sample_device(self, device: DeviceDriver) -> None:
         sessions = [facts for facts in self._dispatcher.state.sessions.values() if facts.device == device.uuid]
         pids = [facts.process.pid for facts in sessions if facts.process.pid]
         try:
@@ -100,7 +100,7 @@ class DeviceReadings:
                 self._overrun_bytes[last.session] = wanted_bytes
                 self._dispatcher.submit(events.SessionOverran(last.session, wanted_bytes, 0))
 
-    def _report_foreign_processes(self, device: Device, reading: Reading, pids: list[int]) -> None:
+    def _report_foreign_processes(self, device: DeviceDriver, reading: Reading, pids: list[int]) -> None:
         """Report processes outside Salus when they appear, and again when their memory grows by a quarter."""
         ours = {*pids, os.getpid()}
         foreign = [process for process in reading.processes if process.pid not in ours]
@@ -117,7 +117,7 @@ class DeviceReadings:
         elif not foreign_bytes:
             self._foreign_bytes.pop(device.uuid, None)
 
-    async def _read(self, device: Device, pids: list[int]) -> Reading:
+    async def _read(self, device: DeviceDriver, pids: list[int]) -> Reading:
         if not device.is_slow:
             return device.read(pids)
         thread = self._threads.get(device.uuid)

@@ -18,7 +18,7 @@ from nodedaemon.config.choices import StrayAccess
 from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import DeviceId, SessionId
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.dispatcher import Dispatcher
@@ -36,7 +36,7 @@ class SessionAttach:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        devices: Mapping[DeviceId, Device],
+        devices: Mapping[DeviceId, DeviceDriver],
         configuration: ActiveConfiguration,
         recorder: UsageRecorder,
         log: Any,

@@ -33,7 +33,7 @@ CONNECTIONS_SPARE = 16
 
 
 @dataclass(slots=True)
-class Counters:
+class ConnectionCounters:
     accepted_count: int = 0
     refused_count: int = 0
     malformed_count: int = 0
@@ -144,7 +144,7 @@ class Connections:
         log: Any,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.counters = Counters()
+        self.counters = ConnectionCounters()
         self._frames = frames
         self._requests = requests
         self._losses = losses

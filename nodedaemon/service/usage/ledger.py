@@ -16,7 +16,7 @@ from accounting.records import Record, decode, encode, worth
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.node import NodeIdentity
-from nodedaemon.service.usage.spool import Spool, Value
+from nodedaemon.service.usage.spool import RecordValue, Spool
 
 BACKOFF_SECONDS_MAX = 60.0
 PROFILE_TIMEOUT_S = 2.0
@@ -66,7 +66,7 @@ class Ledger:
         self.last_error = ""
 
     def record(self, record: Record) -> None:
-        self.spool.append(Value(worth(record)), encode(record))
+        self.spool.append(RecordValue(worth(record)), encode(record))
 
     def flush_soon(self) -> None:
         self._wanted.set()

@@ -24,7 +24,7 @@ from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, LaneId, SessionId
-from nodedaemon.drivers.device import Device
+from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
@@ -49,7 +49,12 @@ class UsageRecorder:
     """`event_counts` counts the reports by kind."""
 
     def __init__(
-        self, node: NodeIdentity, state: ShellState, devices: Mapping[DeviceId, Device], ledger: RecordLog, log: Any
+        self,
+        node: NodeIdentity,
+        state: ShellState,
+        devices: Mapping[DeviceId, DeviceDriver],
+        ledger: RecordLog,
+        log: Any,
     ) -> None:
         self._node = node
         self._state = state

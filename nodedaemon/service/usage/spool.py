@@ -20,7 +20,7 @@ SEGMENT_BYTES_MAX = 128 * 1024
 HELD_RECORDS_MAX = 2000
 
 
-class Value(IntEnum):
+class RecordValue(IntEnum):
     """How much a record is worth if not all can be kept; the lowest value is dropped first."""
 
     READING = 0
@@ -32,7 +32,7 @@ class Value(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Batch:
     path: Path
-    value: Value
+    value: RecordValue
     payloads: tuple[bytes, ...]
 
 
@@ -41,13 +41,13 @@ class Spool:
     directory: Path
     bytes_max: int = SPOOL_BYTES_MAX
     segment_bytes_max: int = SEGMENT_BYTES_MAX
-    dropped: Counter[Value] = field(default_factory=Counter)
+    dropped: Counter[RecordValue] = field(default_factory=Counter)
     damage: Damage = field(default_factory=Damage)
     fault: str = ""
-    _writers: dict[Value, RecordWriter] = field(default_factory=dict)
+    _writers: dict[RecordValue, RecordWriter] = field(default_factory=dict)
     _counts: dict[Path, int] = field(default_factory=dict)
     _sizes: dict[Path, int] = field(default_factory=dict)
-    _held: dict[Value, deque[bytes]] = field(default_factory=dict)
+    _held: dict[RecordValue, deque[bytes]] = field(default_factory=dict)
     _number: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Spool:
     def size_bytes(self) -> int:
         return sum(self._sizes.values())
 
-    def append(self, value: Value, payload: bytes) -> None:
+    def append(self, value: RecordValue, payload: bytes) -> None:
         """Keep a record; never raises. If the disk takes none, records wait in memory, up to a bound."""
         if self.held_count:
             self._hold(value, payload)
@@ -80,7 +80,7 @@ class Spool:
         """The oldest segment, closed to further records, or None. It stays until `finish` is called with it."""
         self._write_held()
         for path in self._segment_paths():
-            value = Value(int(path.suffix[1:]))
+            value = RecordValue(int(path.suffix[1:]))
             writer = self._writers.get(value)
             if writer is not None and writer.path == path:
                 writer.close()
@@ -99,7 +99,7 @@ class Spool:
             writer.close()
         self._writers.clear()
 
-    def _write(self, value: Value, payload: bytes) -> bool:
+    def _write(self, value: RecordValue, payload: bytes) -> bool:
         while self.size_bytes + len(payload) > self.bytes_max:
             if not self._drop_oldest(up_to=value):
                 self.dropped[value] += 1
@@ -109,7 +109,7 @@ class Spool:
         except OSError as error:
             self.fault = f"write spool: {self.directory}: {error.strerror}"
             # Our own readings may have filled the disk, and completions are worth more.
-            if not self._drop_oldest(up_to=Value(max(value - 1, 0))):
+            if not self._drop_oldest(up_to=RecordValue(max(value - 1, 0))):
                 return False
             try:
                 self._append(value, payload)
@@ -118,7 +118,7 @@ class Spool:
         self.fault = ""
         return True
 
-    def _append(self, value: Value, payload: bytes) -> None:
+    def _append(self, value: RecordValue, payload: bytes) -> None:
         writer = self._writers.get(value)
         if writer is None or writer.size_bytes >= self.segment_bytes_max:
             fresh = RecordWriter(self.directory / f"{self._number + 1:08d}.{int(value)}")
@@ -130,9 +130,9 @@ class Spool:
         self._sizes[writer.path] = writer.size_bytes
         self._counts[writer.path] = self._counts.get(writer.path, 0) + 1
 
-    def _drop_oldest(self, up_to: Value) -> bool:
+    def _drop_oldest(self, up_to: RecordValue) -> bool:
         paths = self._segment_paths()
-        for value in Value:
+        for value in RecordValue:
             if value > up_to:
                 return False
             for path in paths:
@@ -142,7 +142,7 @@ class Spool:
                     return True
         return False
 
-    def _hold(self, value: Value, payload: bytes) -> None:
+    def _hold(self, value: RecordValue, payload: bytes) -> None:
         self._held.setdefault(value, deque()).append(payload)
         while self.held_count > HELD_RECORDS_MAX:
             lowest = min(kind for kind, queue in self._held.items() if queue)
@@ -156,7 +156,7 @@ class Spool:
                 queue.popleft()
 
     def _forget(self, path: Path) -> None:
-        value = Value(int(path.suffix[1:]))
+        value = RecordValue(int(path.suffix[1:]))
         writer = self._writers.get(value)
         if writer is not None and writer.path == path:
             writer.close()

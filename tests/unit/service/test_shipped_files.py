@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from nodedaemon.core.engine import Engine
 from nodedaemon.service.control.metrics import EventMetrics, NodeCollector
 from nodedaemon.service.journal.state import ShellState
-from nodedaemon.service.usage.spool import Value
+from nodedaemon.service.usage.spool import RecordValue
 from tests.unit.cli.test_top import NODE
 
 ETC = Path(__file__).resolve().parents[3] / "etc"
@@ -23,7 +23,7 @@ def served():
     registry = CollectorRegistry()
     EventMetrics(ShellState(Engine()), registry)
     status = SimpleNamespace(status=lambda _caller: NODE)
-    ledger = SimpleNamespace(spool=SimpleNamespace(dropped={Value.READING: 1}))
+    ledger = SimpleNamespace(spool=SimpleNamespace(dropped={RecordValue.READING: 1}))
     recorder, administration = SimpleNamespace(event_counts={"hung": 1}), SimpleNamespace(reload_utc_s=5.0)
     registry.register(NodeCollector(status, ledger, recorder, administration))
     return generate_latest(registry).decode()

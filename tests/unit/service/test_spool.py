@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nodedaemon.service.journal.record_file import RecordWriter
 from nodedaemon.service.usage import spool as spool_module
-from nodedaemon.service.usage.spool import Spool, Value
+from nodedaemon.service.usage.spool import RecordValue, Spool
 
 
 def drain(spool):
@@ -20,7 +20,7 @@ def drain(spool):
 def test_a_batch_comes_again_after_a_crash_until_it_is_finished(tmp_path):
     spool = Spool(tmp_path)
     for number in range(5):
-        spool.append(Value.COMPLETION, b"%d" % number)
+        spool.append(RecordValue.COMPLETION, b"%d" % number)
     assert spool.next_batch().payloads == (b"0", b"1", b"2", b"3", b"4")
     again = Spool(tmp_path)
     assert again.record_count == 5
@@ -31,14 +31,14 @@ def test_a_batch_comes_again_after_a_crash_until_it_is_finished(tmp_path):
 def test_beyond_the_bound_readings_go_first_and_completions_stay(tmp_path):
     spool = Spool(tmp_path, bytes_max=4000, segment_bytes_max=400)
     for number in range(100):
-        spool.append(Value.READING, b"r%03d" % number + b"." * 40)
-        spool.append(Value.COMPLETION, b"c%03d" % number)
+        spool.append(RecordValue.READING, b"r%03d" % number + b"." * 40)
+        spool.append(RecordValue.COMPLETION, b"c%03d" % number)
     kept = drain(spool)
     assert [payload for payload in kept if payload.startswith(b"c")] == [b"c%03d" % number for number in range(100)]
-    assert spool.dropped[Value.READING] > 0
-    assert spool.dropped[Value.COMPLETION] == 0
+    assert spool.dropped[RecordValue.READING] > 0
+    assert spool.dropped[RecordValue.COMPLETION] == 0
     readings = [payload for payload in kept if payload.startswith(b"r")]
-    assert len(readings) + spool.dropped[Value.READING] == 100
+    assert len(readings) + spool.dropped[RecordValue.READING] == 100
 
 
 @given(
@@ -51,7 +51,7 @@ def test_flipped_and_cut_bytes_cost_only_the_records_they_hit(tmp_path_factory, 
     spool = Spool(directory)
     payloads = [b"record %d " % number * 3 for number in range(20)]
     for payload in payloads:
-        spool.append(Value.START, payload)
+        spool.append(RecordValue.START, payload)
     spool.close()
     path = next(directory.iterdir())
     content = bytearray(path.read_bytes())
@@ -68,7 +68,7 @@ def test_flipped_and_cut_bytes_cost_only_the_records_they_hit(tmp_path_factory, 
 
 def test_a_full_disk_is_survived_and_nothing_is_lost_when_space_returns(tmp_path, monkeypatch):
     spool = Spool(tmp_path)
-    spool.append(Value.COMPLETION, b"before")
+    spool.append(RecordValue.COMPLETION, b"before")
     real = RecordWriter.append
 
     def full(self, payload):
@@ -76,11 +76,11 @@ def test_a_full_disk_is_survived_and_nothing_is_lost_when_space_returns(tmp_path
 
     monkeypatch.setattr(RecordWriter, "append", full)
     for number in range(10):
-        spool.append(Value.COMPLETION, b"%d" % number)
+        spool.append(RecordValue.COMPLETION, b"%d" % number)
     assert "No space left" in spool.fault
     assert spool.held_count == 10
     monkeypatch.setattr(RecordWriter, "append", real)
-    spool.append(Value.COMPLETION, b"after")
+    spool.append(RecordValue.COMPLETION, b"after")
     assert spool.fault == ""
     assert drain(spool) == [b"before", *[b"%d" % number for number in range(10)], b"after"]
 
@@ -90,10 +90,10 @@ def test_what_waits_in_memory_is_bounded_and_drops_by_value(tmp_path, monkeypatc
     monkeypatch.setattr(RecordWriter, "append", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     spool = Spool(tmp_path)
     for number in range(4):
-        spool.append(Value.READING, b"r%d" % number)
-        spool.append(Value.COMPLETION, b"c%d" % number)
+        spool.append(RecordValue.READING, b"r%d" % number)
+        spool.append(RecordValue.COMPLETION, b"c%d" % number)
     assert spool.held_count == 4
-    assert spool.dropped == {Value.READING: 4}
+    assert spool.dropped == {RecordValue.READING: 4}
 
 
 def test_a_half_written_record_is_cut_back(tmp_path, monkeypatch):

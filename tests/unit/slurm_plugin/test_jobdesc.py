@@ -3,7 +3,7 @@
 import pytest
 
 from nodedaemon.core.types import GIB, KIB, MIB
-from slurm_plugin.admitd.jobdesc import number, parse_size, parse_time, read_submission
+from slurm_plugin.admitd.jobdesc import parse_size, parse_time, read_submission
 from slurm_plugin.slurm.tres import Tres, charged_tres, parse_tres
 
 
@@ -57,14 +57,15 @@ def test_every_problem_is_told_at_once():
 
 def test_options_are_read():
     options = {"SALUS_MEM": "2G,512M", "SALUS_TIME": "1:00:00", "SALUS_CLASS": "high", "SALUS_SIGNATURE": "job:ab"}
-    fields = {"tres_per_node": "gres:salus:1", "partition": "a,b", "time_limit": 30.0, "requeue": 65534}
+    fields = {"tres_per_node": "gres:salus:1", "partition": "a,b", "requeue": 65534}
     submission = read_submission(5, fields, options)
     assert submission.problems == ()
     assert (submission.declared_persistent_bytes, submission.declared_ephemeral_bytes) == (2 * GIB, 512 * MIB)
-    assert (submission.time_s, submission.time_limit_s) == (3600, 1800)
+    assert submission.time_s == 3600
     assert submission.partitions == ("a", "b")
     assert submission.signature == "job:ab"
     assert submission.is_requeue_allowed
+    assert not read_submission(5, {**fields, "requeue": 0}, options).is_requeue_allowed
     assert read_submission(5, fields, {**options, "SALUS_PROFILE": "resnet"}).signature == "name:resnet"
 
 
@@ -85,8 +86,3 @@ def test_sizes(text, expected):
 )  # fmt: skip
 def test_times_are_those_of_slurm(text, expected):
     assert parse_time(text) == expected
-
-
-@pytest.mark.parametrize(("value", "bits"), [(4294967294, 32), (4294967295.0, 32), (65534, 16), (-1, 32), ("x", 32)])
-def test_what_slurm_calls_unset_is_nothing(value, bits):
-    assert number(value, bits) is None

@@ -104,7 +104,7 @@ def fake_pyslurm():
 
 
 def test_pyslurms_values_become_ours():
-    slurm = backend.PyslurmSlurm(fake_pyslurm(), SlurmCommands())
+    slurm = backend.PyslurmSlurm(fake_pyslurm())
     assert slurm.jobs() == [
         QueuedJob(id=9, target="7_[2-12]", state="PENDING", uid=5, tres_per_node="gres:salus:1,gres:shard:48",
                   admin_comment="salus:1;adm=x", array_tasks="2-12")
