@@ -72,7 +72,7 @@ JOBS = (
         "an inference loop in the high class: five requests per second, served before other jobs",
         ("--job-name=serve", "--salus-class=high", "--salus-mem=320M,32M"),
         "inference.py",
-        ("--iterations", "80", "--interval", "0.2"),
+        ("--iterations", "80", "--pause", "0.2"),
     ),
 )
 

@@ -1,9 +1,10 @@
-"""A real salusd and its workers, ended with the test."""
+"""A real salusd and its workers, and a stand-in for salusd; all are ended with the test."""
 
 import subprocess
 
 import pytest
 
+from tests.support.lane_daemon import LaneDaemon, Settings
 from tests.support.rogues import RogueHandle
 from tests.support.salusd import ROOT, Salusd
 from tests.support.workers import Crew
@@ -28,6 +29,23 @@ def salusd():
     yield start
     for daemon in daemons:
         daemon.__exit__()
+
+
+@pytest.fixture
+def start_daemon(tmp_path):
+    """A function that starts a stand-in for salusd. None may have failed by the end of the test."""
+    daemons = []
+
+    def start(**settings):
+        folder = tmp_path / str(len(daemons))
+        folder.mkdir()
+        daemons.append(LaneDaemon(folder, Settings(**settings)))
+        return daemons[-1]
+
+    yield start
+    for daemon in daemons:
+        daemon.close()
+        assert daemon.error is None
 
 
 @pytest.fixture

@@ -28,6 +28,8 @@ class TorchJob:
         self.process = subprocess.Popen(
             [sys.executable, *command],
             env=environment_of(socket) | environment,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -25,22 +25,18 @@
 #include "salus.h"
 #include "session.h"
 
-/* Keys of events without an object. The other keys contain the object's address, shifted by three
- * bits, and are larger than these. */
-enum event_key {
-    KEY_UNKNOWN, /* an event that cannot be identified: never expected */
-    KEY_FORWARD_LEFT,
-    KEY_FORWARD_LEFT_WITH_GRADIENT,
-    KEY_LOADER_ENTERED,
-    KEY_LOADER_LEFT,
-    KEY_BACKWARD_ENTERED,
-    KEY_BACKWARD_LEFT,
-};
-
-/* The low three bits of keys with an address. */
-#define KIND_FORWARD      4 /* plus 1 for gradients, plus 2 for training mode */
-#define KIND_STEP_ENTERED 1
-#define KIND_STEP_LEFT    2
+/* A key is the address of the event's object, or 0 without one, shifted by three bits, plus the
+ * kind of the event. Kinds with and without an object may therefore share a number. */
+#define KEY_UNKNOWN          0 /* an event that cannot be identified: never expected */
+#define KIND_FORWARD_ENTERED 4 /* plus 1 for gradients, plus 2 for training mode */
+#define KIND_FORWARD_LEFT    3
+#define KIND_STEP_ENTERED    1
+#define KIND_STEP_LEFT       2
+/* Without an object. */
+#define KIND_LOADER_ENTERED   1
+#define KIND_LOADER_LEFT      2
+#define KIND_BACKWARD_ENTERED 3
+#define KIND_BACKWARD_LEFT    4
 
 static struct salus_follower follower = {.at = -1};
 static struct salus_interpreter interpreter;
@@ -68,8 +64,8 @@ static uint64_t key_of(const void *object, unsigned kind)
     return (uint64_t)(uintptr_t)object << 3 | kind;
 }
 
-/* Whether the event is the expected one; advances the position. */
-static bool advance(uint64_t key, bool *is_boundary)
+/* Whether the event is the expected one; advances the position, which is 0 after a boundary. */
+static bool advance(uint64_t key)
 {
     if (follower.thread != (uint64_t)pthread_self())
         return false;
@@ -78,13 +74,22 @@ static bool advance(uint64_t key, bool *is_boundary)
     if (follower.at < 0 || (uint64_t)follower.at >= follower.count ||
         follower.keys[follower.at] != key)
         return false;
-    follower.at++;
-    *is_boundary = (uint64_t)follower.at == follower.count;
-    if (*is_boundary) {
+    if ((uint64_t)++follower.at == follower.count) {
         follower.at = 0;
         follower.lap_count++;
     }
     return true;
+}
+
+/* Whether the gate is calm, so that the entry is complete. Otherwise takes it back: the adaptor
+ * must enter, which may wait. */
+static bool is_entered(struct salus_entry *entry)
+{
+    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
+        return true;
+    __atomic_sub_fetch(&entry->depth, 1, __ATOMIC_SEQ_CST);
+    follower.pending = SALUS_FOLLOWER_ENTER;
+    return false;
 }
 
 /* As described at struct salus_entry. */
@@ -94,11 +99,7 @@ static bool try_enter(void)
 
     __atomic_add_fetch(&entry->activity, 1, __ATOMIC_SEQ_CST);
     __atomic_add_fetch(&entry->depth, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
-        return true;
-    __atomic_sub_fetch(&entry->depth, 1, __ATOMIC_RELAXED);
-    follower.pending = SALUS_FOLLOWER_ENTER;
-    return false;
+    return is_entered(entry);
 }
 
 static bool try_boundary(void)
@@ -112,97 +113,54 @@ static bool try_boundary(void)
     follower.pending = SALUS_FOLLOWER_NOTHING;
     /* The boundary lies before an entry point, which is now in progress. */
     __atomic_store_n(&entry->depth, 1, __ATOMIC_SEQ_CST);
-    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
-        return true;
-    /* This thread was delayed for longer than IdleRelease since the boundary, and the receiver
-     * thread took the session for idle. The session must ask for a grant again, which may wait. */
-    __atomic_store_n(&entry->depth, 0, __ATOMIC_SEQ_CST);
-    follower.pending = SALUS_FOLLOWER_ENTER;
-    return false;
+    /* The gate is not calm if this thread was delayed for longer than IdleRelease since the
+     * boundary: the receiver thread has then taken the session for idle. */
+    return is_entered(entry);
 }
 
-static void *follow_entry(uint64_t key)
+static bool follow_entry(uint64_t key)
 {
-    bool is_boundary;
-
-    return to_python(advance(key, &is_boundary) && (is_boundary ? try_boundary() : try_enter()));
+    return advance(key) && (follower.at == 0 ? try_boundary() : try_enter());
 }
 
-static void *follow_inner(uint64_t key)
+static bool follow_exit(uint64_t key)
 {
-    bool is_boundary;
-
-    return to_python(advance(key, &is_boundary));
-}
-
-static void *follow_exit(uint64_t key)
-{
-    bool is_boundary;
-
-    if (!advance(key, &is_boundary))
-        return to_python(false);
+    if (!advance(key))
+        return false;
     salus_exit();
+    if (follower.at > 0)
+        return true;
     /* The boundary lies after this event (a step without a module or a loader). */
-    if (is_boundary)
-        follower.pending = SALUS_FOLLOWER_BOUNDARY;
-    return to_python(!is_boundary);
+    follower.pending = SALUS_FOLLOWER_BOUNDARY;
+    return false;
 }
 
 void *salus_follow_forward_entered(void *self, void *const *arguments, long count)
 {
     bool is_training = count == 3 && arguments[2] == interpreter.true_object;
-    unsigned kind = KIND_FORWARD;
+    unsigned kind = KIND_FORWARD_ENTERED;
 
     (void)self;
     /* Modules may set `training` to any object. */
     if (!is_training && (count != 3 || arguments[2] != interpreter.false_object))
-        return follow_inner(KEY_UNKNOWN);
-    if (arguments[1] == interpreter.true_object)
-        kind |= 1;
-    if (is_training)
-        kind |= 2;
-    return follow_entry(key_of(arguments[0], kind));
+        return to_python(advance(KEY_UNKNOWN));
+    kind |= (arguments[1] == interpreter.true_object) | is_training << 1;
+    return to_python(follow_entry(key_of(arguments[0], kind)));
 }
 
-void *salus_follow_forward_left(void *self, void *has_gradients)
-{
-    (void)self;
-    return follow_exit(has_gradients == interpreter.true_object ? KEY_FORWARD_LEFT_WITH_GRADIENT
-                                                                : KEY_FORWARD_LEFT);
-}
+/* The other events have one argument or none. `object` is then NULL; that of forward_left is True
+ * or False. */
+#define DEFINE_EVENT(event, follow, kind)                                                          \
+    void *salus_follow_##event(void *self, void *object)                                           \
+    {                                                                                              \
+        (void)self;                                                                                \
+        return to_python(follow(key_of(object, kind)));                                            \
+    }
 
-void *salus_follow_loader_entered(void *self, void *unused)
-{
-    (void)self, (void)unused;
-    return follow_entry(KEY_LOADER_ENTERED);
-}
-
-void *salus_follow_loader_left(void *self, void *unused)
-{
-    (void)self, (void)unused;
-    return follow_exit(KEY_LOADER_LEFT);
-}
-
-void *salus_follow_backward_entered(void *self, void *unused)
-{
-    (void)self, (void)unused;
-    return follow_inner(KEY_BACKWARD_ENTERED);
-}
-
-void *salus_follow_backward_left(void *self, void *unused)
-{
-    (void)self, (void)unused;
-    return follow_inner(KEY_BACKWARD_LEFT);
-}
-
-void *salus_follow_step_entered(void *self, void *optimizer)
-{
-    (void)self;
-    return follow_entry(key_of(optimizer, KIND_STEP_ENTERED));
-}
-
-void *salus_follow_step_left(void *self, void *optimizer)
-{
-    (void)self;
-    return follow_exit(key_of(optimizer, KIND_STEP_LEFT));
-}
+DEFINE_EVENT(forward_left, follow_exit, KIND_FORWARD_LEFT)
+DEFINE_EVENT(loader_entered, follow_entry, KIND_LOADER_ENTERED)
+DEFINE_EVENT(loader_left, follow_exit, KIND_LOADER_LEFT)
+DEFINE_EVENT(backward_entered, advance, KIND_BACKWARD_ENTERED)
+DEFINE_EVENT(backward_left, advance, KIND_BACKWARD_LEFT)
+DEFINE_EVENT(step_entered, follow_entry, KIND_STEP_ENTERED)
+DEFINE_EVENT(step_left, follow_exit, KIND_STEP_LEFT)

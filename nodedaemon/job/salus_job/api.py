@@ -12,14 +12,13 @@ UNITS: Dict[str, int] = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 def iteration() -> Iterator[None]:
     """Mark one iteration. From the first use on, Salus infers no boundaries."""
     watch = process.current_watch()
-    if watch is None:
-        yield
-        return
-    watch.on_iteration_entered()
+    if watch is not None:
+        watch.on_iteration_entered()
     try:
         yield
     finally:
-        watch.on_iteration_left()
+        if watch is not None:
+            watch.on_iteration_left()
 
 
 def declare(persistent: Union[int, str], ephemeral: Union[int, str] = 0) -> bool:

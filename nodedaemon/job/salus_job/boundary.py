@@ -49,6 +49,8 @@ OPENINGS_MISSED = 3
 TRAILS_BEFORE_BELIEF = 8
 TRAILS_BEFORE_BELIEF_WITH_LOADER = 2
 RULE_VERSION = 1
+# Numbers in the first part of a `learned()` text, after the version.
+FACT_COUNT = 5
 # The size of the field on the wire, without its closing zero.
 RULE_BYTES = 127
 
@@ -59,19 +61,13 @@ class BoundaryRule:
     """`learned` is the result of `learned()` in an earlier run."""
 
     def __init__(self, learned: str = "") -> None:
-        stored = _Stored(learned)
-        self._loader_count: int = stored.loader_count
+        facts, cycle, self._opening, self._trailing, self._expected = _read_learned(learned)
+        self._loader_count, self._closings, self._bare_streak, is_inference, self._backward_count = facts
+        self._is_inference = bool(is_inference)
+        self._cycle = StepCycle(cycle)
         self._loader_is_anchor = True
         self._loader_refusals = 0
         self._suppressed = 0
-        self._cycle = StepCycle(stored.cycle)
-        self._opening: Optional[Forward] = stored.opening
-        self._expected: Dict[Forward, int] = stored.expected
-        self._trailing: Set[Forward] = stored.trailing
-        self._closings: int = stored.closings
-        self._bare_streak: int = stored.bare_streak
-        self._is_inference: bool = stored.is_inference
-        self._backward_count: int = stored.backward_count
         self._enclosing = 0
         self._steps: List[int] = []
         self._is_explicit = False
@@ -91,11 +87,6 @@ class BoundaryRule:
         self._trailing_streak = 0
         self._openings_missed = 0
         self._opening_has_led = False
-
-    @property
-    def is_closed(self) -> bool:
-        """No iteration is in progress."""
-        return not (self._is_open or self._enclosing or self._steps) and self._cycle.is_closed
 
     def optimizer_made(self, optimizer: int) -> None:
         self._optimizer_seen = True
@@ -119,11 +110,11 @@ class BoundaryRule:
             self._loader_count = min(self._loader_count + 1, 2)
             if self._worked and not self._is_explicit:
                 if self._is_open:
-                    self._doubt_open(TRAILS_BEFORE_BELIEF_WITH_LOADER)
-                if not self._is_open and self._loader_count >= 2 and self._cycle_allows_loader():
-                    fires = True
-                elif self._is_open:
+                    self._doubt_open()
+                if self._is_open:
                     self._loader_refusals += 1
+                else:
+                    fires = self._loader_count >= 2 and self._loader_is_anchor and self._cycle.is_closed
         self._enclosing += 1
         if fires:
             self._fired()
@@ -146,7 +137,7 @@ class BoundaryRule:
             if interval and forward == self._opening and self._stepped and forward not in interval:
                 self._doubt_lead(forward)
             fires = not self._is_open and self._forward_fires(forward)
-            if fires and self._loader_count >= 2 and self._loader_rules():
+            if fires and self._loader_rules():
                 self._suppressed += 1
                 fires = False
             if fires:
@@ -185,12 +176,12 @@ class BoundaryRule:
             return
         self._backward_count = min(self._backward_count + 1, BACKWARDS_BEFORE_CLOSING)
         if self._backward_count >= BACKWARDS_BEFORE_CLOSING and not self._enclosing:
-            self._close()
+            self._close(is_complete=True)
 
     def step_entered(self, optimizer: int) -> bool:
         if optimizer not in self._cycle.alive:
             self.optimizer_made(optimizer)
-        if self._steps and optimizer in self._steps:
+        if optimizer in self._steps:
             # An optimizer never steps inside its own step: an exception ended the earlier one.
             del self._steps[self._steps.index(optimizer) :]
         fires = False
@@ -212,13 +203,9 @@ class BoundaryRule:
         self._cycle.step(optimizer)
         is_bare = not self._interval and self._has_backward and self._loader_count < 2
         self._bare_streak = min(self._bare_streak + 1, BARE_STEPS) if is_bare else 0
-        if not self._cycle.is_closed:
-            self._is_open = False
-            self._open_by.clear()
-            self._has_backward = False
-            return False
-        self._close()
-        fires = self._bare_streak >= BARE_STEPS and not self._is_explicit and not self._enclosing
+        self._close(is_complete=self._cycle.is_closed)
+        fires = self._bare_streak >= BARE_STEPS and self._cycle.is_closed
+        fires = fires and not self._is_explicit and not self._enclosing
         if fires:
             self._fired()
         return fires
@@ -260,8 +247,13 @@ class BoundaryRule:
         self._loader_refusals = 0
         self._count.clear()
 
-    def _close(self) -> None:
-        """The iteration's work is complete: learn which forwards it consists of."""
+    def _close(self, is_complete: bool) -> None:
+        """The gradients are used. If the iteration is complete, learn which forwards it consists of."""
+        self._is_open = False
+        self._has_backward = False
+        self._open_by.clear()
+        if not is_complete:
+            return
         is_missed = self._opening not in self._interval
         self._openings_missed = min(self._openings_missed + 1, OPENINGS_MISSED) if is_missed else 0
         if self._opening is None or (self._openings_missed >= OPENINGS_MISSED and self._first is not None):
@@ -277,10 +269,7 @@ class BoundaryRule:
             # The first iteration may contain a warm-up: it is neither learned from nor typical.
             self._typical = dict(self._interval) if self._closings else None
         self._closings += 1
-        self._is_open = False
-        self._has_backward = False
         self._stepped = True
-        self._open_by.clear()
         self._interval.clear()
         self._first = None
         self._count.clear()
@@ -294,7 +283,9 @@ class BoundaryRule:
         if self._stepped and not seen and (self._opening is None or forward == self._opening):
             return self._trailing.issuperset(self._interval)
         if not self._optimizer_seen and not self._closings:
-            return self._inference_fires(forward, seen)
+            if self._unanswered.get(forward, 0) >= WARM_UP_FORWARDS:
+                self._is_inference = True
+            return self._is_inference and seen >= 1
         if self._closings < 2:
             return False
         if self._stepped:
@@ -303,11 +294,6 @@ class BoundaryRule:
             return True
         # Evaluation calls a root as often as training does (a recurrent cell, a siamese network).
         return seen >= max(1, expected, self._expected.get((forward[0], True), 0))
-
-    def _inference_fires(self, forward: Forward, seen: int) -> bool:
-        if not self._is_inference and self._unanswered.get(forward, 0) >= WARM_UP_FORWARDS:
-            self._is_inference = True
-        return self._is_inference and seen >= 1
 
     def _is_unanswered(self, forward: Forward, training: bool) -> bool:
         """Many forwards without a backward: the job does not keep their graphs."""
@@ -318,16 +304,16 @@ class BoundaryRule:
         extra = 2 if self._optimizer_seen else 0
         return self._unanswered.get(forward, 0) >= EVALUATION_FORWARDS + extra
 
-    def _doubt_open(self, belief: int) -> None:
-        """An iteration seems to begin while only forwards after the last step, such as metrics, keep one open.
+    def _doubt_open(self) -> None:
+        """The loader is entered while only forwards after the last step, such as metrics, keep an iteration open.
 
-        After `belief` times in a row, these forwards trail the iteration and open nothing.
+        If this repeats, these forwards trail the iteration and open nothing.
         """
         if self._has_backward or not self._stepped or self._opening in self._open_by or not self._open_by:
             self._trailing_streak = 0
             return
         self._trailing_streak += 1
-        if self._trailing_streak >= belief:
+        if self._trailing_streak >= TRAILS_BEFORE_BELIEF_WITH_LOADER:
             self._trailing |= self._open_by
             self._open_by.clear()
             self._is_open = False
@@ -352,9 +338,6 @@ class BoundaryRule:
             return False
         return self._suppressed < LOADER_PATIENCE
 
-    def _cycle_allows_loader(self) -> bool:
-        return self._loader_is_anchor and self._cycle.is_closed
-
 
 def _freeze(value: Any) -> Any:
     if isinstance(value, dict):
@@ -372,33 +355,20 @@ def _read_forward(text: str) -> Forward:
     return int(text[:-1]), text[-1:] == "F"
 
 
-class _Stored:
+def _read_learned(text: str) -> "Tuple[List[int], List[int], Optional[Forward], Set[Forward], Dict[Forward, int]]":
     """The parts of a `learned()` text. An unreadable text counts as empty: the rule is learned again."""
-
-    def __init__(self, learned: str) -> None:
-        self.loader_count = self.closings = self.bare_streak = self.backward_count = 0
-        self.is_inference = False
-        self.cycle: List[int] = []
-        self.opening: Optional[Forward] = None
-        self.trailing: Set[Forward] = set()
-        self.expected: Dict[Forward, int] = {}
-        try:
-            facts, cycle, opening, trailing, expected = learned.split(";")
-            version, loader_count, closings, bare_streak, is_inference, backward_count = map(int, facts.split(","))
-            if version != RULE_VERSION:
-                return
-            cycle_read = [int(part) for part in cycle.split(".") if part]
-            opening_read = _read_forward(opening) if opening else None
-            trailing_read = {_read_forward(part) for part in trailing.split(",") if part}
-            pairs = [part.split("*") for part in expected.split(",") if part]
-            expected_read = {_read_forward(forward): int(count) for forward, count in pairs}
-        except ValueError:
-            return
-        self.loader_count, self.closings, self.bare_streak = loader_count, closings, bare_streak
-        self.is_inference, self.backward_count = bool(is_inference), backward_count
-        self.cycle, self.opening, self.trailing, self.expected = (
-            cycle_read,
-            opening_read,
-            trailing_read,
-            expected_read,
-        )
+    try:
+        facts, cycle, opening, trailing, expected = text.split(";")
+        version, *numbers = map(int, facts.split(","))
+        pairs = [part.split("*") for part in expected.split(",") if part]
+        if version == RULE_VERSION and len(numbers) == FACT_COUNT:
+            return (
+                numbers,
+                [int(part) for part in cycle.split(".") if part],
+                _read_forward(opening) if opening else None,
+                {_read_forward(part) for part in trailing.split(",") if part},
+                {_read_forward(forward): int(count) for forward, count in pairs},
+            )
+    except ValueError:
+        pass
+    return [0] * FACT_COUNT, [], None, set(), {}

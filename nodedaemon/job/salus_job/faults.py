@@ -13,12 +13,8 @@ TIMEOUT_S = 0.5
 _is_reported = False
 
 
-def is_verbose() -> bool:
-    return os.environ.get("SALUS_VERBOSE", "") not in ("", "0")
-
-
 def warn(text: str) -> None:
-    if is_verbose():
+    if os.environ.get("SALUS_VERBOSE", "") not in ("", "0"):
         sys.stderr.write("salus: %s\n" % text)
 
 
@@ -47,8 +43,3 @@ def report(text: str) -> None:
 
 def warn_without_salus(text: str) -> None:
     warn("%s; the job continues without Salus" % text)
-
-
-def give_up(text: str) -> None:
-    warn_without_salus(text)
-    report(text)

@@ -78,9 +78,7 @@ class LoopFollower:
 
     def take_pending(self) -> int:
         """What an expected event has left to do, once: layouts.FOLLOWER_NOTHING, _ENTER or _BOUNDARY."""
-        pending = int(self._state.pending)
-        if pending:
-            self._state.pending = layouts.FOLLOWER_NOTHING
+        pending, self._state.pending = int(self._state.pending), layouts.FOLLOWER_NOTHING
         return pending
 
     @property

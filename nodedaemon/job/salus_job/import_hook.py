@@ -55,7 +55,9 @@ def attach(name: str, framework: ModuleType) -> None:
     except Exception as error:
         from salus_job import faults
 
-        faults.give_up("attach: %r" % (error,))
+        text = "attach: %r" % (error,)
+        faults.warn_without_salus(text)
+        faults.report(text)
 
 
 def install() -> None:

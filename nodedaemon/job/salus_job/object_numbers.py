@@ -1,7 +1,8 @@
 """Small numbers for modules and optimizers, so that what the rule has learned holds in the next run."""
 
+import functools
 import weakref
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Tuple
 
 # A job that creates a loss module in every iteration must not fill the tables: all later objects share this number.
 NUMBER_MAX = 63
@@ -12,28 +13,21 @@ class ObjectNumbers:
 
     def __init__(self, on_gone: Callable[[], None]) -> None:
         self._on_gone = on_gone
-        self._numbers: Dict[int, int] = {}
-        self._references: Dict[int, Any] = {}
+        # The number of the object at each address, and a weak reference to the object.
+        self._entries: Dict[int, Tuple[int, Any]] = {}
         self._next = 0
 
     def number_of(self, thing: Any) -> int:
-        key = id(thing)
-        number = self._numbers.get(key)
-        if number is None:
-
-            def forget(_: Any) -> None:
-                self._forget(key)
-
-            self._references[key] = weakref.ref(thing, forget)
-            number = self._numbers[key] = self._next
+        address = id(thing)
+        if address not in self._entries:
+            self._entries[address] = self._next, weakref.ref(thing, functools.partial(self._forget, address))
             self._next = min(self._next + 1, NUMBER_MAX)
-        return number
+        return self._entries[address][0]
 
     def objects(self) -> List[Any]:
-        objects = (reference() for reference in list(self._references.values()))
+        objects = (reference() for _, reference in list(self._entries.values()))
         return [thing for thing in objects if thing is not None]
 
-    def _forget(self, key: int) -> None:
-        self._numbers.pop(key, None)
-        self._references.pop(key, None)
+    def _forget(self, address: int, _reference: Any) -> None:
+        self._entries.pop(address, None)
         self._on_gone()

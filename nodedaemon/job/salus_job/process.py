@@ -9,15 +9,10 @@ if TYPE_CHECKING:
 _watch = None  # type: Optional[Watch]
 
 
-def is_wanted() -> bool:
-    """Whether this process runs under Salus and Salus is not disabled."""
-    return bool(os.environ.get("SALUS_SOCKET")) and os.environ.get("SALUS_DISABLE", "") in ("", "0")
-
-
 def current_watch() -> "Optional[Watch]":
-    """The watch of this process, created at its first use; None without Salus."""
+    """The watch of this process, created at its first use; None without Salus or if Salus is disabled."""
     global _watch
-    if _watch is None and is_wanted():
+    if _watch is None and os.environ.get("SALUS_SOCKET") and os.environ.get("SALUS_DISABLE", "") in ("", "0"):
         from salus_job.watch import Watch
 
         _watch = Watch()

@@ -12,7 +12,7 @@ REPORT_EVERY_NS = 1_000_000_000
 
 
 class ProfileReporter:
-    def __init__(self, session: JobSession, adaptor: Optional[FrameworkAdaptor]) -> None:
+    def __init__(self, session: JobSession, adaptor: FrameworkAdaptor) -> None:
         self._session = session
         self._adaptor = adaptor
         self._accelerator: Optional[Accelerator] = None
@@ -29,25 +29,22 @@ class ProfileReporter:
     @property
     def next_due_ns(self) -> int:
         """Until then nothing needs to be measured or reported at a boundary; 0: at every boundary."""
-        is_measured_here = self._adaptor is not None and self._adaptor.supports_accelerator
-        return 0 if is_measured_here else self._report_due_ns
+        return 0 if self._adaptor.supports_accelerator else self._report_due_ns
 
     def add_inputs(self, arguments: Tuple[Any, ...]) -> None:
-        if not self._input_hash and arguments and self._adaptor is not None:
+        if not self._input_hash and arguments:
             self._input_hash = self._adaptor.hash_inputs(arguments)
 
     def before_boundary(self) -> None:
         """Wait for the device, and tell libsalus how its memory is used."""
-        accelerator = self._find_accelerator()
-        if accelerator is None:
-            return
-        accelerator.before_boundary()
-        self._session.set_live(accelerator.live_persistent_bytes, accelerator.live_ephemeral_bytes)
-        self._session.set_reserved(accelerator.persistent_bytes, accelerator.ephemeral_bytes)
-        if self._session.wants_live_ranges():
-            ranges = accelerator.live_ranges()
-            if ranges is not None:
-                self._session.set_live_ranges(list(ranges), [block for live in ranges.values() for block in live])
+        if self._accelerator is None and self._adaptor.supports_accelerator:
+            self._accelerator = self._adaptor.find_accelerator()
+            if self._accelerator is not None and self._session.cap_bytes:
+                # libsalus counts too; this is the second line of defence.
+                self._accelerator.cap(self._session.cap_bytes)
+        if self._accelerator is not None:
+            self._accelerator.before_boundary()
+            self._session.report_memory(self._accelerator)
 
     def after_boundary(self, rule: BoundaryRule, roots: ObjectNumbers) -> None:
         if self._accelerator is not None:
@@ -57,7 +54,7 @@ class ProfileReporter:
                 self._accelerator.drop_cache()
             # Hash once, here: all roots of an iteration have been seen, and every run has seen the same ones by now.
             self._is_model_hashed = True
-            self._model_hash = self._adaptor.hash_models(roots.objects()) if self._adaptor is not None else 0
+            self._model_hash = self._adaptor.hash_models(roots.objects())
         now_ns = time.monotonic_ns()
         if now_ns >= self._report_due_ns:
             self._report_due_ns = now_ns + REPORT_EVERY_NS
@@ -65,11 +62,3 @@ class ProfileReporter:
 
     def report(self, rule: BoundaryRule) -> None:
         self._session.report(self._model_hash, self._input_hash, rule.learned())
-
-    def _find_accelerator(self) -> Optional[Accelerator]:
-        if self._accelerator is None and self._adaptor is not None and self._adaptor.supports_accelerator:
-            self._accelerator = self._adaptor.find_accelerator()
-            if self._accelerator is not None and self._session.cap_bytes:
-                # libsalus counts too; this is the second line of defence.
-                self._accelerator.cap(self._session.cap_bytes)
-        return self._accelerator

@@ -6,12 +6,12 @@ A negative answer from the gate means that the session is over; the job continue
 import ctypes
 import errno
 import os
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, Iterable, Tuple
 
 from salus_job import layouts
+from salus_job.frameworks.base import Accelerator, Range
 
 INTERRUPTED = -errno.EINTR
-Ranges = List[Tuple[int, int]]
 
 
 class JobSession:
@@ -23,19 +23,18 @@ class JobSession:
         self.entry = library.salus_entry_words().contents
         self.persist_begin = library.salus_persist_begin
         self.persist_end = library.salus_persist_end
-        self.is_hooked = False
+        self.bye = library.salus_bye
+        # Why libsalus cannot place the framework's blocks.
+        self.hook_problem = ""
         self.is_refused = False
-        self.why_not_hooked = ""
         self.is_gated = False
         self.rule = ""
         self.cap_bytes = 0
 
-    def hook(self) -> bool:
-        """Let libsalus count and later place the framework's blocks. False if it allocates in an unknown way."""
+    def hook(self) -> None:
+        """Let libsalus count and later place the framework's blocks. Fails if it allocates in an unknown way."""
         answer = self._library.salus_hook()
-        self.is_hooked = answer == 0
-        self.why_not_hooked = "" if self.is_hooked else "libc10: %s" % os.strerror(-answer)
-        return self.is_hooked
+        self.hook_problem = "libc10: %s" % os.strerror(-answer) if answer else ""
 
     def enter(self) -> int:
         entry = self.entry
@@ -81,11 +80,10 @@ class JobSession:
 
         `signature`: model hash and input hash. `declared_bytes`: persistent and ephemeral bytes, 0 for as measured.
         """
-        is_placed = self.is_hooked or framework == layouts.FRAMEWORK_NONE
         options = layouts.HelloOptions(
             size_bytes=ctypes.sizeof(layouts.HelloOptions),
             framework=framework,
-            flags=layouts.INTERRUPTIBLE | (0 if is_placed else layouts.HELLO_UNGATED),
+            flags=layouts.INTERRUPTIBLE | (layouts.HELLO_UNGATED if self.hook_problem else 0),
             model_hash=signature[0],
             input_hash=signature[1],
             device=os.environ.get("SALUS_DEVICE", "").encode()[:63],
@@ -116,23 +114,19 @@ class JobSession:
         self._library.salus_counters(ctypes.byref(counters))
         return {name: getattr(counters, name) for name, _ in layouts.Counters._fields_}
 
-    def set_live(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
-        """Live bytes as the framework counts them on the device."""
-        self._library.salus_live(persistent_bytes, ephemeral_bytes)
-
-    def set_reserved(self, persistent_bytes: int, ephemeral_bytes: int) -> None:
-        """P and E in reserved segments. In the driver's place, libsalus counts them itself."""
-        if not hasattr(self._library, "salus_cuda_live"):
-            self._library.salus_reserved(persistent_bytes, ephemeral_bytes)
-
-    def wants_live_ranges(self) -> bool:
-        """Whether the next boundary hands device memory over, so that the list of live blocks is worth its cost."""
-        return hasattr(self._library, "salus_cuda_live") and bool(self._library.salus_cuda_will_yield())
-
-    def set_live_ranges(self, segments: Ranges, blocks: Ranges) -> None:
-        """(address, bytes) of the framework's cached segments and of the live blocks in them."""
-        arrays = [_to_array(ranges) for ranges in (segments, blocks)]
-        self._library.salus_cuda_live(arrays[0], len(segments), arrays[1], len(blocks))
+    def report_memory(self, accelerator: Accelerator) -> None:
+        """Tell libsalus how the framework uses the memory of its device."""
+        library = self._library
+        library.salus_live(accelerator.live_persistent_bytes, accelerator.live_ephemeral_bytes)
+        if not hasattr(library, "salus_cuda_live"):
+            # In the driver's place, libsalus counts reserved segments itself.
+            library.salus_reserved(accelerator.persistent_bytes, accelerator.ephemeral_bytes)
+        elif library.salus_cuda_will_yield():
+            # The next boundary hands device memory over: only then is the list of live blocks worth its cost.
+            ranges = accelerator.live_ranges()
+            if ranges is not None:
+                blocks = [block for live in ranges.values() for block in live]
+                library.salus_cuda_live(_to_array(ranges), len(ranges), _to_array(blocks), len(blocks))
 
     def reset_figures(self) -> None:
         """Start the running maxima again."""
@@ -146,9 +140,7 @@ class JobSession:
         answer: int = self._library.salus_off(text.encode("utf-8", "replace")[: layouts.TEXT_BYTES - 1])
         return answer == 0
 
-    def bye(self) -> None:
-        self._library.salus_bye()
 
-
-def _to_array(ranges: Ranges) -> Any:
-    return (layouts.CudaRange * max(1, len(ranges)))(*[layouts.CudaRange(*item) for item in ranges])
+def _to_array(ranges: Iterable[Range]) -> Any:
+    items = [layouts.CudaRange(*item) for item in ranges]
+    return (layouts.CudaRange * max(1, len(items)))(*items)

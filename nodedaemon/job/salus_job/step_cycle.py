@@ -44,9 +44,7 @@ class StepCycle:
     def _learn(self) -> None:
         is_late = len(self._history) >= STEPS_BEFORE_GIVING_UP
         needed = set(self._history) if is_late else self.alive | set(self._history)
-        for length in range(1, CYCLE_LENGTH_MAX + 1):
-            if 2 * length > len(self._history):
-                break
+        for length in range(1, min(CYCLE_LENGTH_MAX, len(self._history) // 2) + 1):
             block = self._history[-length:]
             is_repeated = len(self._history) % length == 0 and block == self._history[-2 * length : -length]
             if is_repeated and needed <= set(block):

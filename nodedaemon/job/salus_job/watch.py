@@ -47,7 +47,7 @@ class Watch:
         self.rule = BoundaryRule()
         self.follower = LoopFollower()
         self._session: Optional[JobSession] = None
-        self._adaptor: Optional[FrameworkAdaptor] = None
+        self._adaptor = FrameworkAdaptor()
         self._profile: Optional[ProfileReporter] = None
         self._thread: Optional[threading.Thread] = None
         self._thread_id = 0
@@ -178,6 +178,12 @@ class Watch:
         if self._is_attached_thread():
             self.session.leave_entry()
 
+    @_guarded
+    def on_exit(self) -> None:
+        if self._is_attached:
+            self.profile.report(self.rule)
+            self.session.bye()
+
     def on_forked(self) -> None:
         """In a forked child: forget what belongs to the parent. A trainer attaches at its first entry."""
         self._is_attached = False
@@ -243,7 +249,7 @@ class Watch:
             return True
         if self._thread is not None and self._thread.is_alive():
             return False
-        if self._adaptor is not None and self._adaptor.is_loader_worker():
+        if self._adaptor.is_loader_worker():
             self._switch_off()
             return False
         self._thread, self._thread_id = threading.current_thread(), get_ident()
@@ -261,8 +267,7 @@ class Watch:
     def _attach(self) -> None:
         if self._session is None:
             self._use_session(JobSession(binding.load()))
-        framework = layouts.FRAMEWORK_NONE if self._adaptor is None else self._adaptor.number
-        problem = self.session.attach(framework, self.profile.signature, self._declared_bytes)
+        problem = self.session.attach(self._adaptor.number, self.profile.signature, self._declared_bytes)
         if problem:
             faults.warn_without_salus("hello: %s" % problem)
             # If the daemon has refused, it knows why.
@@ -271,14 +276,14 @@ class Watch:
             self._switch_off()
             return
         self._is_attached = True
-        if self._adaptor is not None and not self.session.is_hooked:
+        if self.session.hook_problem:
             # salusd recognizes this fault by the word before the colon: the user's next job gets the preload.
-            text = "hook: %s" % self.session.why_not_hooked
+            text = "hook: %s" % self.session.hook_problem
             faults.warn("%s; tensors stay in plain memory and iterations are not gated" % text)
             self.session.fault(text)
         if self.session.rule:
             self._start_rule(self.session.rule)
-        atexit.register(self._leave)
+        atexit.register(self.on_exit)
 
     def _enter(self, fires: bool) -> None:
         if fires:
@@ -293,12 +298,3 @@ class Watch:
             return
         self.profile.after_boundary(self.rule, self._roots)
         self.follower.set_report_due(self.profile.next_due_ns)
-
-    def _leave(self) -> None:
-        if self.is_off or not self._is_attached:
-            return
-        try:
-            self.profile.report(self.rule)
-            self.session.bye()
-        except Exception as error:
-            self.fail("leave", error)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import fcntl
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.lane_daemon import LaneDaemon
 from tests.support.torch_job import JOB, TorchJob
 
 
@@ -19,22 +18,6 @@ def native() -> None:
     with (JOB / "libsalus" / "Makefile").open() as only_one:
         fcntl.flock(only_one, fcntl.LOCK_EX)
         subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all", "tests"], check=True)
-
-
-@pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    daemons: list[LaneDaemon] = []
-
-    def start(**settings: object) -> LaneDaemon:
-        folder = tmp_path / str(len(daemons))
-        folder.mkdir()
-        daemons.append(LaneDaemon(folder, Settings(**settings)))  # type: ignore[arg-type]
-        return daemons[-1]
-
-    yield start
-    for daemon in daemons:
-        daemon.close()
-        assert daemon.error is None
 
 
 @pytest.fixture

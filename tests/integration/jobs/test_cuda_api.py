@@ -48,21 +48,21 @@ def test_torch_has_everything_that_is_wrapped() -> None:
 
 
 def test_without_a_gpu_there_is_no_accelerator() -> None:
-    from salus_job.frameworks.torch.accelerator import TorchAccelerator
+    from salus_job.frameworks.torch.adaptor import TorchAdaptor
 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    assert TorchAccelerator.find(torch) is None
+    assert TorchAdaptor(torch).find_accelerator() is None
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here (CPU build or no driver)")
 def test_boundaries_on_a_gpu_measure_persistent_and_ephemeral_bytes() -> None:
-    from salus_job.frameworks.torch.accelerator import TorchAccelerator
+    from salus_job.frameworks.torch.adaptor import TorchAdaptor
 
     model = torch.nn.Linear(1024, 1024).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    device = TorchAccelerator.find(torch)
+    device = TorchAdaptor(torch).find_accelerator()
     assert device is not None
 
     def iterate() -> None:

@@ -12,19 +12,21 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.support.salusd import ROOT, Salusd, wait_until
-from tests.support.torch_job import DEADLINE_S, TorchJob, environment_of, example
+from tests.support.torch_job import DEADLINE_S, TorchJob, example
 
 MIB = 1 << 20
 LSTM = example("lstm", iterations=200, width=32)
 GAN = example("gan", iterations=200, width=64)
 SIZES = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 32 * MIB, "wait_ms": 60_000}
-HOLDER = """
-import sys, torch
+TRAINING = """
+import os, sys, torch
 model = torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for number in range(8):
+for _ in range(8):
     model(torch.ones(1, 8)).sum().backward()
     optimizer.step()
+"""
+HOLDER = f"""{TRAINING}
 model(torch.ones(1, 8))
 print("holds", flush=True)
 sys.stdin.readline()
@@ -43,13 +45,7 @@ UNPATCHED = {
     "SALUS_LIBRARY": str(ROOT / "nodedaemon" / "job" / "libsalus" / "build" / "libsalus-points.so"),
     "SALUS_TEST_NO_PATCH": "1",
 }
-PLACED = """
-import os, torch
-model = torch.nn.Linear(8, 8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(8):
-    model(torch.ones(1, 8)).sum().backward()
-    optimizer.step()
+PLACED = f"""{TRAINING}
 from salus_job import process
 print(bool(os.environ.get("LD_PRELOAD")), process.current_watch().session.figures()["lane_count"] > 0)
 """
@@ -60,28 +56,16 @@ StartJob = Callable[..., subprocess.Popen[str]]
 @pytest.fixture
 def job(libsalus: None) -> Iterator[StartJob]:
     """A function that starts a job of a daemon, in one lane with others; all jobs have ended after the test."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[TorchJob] = []
 
     def start(daemon: Salusd, *command: str, **environment: str) -> subprocess.Popen[str]:
-        launch = [sys.executable, "-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES)]
-        started.append(
-            subprocess.Popen(
-                [*launch, sys.executable, *command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=ROOT,
-                env=environment_of(None) | {"PYTHONPATH": str(ROOT)} | environment,
-            )
-        )
-        return started[-1]
+        launch = ["-m", "tests.support.launch", str(daemon.control), json.dumps(SIZES), sys.executable]
+        started.append(TorchJob(*launch, *command, PYTHONPATH=str(ROOT), **environment))
+        return started[-1].process
 
     yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    for each in started:
+        each.close()
 
 
 def _line(process: subprocess.Popen[str]) -> str:

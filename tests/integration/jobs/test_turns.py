@@ -23,6 +23,8 @@ COMMANDS = {
 SEEDS = (0, 1)
 RETURNS_MIN = 3
 
+ShareLane = Callable[[str, int], tuple[LaneDaemon, list[TorchJob]]]
+
 
 @functools.cache
 def plain_outputs() -> dict[tuple[str, int], str]:
@@ -35,35 +37,30 @@ def plain_outputs() -> dict[tuple[str, int], str]:
         job.close()
 
 
-def share_a_lane(daemon: LaneDaemon, start_job: Callable[..., TorchJob], name: str) -> list[TorchJob]:
-    """Two jobs of one example. Neither starts before both wait, so that they alternate."""
-    jobs = [start_job(*example(name, seed=seed, **COMMANDS[name]), daemon=daemon) for seed in SEEDS]
-    daemon.wait_until(lambda: len(daemon.waiting) == len(jobs), "both jobs wait in the gate", DEADLINE_S)
+@pytest.fixture
+def share_a_lane(start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]) -> ShareLane:
+    """A function that starts two jobs of one example. Neither begins before both wait, so that they alternate."""
 
-    def open_gate() -> None:
-        daemon.settings.is_held_back = False
-        daemon.schedule()
+    def start(name: str, flags: int) -> tuple[LaneDaemon, list[TorchJob]]:
+        daemon = start_daemon(
+            lane_bytes=32 * MIB, ephemeral_bytes=32 * MIB, device_bytes=128 * MIB, flags=flags, is_held_back=True
+        )
+        jobs = [start_job(*example(name, seed=seed, **COMMANDS[name]), daemon=daemon) for seed in SEEDS]
+        daemon.wait_until(lambda: len(daemon.waiting) == len(jobs), "both jobs wait in the gate", DEADLINE_S)
 
-    daemon.call(open_gate)
-    return jobs
+        def open_gate() -> None:
+            daemon.settings.is_held_back = False
+            daemon.schedule()
 
+        daemon.call(open_gate)
+        return daemon, jobs
 
-def lane_settings(flags: int) -> dict[str, int | bool]:
-    return {
-        "lane_bytes": 32 * MIB,
-        "ephemeral_bytes": 32 * MIB,
-        "device_bytes": 128 * MIB,
-        "flags": flags,
-        "is_held_back": True,
-    }
+    return start
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_jobs_that_share_a_lane_have_the_results_of_a_plain_run(
-    name: str, start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
-) -> None:
-    daemon = start_daemon(**lane_settings(WelcomeFlag.TRAP))
-    jobs = share_a_lane(daemon, start_job, name)
+def test_jobs_that_share_a_lane_have_the_results_of_a_plain_run(name: str, share_a_lane: ShareLane) -> None:
+    daemon, jobs = share_a_lane(name, WelcomeFlag.TRAP)
     outputs = [job.finish() for job in jobs]
     assert outputs == [plain_outputs()[name, seed] for seed in SEEDS]
     for session in daemon.sessions.values():
@@ -73,11 +70,8 @@ def test_jobs_that_share_a_lane_have_the_results_of_a_plain_run(
 
 
 @pytest.mark.parametrize("name", ["gan", "lstm", "transformer"])
-def test_without_the_stash_the_results_differ(
-    name: str, start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]
-) -> None:
+def test_without_the_stash_the_results_differ(name: str, share_a_lane: ShareLane) -> None:
     """The negative control: it shows that the other job does overwrite survivors."""
-    daemon = start_daemon(**lane_settings(WelcomeFlag.NOSTASH))
-    jobs = share_a_lane(daemon, start_job, name)
+    _, jobs = share_a_lane(name, WelcomeFlag.NOSTASH)
     outputs = [job.output() for job in jobs]
     assert all(output != plain_outputs()[name, seed] for output, seed in zip(outputs, SEEDS, strict=True))

@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.lane_daemon import LaneDaemon
 from tests.support.lane_session import LIBSALUS, SessionProcess
 
 
 @pytest.fixture(scope="session", autouse=True)
 def native() -> None:
     subprocess.run(["make", "-s", "-C", LIBSALUS, "all", "tests"], check=True)
-
-
-@pytest.fixture
-def start_daemon(tmp_path: Path) -> Iterator[Callable[..., LaneDaemon]]:
-    daemons: list[LaneDaemon] = []
-
-    def start(**settings: object) -> LaneDaemon:
-        daemons.append(LaneDaemon(tmp_path, Settings(**settings)))  # type: ignore[arg-type]
-        return daemons[-1]
-
-    yield start
-    for daemon in daemons:
-        daemon.close()
-        assert daemon.error is None
 
 
 @pytest.fixture

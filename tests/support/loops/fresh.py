@@ -7,7 +7,6 @@ and watching costs less.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, update_bn
 
-from tests.support.loops.known import Loop, loader, mlp
+from tests.support.loops.known import Loop, lightning_classifier, lightning_fit, loader, mlp
 from tests.support.loops.recorder import Recorder
 
 
@@ -156,19 +155,7 @@ def accelerate_with_accumulation(recorder: Recorder) -> None:
 
 
 def lightning_with_accumulation_and_early_validation(recorder: Recorder) -> None:
-    import lightning
-
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
-
-        def training_step(self, batch: Any, number: int) -> torch.Tensor:
-            return functional.cross_entropy(self.net(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, _: int) -> None:
-            self.net(batch[0])
-
+    class Module(lightning_classifier()):  # type: ignore[misc]
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters())
 
@@ -186,18 +173,7 @@ def lightning_with_accumulation_and_early_validation(recorder: Recorder) -> None
         def on_validation_batch_end(self, *_: Any) -> None:
             recorder.end()
 
-    with tempfile.TemporaryDirectory() as folder:
-        lightning.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            default_root_dir=folder,
-            accumulate_grad_batches=2,
-            val_check_interval=4,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(Module(), loader(12), loader(3))
+    lightning_fit(Module(), loader(12), loader(3), max_epochs=1, accumulate_grad_batches=2, val_check_interval=4)
 
 
 def averaged_weights(recorder: Recorder) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from tests.support.loops.known import Loop, loader, mlp
+from tests.support.loops.known import Loop, lightning_fit, loader, mlp
 from tests.support.loops.recorder import Recorder
 
 
@@ -366,8 +366,6 @@ def embedding_with_loader(recorder: Recorder) -> None:
 
 
 def lightning_manual_optimization(recorder: Recorder) -> None:
-    import tempfile
-
     import lightning
 
     class Gan(lightning.LightningModule):
@@ -391,16 +389,7 @@ def lightning_manual_optimization(recorder: Recorder) -> None:
             first.step()
             recorder.end()
 
-    with tempfile.TemporaryDirectory() as folder:
-        lightning.Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-        ).fit(Gan(), loader(12))
+    lightning_fit(Gan(), loader(12), max_epochs=1)
 
 
 def parallel_module_in_one_process(recorder: Recorder) -> None:

@@ -149,10 +149,11 @@ def accelerate_loop(recorder: Recorder) -> None:
                 optimizer.step()
 
 
-def lightning_train_and_validate(recorder: Recorder) -> None:
+def lightning_classifier() -> Any:
+    """A Lightning module without marks: a loop adds those of its iterations."""
     import lightning
 
-    class Module(lightning.LightningModule):
+    class Classifier(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = mlp()
@@ -166,6 +167,27 @@ def lightning_train_and_validate(recorder: Recorder) -> None:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
+    return Classifier
+
+
+def lightning_fit(module: Any, *loaders: DataLoader[Any], **options: Any) -> None:
+    """Train quietly, and leave no files behind."""
+    import lightning
+
+    with tempfile.TemporaryDirectory() as folder:
+        lightning.Trainer(
+            accelerator="cpu",
+            default_root_dir=folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        ).fit(module, *loaders)
+
+
+def lightning_train_and_validate(recorder: Recorder) -> None:
+    class Module(lightning_classifier()):  # type: ignore[misc]
         def on_train_batch_start(self, *_: Any) -> None:
             recorder.begin()
 
@@ -175,18 +197,7 @@ def lightning_train_and_validate(recorder: Recorder) -> None:
         on_validation_batch_start = on_train_batch_start
         on_validation_batch_end = on_train_batch_end
 
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = lightning.Trainer(
-            max_epochs=2,
-            accelerator="cpu",
-            default_root_dir=folder,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-        )
-        trainer.fit(Module(), loader(10), loader(10))
+    lightning_fit(Module(), loader(10), loader(10), max_epochs=2, num_sanity_val_steps=0)
 
 
 def hugging_face_trainer_with_accumulation(recorder: Recorder) -> None:

@@ -4,7 +4,6 @@ import ctypes
 from collections.abc import Callable
 
 from salus_job.boundary import BoundaryRule
-from salus_job.frameworks.torch.accelerator import TorchAccelerator
 from salus_job.frameworks.torch.adaptor import TorchAdaptor
 from salus_job.layouts import Entry
 from salus_job.object_numbers import ObjectNumbers
@@ -93,7 +92,7 @@ class FakeLibrary:
         self.reserved: tuple[int, int] | None = None
         self.salus_enter = lambda: 0
         self.salus_entry_words = lambda: ctypes.pointer(Entry(is_calm=1))
-        self.salus_exit = self.salus_persist_begin = self.salus_persist_end = lambda: None
+        self.salus_bye = self.salus_persist_begin = self.salus_persist_end = lambda: None
 
     def salus_boundary(self) -> int:
         self.calls.append("boundary")
@@ -127,7 +126,7 @@ def iterate(cuda: FakeCuda, size_bytes: int) -> None:
 def test_persistent_and_ephemeral_bytes_are_running_maxima() -> None:
     torch = FakeTorch()
     torch.cuda.allocate(MIB)
-    device = TorchAccelerator.find(torch)
+    device = TorchAdaptor(torch).find_accelerator()
     for size_bytes in (3 * MIB, 5 * MIB, 2 * MIB):
         iterate(torch.cuda, size_bytes)
         device.before_boundary()
@@ -140,19 +139,19 @@ def test_persistent_and_ephemeral_bytes_are_running_maxima() -> None:
 def test_a_process_that_uses_no_gpu_has_no_accelerator() -> None:
     torch = FakeTorch()
     torch.cuda.is_initialized = lambda: False
-    assert TorchAccelerator.find(torch) is None
+    assert TorchAdaptor(torch).find_accelerator() is None
 
 
 def test_the_cap_is_a_share_of_the_device() -> None:
     torch = FakeTorch()
-    assert TorchAccelerator.find(torch).cap(2 * MIB)
+    assert TorchAdaptor(torch).find_accelerator().cap(2 * MIB)
     assert torch.cuda.fraction == 0.25
     torch.cuda.set_per_process_memory_fraction = None
-    assert not TorchAccelerator.find(torch).cap(2 * MIB)
+    assert not TorchAdaptor(torch).find_accelerator().cap(2 * MIB)
 
 
 def test_live_ranges_leave_out_segments_in_an_unknown_state() -> None:
-    assert TorchAccelerator.find(FakeTorch()).live_ranges() == {(4096, 4096): [(4096, 512), (6144, 2048)]}
+    assert TorchAdaptor(FakeTorch()).find_accelerator().live_ranges() == {(4096, 4096): [(4096, 512), (6144, 2048)]}
 
 
 def make_reporter(torch: FakeTorch, library: FakeLibrary) -> tuple[ProfileReporter, Callable[[], None]]:

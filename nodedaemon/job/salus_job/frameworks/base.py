@@ -5,8 +5,9 @@ events, the signature of the job, and the memory of the accelerator.
 """
 
 import abc
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Tuple
+
+from salus_job import layouts
 
 if TYPE_CHECKING:
     from salus_job.watch import Watch
@@ -45,36 +46,33 @@ class Accelerator(abc.ABC):
         """The live blocks in each cached segment, or None if unknown. A segment that is left out is kept whole."""
 
 
-class FrameworkAdaptor(abc.ABC):
-    """Created right after the framework was imported, before it has allocated anything."""
+class FrameworkAdaptor:
+    """What holds without a framework, and where nothing else is known.
+
+    A subclass overrides `number` and `install_hooks`, and as many of the others as its framework allows. It is created
+    with the framework's module right after the import, before the framework has allocated anything.
+    """
 
     # enum salus_framework of salus_wire.h
-    number: ClassVar[int]
+    number = layouts.FRAMEWORK_NONE
+    # Whether this build of the framework can use a GPU.
+    supports_accelerator = False
 
-    @abc.abstractmethod
-    def __init__(self, framework: ModuleType) -> None: ...
-
-    @abc.abstractmethod
     def install_hooks(self, watch: "Watch") -> None:
         """Report the framework's events to `watch.follower` and, where that returns False, to `watch`."""
 
-    @abc.abstractmethod
     def is_loader_worker(self) -> bool:
         """Whether this process only loads data for another one."""
+        return False
 
-    @abc.abstractmethod
-    def hash_models(self, models: Iterable[Any]) -> int:
+    def hash_models(self, _models: Iterable[Any]) -> int:
         """What the models are made of, as a number of 64 bits; 0 for unknown."""
+        return 0
 
-    @abc.abstractmethod
-    def hash_inputs(self, arguments: Iterable[Any]) -> int:
+    def hash_inputs(self, _arguments: Iterable[Any]) -> int:
         """What a model is called with, as a number of 64 bits; 0 for unknown."""
+        return 0
 
-    @property
-    @abc.abstractmethod
-    def supports_accelerator(self) -> bool:
-        """Whether this build of the framework can use a GPU."""
-
-    @abc.abstractmethod
     def find_accelerator(self) -> Optional[Accelerator]:
         """The device in use. None while the process has not used one; asking does not initialize it."""
+        return None

@@ -17,13 +17,6 @@ class TorchAccelerator(Accelerator):
         self._cuda = cuda
         self._start_bytes = cuda.memory_allocated()
 
-    @classmethod
-    def find(cls, torch: Any) -> "Optional[TorchAccelerator]":
-        cuda = getattr(torch, "cuda", None)
-        if cuda is None or not cuda.is_available() or not cuda.is_initialized():
-            return None
-        return cls(cuda)
-
     def before_boundary(self) -> None:
         self._cuda.synchronize()
         live_bytes = self._cuda.memory_allocated()

@@ -17,6 +17,7 @@ class TorchAdaptor(FrameworkAdaptor):
 
     def __init__(self, framework: ModuleType) -> None:
         self._torch: Any = framework
+        self.supports_accelerator = self._torch.version.cuda is not None
 
     def install_hooks(self, watch: "Watch") -> None:
         hooks.install(self._torch, watch)
@@ -30,9 +31,7 @@ class TorchAdaptor(FrameworkAdaptor):
     def hash_inputs(self, arguments: Iterable[Any]) -> int:
         return shapes.hash_inputs(arguments)
 
-    @property
-    def supports_accelerator(self) -> bool:
-        return self._torch.version.cuda is not None
-
     def find_accelerator(self) -> Optional[TorchAccelerator]:
-        return TorchAccelerator.find(self._torch)
+        cuda = getattr(self._torch, "cuda", None)
+        is_used = cuda is not None and cuda.is_available() and cuda.is_initialized()
+        return TorchAccelerator(cuda) if is_used else None

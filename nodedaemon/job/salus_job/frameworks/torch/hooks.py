@@ -8,6 +8,7 @@ Each event goes first to the follower, which completes the expected ones in C, a
 """
 
 import functools
+import importlib
 import os
 from types import CodeType
 from typing import Any, Callable, List, Mapping, Tuple
@@ -21,7 +22,7 @@ COMPILING = "_is_compiling_flag"
 def install(torch: Any, watch: Watch) -> None:
     wrappers = [
         *_wrap_modules(torch, watch),
-        *_wrap_loader(watch),
+        *_wrap_loader(torch, watch),
         *_wrap_backward(torch, watch),
         *_hook_optimizers(torch, watch),
     ]
@@ -68,64 +69,44 @@ def _wrap_modules(torch: Any, watch: Watch) -> List[CodeType]:
     return _codes(call)
 
 
-def _wrap_loader(watch: Watch) -> List[CodeType]:
-    from torch.utils.data import dataloader
-
-    iterator_type: Any = dataloader._BaseDataLoaderIter
-    plain = iterator_type.__next__
-    follow_entered, follow_left = watch.follower.loader_entered, watch.follower.loader_left
-
-    @functools.wraps(plain)
-    def load(iterator: Any) -> Any:
-        if not follow_entered() and not watch.on_loader_entered():
-            return plain(iterator)
-        try:
-            return plain(iterator)
-        finally:
-            if not follow_left():
-                watch.on_loader_left()
-
-    iterator_type.__next__ = load
+def _wrap_loader(torch: Any, watch: Watch) -> List[CodeType]:
+    iterator_type: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
+    iterator_type.__next__ = _report_call(torch, watch, "loader", iterator_type.__next__)
     # Older releases have a second name for it, which `for` calls.
     if hasattr(iterator_type, "next"):
-        iterator_type.next = load
-    return _codes(load)
+        iterator_type.next = iterator_type.__next__
+    return _codes(iterator_type.__next__)
 
 
 def _wrap_backward(torch: Any, watch: Watch) -> List[CodeType]:
-    is_traced, compiler = _compiling_test(torch)
-    follow_entered, follow_left = watch.follower.backward_entered, watch.follower.backward_left
-
-    def wrap(plain: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)
-        def propagate(*args: Any, **kwargs: Any) -> Any:
-            if is_traced() or compiler[COMPILING]:
-                return plain(*args, **kwargs)
-            if not follow_entered() and not watch.on_backward_entered():
-                return plain(*args, **kwargs)
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                if not follow_left():
-                    watch.on_backward_left()
-
-        return propagate
-
-    torch.autograd.backward = wrap(torch.autograd.backward)
-    torch.autograd.grad = wrap(torch.autograd.grad)
+    torch.autograd.backward = _report_call(torch, watch, "backward", torch.autograd.backward)
+    torch.autograd.grad = _report_call(torch, watch, "backward", torch.autograd.grad)
     return _codes(torch.autograd.backward)
+
+
+def _report_call(torch: Any, watch: Watch, event: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function: report that it was entered and left."""
+    is_traced, compiler = _compiling_test(torch)
+    follow_entered, follow_left = (getattr(watch.follower, event + end) for end in ("_entered", "_left"))
+    on_entered, on_left = (getattr(watch, "on_" + event + end) for end in ("_entered", "_left"))
+
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_traced() or compiler[COMPILING] or not (follow_entered() or on_entered()):
+            return plain(*args, **kwargs)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            if not follow_left():
+                on_left()
+
+    return call
 
 
 def _hook_optimizers(torch: Any, watch: Watch) -> List[CodeType]:
     # Not reachable as an attribute of torch.optim.
-    from torch.optim.optimizer import (
-        Optimizer,
-        register_optimizer_step_post_hook,
-        register_optimizer_step_pre_hook,
-    )
-
-    optimizer_type: Any = Optimizer
-    plain = optimizer_type.__init__
+    optimizers: Any = importlib.import_module("torch.optim.optimizer")
+    plain = optimizers.Optimizer.__init__
     is_traced, compiler = _compiling_test(torch)
     follow_entered, follow_left = watch.follower.step_entered, watch.follower.step_left
 
@@ -142,9 +123,9 @@ def _hook_optimizers(torch: Any, watch: Watch) -> List[CodeType]:
         if not (is_traced() or compiler[COMPILING] or follow_left(optimizer)):
             watch.on_step_left(optimizer)
 
-    optimizer_type.__init__ = make
-    register_optimizer_step_pre_hook(enter)
-    register_optimizer_step_post_hook(leave)
+    optimizers.Optimizer.__init__ = make
+    optimizers.register_optimizer_step_pre_hook(enter)
+    optimizers.register_optimizer_step_post_hook(leave)
     return _codes(make, enter, leave)
 
 
