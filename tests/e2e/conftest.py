@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a directory that other users may enter, and one cluster for most."""
+"""Fixtures of the end-to-end tests: a directory that other users can enter, and a cluster that most tests share."""
 
 import os
 import shutil

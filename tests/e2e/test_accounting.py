@@ -22,7 +22,7 @@ S = 1_000_000_000
 
 @pytest.fixture(scope="module")
 def sacct_table(cluster):
-    """A completed, a cancelled, a requeued, a suspended job, one past its limit and an array, all over, by sacct."""
+    """Ended jobs in sacct: completed, cancelled, requeued, suspended, timed out, and an array."""
     from tests.support.lab import Lab
 
     lab = Lab(cluster)

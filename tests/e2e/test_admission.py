@@ -24,7 +24,7 @@ KNOWN_MIB, KNOWN_SHARDS = 260, 18
 
 
 def known_job(lab, name, persistent_mib=KNOWN_MIB, ephemeral_mib=100):
-    """Script whose signature has a profile."""
+    """A script whose signature has a profile."""
     script = lab.script(name, SLEEP, f": {name}")
     probe = lab.sbatch("-H", "--gres=salus:1", script)
     signature = lab.segment(probe).signature
@@ -184,7 +184,7 @@ def test_only_root_and_slurm_user_may_submit_to_the_service(lab):
 
 
 def ask_tcp(lab, request, user, credential=None):
-    """One question over TCP with the user's own credential."""
+    """Send one request over TCP with the user's own credential."""
     if credential is None:
         made = lab.run("munge", f"--socket={lab.cluster.plan.munge_socket}", "--string", digest(request), user=user)
         credential = made.stdout.strip()

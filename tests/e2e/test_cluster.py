@@ -1,4 +1,4 @@
-"""The private cluster itself: starts whole, runs beside another, and leaves nothing behind however it ends."""
+"""The private cluster: it starts completely or not at all, runs beside another, and leaves nothing behind."""
 
 import os
 import signal

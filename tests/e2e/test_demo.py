@@ -1,4 +1,4 @@
-"""`salus demo` ends cleanly wherever it is interrupted, also from a place that the cluster's users may not enter."""
+"""`salus demo` ends cleanly wherever it is interrupted, even in a directory that the cluster's users cannot enter."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(SLURM_ROOT is not None, reason="another root fil
 
 @pytest.fixture
 def closed_tree():
-    """A copy of ours that only root may enter, as a clone in a home directory is."""
+    """A copy of our tree that only root can enter, like a clone in a home directory."""
     place = Path(tempfile.mkdtemp(prefix="salus-closed-"))
     for part in PARTS:
         source, target = ROOT / part, place / "salus" / part

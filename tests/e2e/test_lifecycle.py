@@ -1,4 +1,4 @@
-"""A job's life as salusd of its node sees it, on real Slurm: none lost, none counted twice, nothing drains a node."""
+"""Jobs on real Slurm, from start to end in salusd: none is lost or counted twice, and no fault drains a node."""
 
 import asyncio
 import signal
@@ -58,7 +58,7 @@ def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
 
 
 def requeue(lab, job):
-    """Put a job back and let it start again, sooner than Slurm would."""
+    """Requeue a job and let it start again, sooner than Slurm would."""
     lab.ask("scontrol", "requeue", job)
     wait_released(lab, job)
     lab.wait_state(job, "PENDING")
@@ -75,7 +75,7 @@ def test_requeue_ends_the_earlier_run_and_counts_once(lab):
 
 
 def test_a_job_that_starts_again_without_a_prolog_is_taken_up(lab):
-    """slurmd leaves the Prolog out of jobs that it remembers, now and then; here it always does."""
+    """Make slurmd always skip the Prolog of a job that it remembers, as it sometimes does."""
     job = start(lab)
     script = lab.cluster.plan.path("etc", "prolog")
     text = script.read_text()
@@ -103,7 +103,7 @@ def test_suspend_and_resume_keep_the_charge(lab):
 
 
 def test_slurm_adds_waited_minutes_to_a_time_limit_as_salusd_asks_for_it(lab, monkeypatch):
-    """ExtendTime's last step, on real Slurm; how minutes are earned is in unit/service/test_timelimits.py."""
+    """The last step of ExtendTime, on real Slurm. unit/service tests how a job earns its minutes."""
     plan = lab.cluster.plan
     for name, value in plan.environment().items():
         monkeypatch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""salus-admitd down, hung and restarted: sbatch answers in time, slurmctld is held up no longer, nothing fails open."""
+"""salus-admitd down, hung and restarted: sbatch answers in time, slurmctld is not blocked, and every job is charged."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def timed_sbatch(lab, *argv):
 
 
 class PluginLog:
-    """What job_submit.lua writes into slurmctld's log from now on."""
+    """The lines that job_submit.lua writes to slurmctld's log from now on."""
 
     def __init__(self, lab):
         self.path = lab.cluster.plan.path("log", "slurmctld.log")
@@ -39,12 +39,12 @@ class PluginLog:
             return log.read().decode(errors="replace")
 
     def seconds(self):
-        """How long each ask without an answer has held slurmctld up, by its own clock."""
+        """How long each unanswered request delayed slurmctld, by its own clock."""
         return [float(found) for found in re.findall(r"salus-admitd: \S.* after (\d+\.\d+) s", self.text())]
 
 
 class Pings:
-    """Asks slurmctld for other things meanwhile, and keeps how long each took."""
+    """Sends other requests to slurmctld meanwhile, and records how long each took."""
 
     QUESTIONS = (("scontrol", "ping"), ("squeue", "-h"), ("sinfo", "-h"))
 
@@ -124,7 +124,7 @@ def test_a_hung_service_delays_a_submit_by_half_a_second_and_soon_not_at_all(lab
 
 
 def test_many_submits_at_once_hold_slurmctld_up_hardly_longer_than_one(lab):
-    """Three of eight ask, the second and third briefly, and the rest are answered without asking."""
+    """Three of eight jobs send a request, two of them with a short deadline; the others are decided without one."""
     argv = ["sbatch", "-H", *SHARED]
     log = PluginLog(lab)
     with hung_admitd(lab), contextlib.ExitStack() as ended:

@@ -1,4 +1,4 @@
-"""A changed salus.conf is taken by running daemons, by SIGHUP and by `salus reload`; a wrong one changes nothing."""
+"""Running daemons reload salus.conf on SIGHUP and `salus reload`; an invalid file changes nothing."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ UNKNOWN = ("-H", "--gres=salus:1", "--wrap", "exec sleep 302")
 
 @pytest.fixture
 def conf(lab):
-    """Writes the cluster's salus.conf with more lines; all daemons have the usual one again afterwards."""
+    """Adds lines to the cluster's salus.conf; afterwards all daemons reload the original."""
     path = lab.cluster.plan.salus_conf
     usual = path.read_text()
 

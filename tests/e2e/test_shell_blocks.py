@@ -1,4 +1,4 @@
-"""What README and the guides tell their readers to type runs, in order, under an ordinary account of a cluster."""
+"""The shell commands in README and the guides run, in order, as an ordinary user of a cluster."""
 
 import json
 import pwd

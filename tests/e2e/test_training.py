@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(SLURM_ROOT is not None, reason="another root fil
 
 @pytest.fixture(scope="module")
 def training(cluster):
-    """Options by which a job finds examples and a Python that its user may run."""
+    """The options that give a job the examples and a Python that its user can run."""
     folder = cluster.plan.path("work", "examples")
     if not folder.exists():
         shutil.copytree(ROOT / "examples", folder)
@@ -32,7 +32,7 @@ def training(cluster):
 
 @pytest.fixture(scope="module", autouse=True)
 def put_back(cluster, training):
-    """An unknown job under UnknownJob=requeue, started before the other tests: Slurm takes its time to put it back."""
+    """An unknown job under UnknownJob=requeue, started before the other tests: Slurm requeues it only after a while."""
     lab = Lab(cluster)
     job = lab.sbatch(
         training, "-p", "back", "--nodelist=node2", "--open-mode=append", "--salus-profile=put-back",
@@ -58,7 +58,7 @@ def wait_done(lab, job, output):
 
 
 def wait_trains(lab, job, output):
-    """Until its process is connected and has done iterations."""
+    """Wait until the job's process is connected and has run iterations."""
     wait_for(lambda: output.exists() and "iteration 5/" in output.read_text(), f"job {job} to train", 60)
     (session,) = [row for row in lab.sessions(job) if row["is_connected"]]
     return session
@@ -93,7 +93,7 @@ def test_the_first_run_is_measured_four_share_a_device_and_the_fifth_opens_the_n
 
 
 def lane_inodes(pid):
-    """Lane memory that a process has mapped."""
+    """The lane memory that a process has mapped."""
     lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     return {line[4] for line in lines if len(line) > 5 and line[5].startswith("/memfd:salus-lane")}
 
@@ -209,7 +209,7 @@ def test_a_notebook_in_an_allocation_idles_and_nobody_waits_for_it(lab, training
 
 
 def is_served(lab, job):
-    """Whether its process is connected to a salusd, or it is over."""
+    """Whether the job's process is connected to a salusd, or the job has ended."""
     return lab.state(job) == "COMPLETED" or any(row["is_connected"] for row in lab.sessions(job))
 
 

@@ -70,7 +70,7 @@ def main():
     for _ in range(2):
         iterate()
     session = process.current_watch().session
-    session.reset_figures()
+    session._library.salus_counters_reset()
     for _ in range(ITERATIONS):
         iterate()
     figures = session.figures()

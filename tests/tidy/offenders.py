@@ -17,7 +17,6 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/unit",
     },
     "wide_markdown": {
-        "docs/adr",
         "docs/policies.md",
     },
     "banned_phrases": {

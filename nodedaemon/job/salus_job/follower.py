@@ -37,10 +37,6 @@ class MethodDefinition(ctypes.Structure):
     ]
 
 
-def _not_expected(*_: Any) -> bool:
-    return False
-
-
 class LoopFollower:
     """Each callable returns True if the event was expected and is complete; otherwise the watch handles the event."""
 
@@ -145,7 +141,7 @@ def _address(function: Any) -> Any:
 
 def _built_in(library: Any, event: str, flags: int) -> Callable[..., bool]:
     if library is None:
-        return _not_expected
+        return lambda *_: False
     name = "salus_follow_" + event
     definition = MethodDefinition(name.encode(), _address(getattr(library, name)), flags, None)
     _definitions.append(definition)

@@ -27,7 +27,6 @@ class JobSession:
         # Why libsalus cannot place the framework's blocks.
         self.hook_problem = ""
         self.is_refused = False
-        self.is_gated = False
         self.rule = ""
         self.cap_bytes = 0
 
@@ -96,7 +95,6 @@ class JobSession:
         self.is_refused = answer == -errno.EACCES
         if answer not in (0, -errno.EALREADY):
             return self.reason() or os.strerror(-answer)
-        self.is_gated = bool(view.is_gated)
         self.rule = view.rule.decode("ascii", "replace")
         self.cap_bytes = view.persistent_bytes + view.ephemeral_bytes if view.persistent_bytes else 0
         return ""
@@ -127,10 +125,6 @@ class JobSession:
             if ranges is not None:
                 blocks = [block for live in ranges.values() for block in live]
                 library.salus_cuda_live(_to_array(ranges), len(ranges), _to_array(blocks), len(blocks))
-
-    def reset_figures(self) -> None:
-        """Start the running maxima again."""
-        self._library.salus_counters_reset()
 
     def fault(self, text: str) -> None:
         self._library.salus_fault(text.encode("utf-8", "replace")[: layouts.TEXT_BYTES - 1])

@@ -49,8 +49,7 @@ class StepCycle:
             is_repeated = len(self._history) % length == 0 and block == self._history[-2 * length : -length]
             if is_repeated and needed <= set(block):
                 self.cycle = self.last_cycle = block
-                self._matched, self._is_exact = 0, True
-                self._missed = []
+                self._matched, self._is_exact, self._missed = 0, True, []
                 return
         if len(self._history) >= 2 * CYCLE_LENGTH_MAX:
             del self._history[:CYCLE_LENGTH_MAX]
