@@ -1,4 +1,4 @@
-"""What admins do to a running salusd: `salus policy set`, `salus reload`, `salus drain`, `salus resume`."""
+"""Commands with which admins change a running salusd: `salus policy set`, `salus reload`, `salus drain`, `salus resume`."""
 
 from typing import Annotated
 
@@ -29,7 +29,7 @@ def set_policy(
     device: Annotated[str, typer.Option(help="Only this device: index, name or uuid.")] = "",
     json: Json = False,
 ) -> None:
-    """Change the policy at once; running iterations end as they began. A reload of the configuration undoes it."""
+    """Change the policy now. Running iterations are not interrupted. A reload of the configuration undoes the change."""
     answer = connect(context).ask("policy_set", policy=name, device=device)
     if json:
         write_json(answer)
@@ -38,7 +38,7 @@ def set_policy(
 
 
 def reload(context: typer.Context, json: Json = False) -> None:
-    """Read the configuration anew. A file with findings is refused, and the old configuration stays in force."""
+    """Read the configuration again. A file with findings is rejected, and the old configuration stays in force."""
     answer = connect(context).ask("reload")
     if json:
         write_json(answer)
@@ -51,12 +51,12 @@ def drain(
     device: DeviceArgument,
     reason: Annotated[str, typer.Option(help="Shown to users who wait.")] = "",
 ) -> None:
-    """Let no further session onto a device; those that are there go on."""
+    """Admit no more sessions to a device. Sessions that are already there continue."""
     connect(context).ask("drain", device=device, reason=reason)
     print(f"device {device} drained")
 
 
 def resume(context: typer.Context, device: DeviceArgument) -> None:
-    """Let sessions onto a drained device again."""
+    """Admit sessions to a drained device again."""
     connect(context).ask("resume", device=device)
     print(f"device {device} resumed")

@@ -63,7 +63,7 @@ def check(
         print(f"{path}: ok, {count} values set in {len(loaded.records)} records and {len(loaded.files)} files")
     else:
         print(loaded)
-        print(f"salus: config check: {path}: {len(findings)} findings; mend them all", file=sys.stderr)
+        print(f"salus: config check: {path}: {len(findings)} findings; fix all of them", file=sys.stderr)
     if findings:
         raise typer.Exit(ExitCode.FAILED)
 

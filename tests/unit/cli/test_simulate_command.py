@@ -92,7 +92,7 @@ def test_a_sacct_file_is_read(salus, tmp_path):
         (("-w", "paper", "--from-sacct", "x"), "only one of them"),
         (("-w", "papers"), "no built-in workload of that name"),
         (("-w", "none.csv"), "No such file"),
-        (("-w", "switch", "-p", "fare"), "not known"),
+        (("-w", "switch", "-p", "fare"), "unknown"),
         (("-w", "switch", "--gpu-memory", "16X"), "--gpu-memory"),
         (("-w", "switch", "--gpu-memory", "1G"), "jobs fit no device"),
         (("-w", "switch", "--lane-reserve", "some"), "--lane-reserve"),
