@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, String, delete, func, insert, select, update
 
 from accounting.records import DETAIL_LENGTH_MAX, MeasurementRecord, clean_text
 from accounting.storage.catalog import Row, RowCatalog
@@ -62,10 +62,8 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
         """Where the values come from, for `salus profiles show`."""
         if self.is_forgotten:
             return "forgotten: the next run is treated as an unknown job"
-        is_set = (self.persistent_bytes, self.ephemeral_bytes) != (
-            self.measured_persistent_bytes,
-            self.measured_ephemeral_bytes,
-        )
+        measured = (self.measured_persistent_bytes, self.measured_ephemeral_bytes)
+        is_set = (self.persistent_bytes, self.ephemeral_bytes) != measured
         source = "set by hand, never below what was measured" if is_set else "largest measured"
         text = f"{source}; {self.run_count} run{'s' if self.run_count != 1 else ''} measured"
         return f"{text}; stale: {self.stale_reason}" if self.stale_reason else text
@@ -96,20 +94,18 @@ def learn(connection: Connection, cluster_id: int, job_row_id: int, measured: Me
         return
     if not _record_run(connection, row["id"], job_row_id, measured):
         return
+    names = ("persistent_bytes", "ephemeral_bytes")
     changed: Row = {
-        "measured_persistent_bytes": max(row["measured_persistent_bytes"], measured.persistent_bytes),
-        "measured_ephemeral_bytes": max(row["measured_ephemeral_bytes"], measured.ephemeral_bytes),
-        "live_persistent_bytes": max(row["live_persistent_bytes"], measured.live_persistent_bytes),
-        "live_ephemeral_bytes": max(row["live_ephemeral_bytes"], measured.live_ephemeral_bytes),
+        **{name: max(row[name], getattr(measured, name)) for name in names},
+        **{f"measured_{name}": max(row[f"measured_{name}"], getattr(measured, name)) for name in names},
+        **{f"live_{name}": max(row[f"live_{name}"], getattr(measured, f"live_{name}")) for name in names},
         "seen_utc_ns": max(row["seen_utc_ns"], measured.measured_utc_ns),
         "solo_iteration_ns": _solo_iteration_ns(connection, row["id"]),
         "run_count": connection.scalar(select(func.count()).where(RUNS.c.profile_id == row["id"])),
         "is_forgotten": False,
     }
-    changed["persistent_bytes"] = max(row["persistent_bytes"], changed["measured_persistent_bytes"])
-    changed["ephemeral_bytes"] = max(row["ephemeral_bytes"], changed["measured_ephemeral_bytes"])
     cause = _hashes(row, measured, changed)
-    is_new = any(row[name] != changed[name] for name in ("persistent_bytes", "ephemeral_bytes"))
+    is_new = any(row[name] != changed[name] for name in names)
     if is_new or cause != "measured" or row["version"] == 0:
         detail = f"job {measured.job.job_id}" + (f": {measured.stale_reason}" if measured.stale_reason else "")
         _add_version(connection, row, changed, measured.measured_utc_ns, "salus", cause, detail)
@@ -160,15 +156,8 @@ def list_profiles(
 def find_profile(database: Database, key: ProfileKey) -> ProfileView | None:
     """The profile that admission uses for `key`; None for an unknown job."""
     operator = Viewer(uid=0, user="root", is_operator=True)
-    found = list_profiles(
-        database,
-        operator,
-        cluster=key.cluster,
-        users=[key.user],
-        signature=key.signature,
-        device_model=key.device_model,
-    )
-    return found[0] if found else None
+    found = list_profiles(database, operator, cluster=key.cluster, users=[key.user], signature=key.signature)
+    return next((profile for profile in found if profile.key == key), None)
 
 
 def set_profile(
@@ -261,14 +250,9 @@ def describe(key: ProfileKey) -> str:
 
 
 _EMPTY: Row = {
-    "version": 0,
-    **dict.fromkeys(("persistent_bytes", "ephemeral_bytes", "measured_persistent_bytes"), 0),
-    **dict.fromkeys(("measured_ephemeral_bytes", "live_persistent_bytes", "live_ephemeral_bytes"), 0),
-    "solo_iteration_ns": None,
-    **dict.fromkeys(("boundary_rule", "model_hash", "input_hash", "stale_reason"), ""),
-    "run_count": 0,
-    "is_forgotten": False,
-    **dict.fromkeys(("forgotten_utc_ns", "seen_utc_ns", "changed_utc_ns"), 0),
+    column.name: None if column.nullable else "" if isinstance(column.type, String) else column.type.python_type()
+    for column in PROFILES.columns
+    if column.name not in ("id", "cluster_id", "user", "signature", "device_model")
 }
 
 
@@ -342,19 +326,10 @@ def _add_version(
 ) -> None:
     changed["version"] = row["version"] + 1
     changed["changed_utc_ns"] = max(now_utc_ns, row["changed_utc_ns"])
-    connection.execute(
-        insert(VERSIONS).values(
-            profile_id=row["id"],
-            version=changed["version"],
-            persistent_bytes=changed["persistent_bytes"],
-            ephemeral_bytes=changed["ephemeral_bytes"],
-            solo_iteration_ns=changed["solo_iteration_ns"],
-            changed_utc_ns=changed["changed_utc_ns"],
-            changed_by=clean_text(by),
-            cause=cause,
-            detail=clean_text(detail, DETAIL_LENGTH_MAX),
-        )
-    )
+    names = ("version", "persistent_bytes", "ephemeral_bytes", "solo_iteration_ns", "changed_utc_ns")
+    values = {name: changed[name] for name in names} | {"profile_id": row["id"], "cause": cause}
+    values |= {"changed_by": clean_text(by), "detail": clean_text(detail, DETAIL_LENGTH_MAX)}
+    connection.execute(insert(VERSIONS).values(values))
 
 
 def _require_owner(viewer: Viewer, key: ProfileKey) -> None:
@@ -364,12 +339,9 @@ def _require_owner(viewer: Viewer, key: ProfileKey) -> None:
 
 def _require_measured(row: Row, key: ProfileKey, persistent_bytes: int, ephemeral_bytes: int) -> None:
     too_low = [
-        f"{kind} {value} bytes is below the measured {row[name]}"
-        for kind, value, name in (
-            ("persistent", persistent_bytes, "measured_persistent_bytes"),
-            ("ephemeral", ephemeral_bytes, "measured_ephemeral_bytes"),
-        )
-        if value < row[name]
+        f"{kind} {value} bytes is below the measured {row[f'measured_{kind}_bytes']}"
+        for kind, value in (("persistent", persistent_bytes), ("ephemeral", ephemeral_bytes))
+        if value < row[f"measured_{kind}_bytes"]
     ]
     if too_low:
         raise RequestError(

@@ -55,26 +55,34 @@ class AskProfiles(_Question, frozen=True, kw_only=True, tag="profiles"):
     cluster: str | None = None
 
 
-class AskProfileSet(_Question, frozen=True, kw_only=True, tag="profile_set"):
-    """-> ProfileView. Without a user, it is the viewer's own profile."""
+class _ProfileQuestion(_Question, frozen=True, kw_only=True):
+    """Without a user, it is about the viewer's own profile."""
 
     cluster: Name
     user: str = ""
     signature: Name
     device_model: Name
+
+    def key(self, viewer: Viewer) -> ProfileKey:
+        return ProfileKey(
+            cluster=self.cluster,
+            user=self.user or viewer.user,
+            signature=self.signature,
+            device_model=self.device_model,
+        )
+
+
+class AskProfileSet(_ProfileQuestion, frozen=True, kw_only=True, tag="profile_set"):
+    """-> ProfileView"""
+
     persistent_bytes: Whole
     ephemeral_bytes: Whole
     solo_iteration_ns: Whole | None = None
     is_import: bool = False
 
 
-class AskProfileForget(_Question, frozen=True, kw_only=True, tag="profile_forget"):
+class AskProfileForget(_ProfileQuestion, frozen=True, kw_only=True, tag="profile_forget"):
     """-> True"""
-
-    cluster: Name
-    user: str = ""
-    signature: Name
-    device_model: Name
 
 
 class AskProfileHistory(_Question, frozen=True, kw_only=True, tag="profile_history"):
@@ -122,53 +130,30 @@ def read_answer(answer: Any, kind: type[_Answer]) -> _Answer:
 def _answer(
     database: Database, viewer: Viewer, question: Question, now_utc_ns: int, on_step: Callable[[str], None] | None
 ) -> object:
+    # The fields of a question have the names of the parameters of the function that answers it.
+    fields = msgspec.structs.asdict(question)
     match question:
         case AskReport():
-            return report.make_report(
-                database,
-                viewer,
-                question.kind,
-                question.selection,
-                now_utc_ns=now_utc_ns,
-                with_sessions=question.with_sessions,
-                is_tree=question.is_tree,
-                on_step=on_step,
-            )
+            return report.make_report(database, viewer, **fields, now_utc_ns=now_utc_ns, on_step=on_step)
         case AskFigures():
-            return charts.make_charts(database, viewer, question.selection, now_utc_ns=now_utc_ns, on_step=on_step)
+            return charts.make_charts(database, viewer, **fields, now_utc_ns=now_utc_ns, on_step=on_step)
         case AskJob():
-            return job_page.job_pages(database, viewer, question.job, now_utc_ns=now_utc_ns, clusters=question.clusters)
+            return job_page.job_pages(database, viewer, **fields, now_utc_ns=now_utc_ns)
         case AskProfiles():
-            return profiles.list_profiles(
-                database,
-                viewer,
-                cluster=question.cluster,
-                users=question.users,
-                signature=question.signature,
-                device_model=question.device_model,
-            )
+            return profiles.list_profiles(database, viewer, **fields)
         case AskProfileHistory():
-            return profiles.list_changes(database, viewer, signature=question.signature, users=question.users)
+            return profiles.list_changes(database, viewer, **fields)
         case AskProfileForget():
-            profiles.forget_profile(database, viewer, _key(question, viewer), now_utc_ns=now_utc_ns)
+            profiles.forget_profile(database, viewer, question.key(viewer), now_utc_ns=now_utc_ns)
             return True
         case AskProfileSet():
             return profiles.set_profile(
                 database,
                 viewer,
-                _key(question, viewer),
+                question.key(viewer),
                 persistent_bytes=question.persistent_bytes,
                 ephemeral_bytes=question.ephemeral_bytes,
                 solo_iteration_ns=question.solo_iteration_ns,
                 now_utc_ns=now_utc_ns,
                 cause="imported" if question.is_import else "set",
             )
-
-
-def _key(question: AskProfileSet | AskProfileForget, viewer: Viewer) -> ProfileKey:
-    return ProfileKey(
-        cluster=question.cluster,
-        user=question.user or viewer.user,
-        signature=question.signature,
-        device_model=question.device_model,
-    )

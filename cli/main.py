@@ -6,7 +6,11 @@ Commands import slow libraries (SQLAlchemy, plotly, torch) inside their function
 import sys
 
 from cli import entry
-from cli.node import doctor, policy, run, status, top
+from cli.node import policy
+from cli.node.doctor import doctor
+from cli.node.run import run
+from cli.node.status import status, why
+from cli.node.top import top
 from cli.simulation.simulate import EPILOG as SIMULATE_EPILOG
 from cli.simulation.simulate import simulate
 from cli.site.cluster import app as cluster
@@ -17,10 +21,10 @@ from cli.site.slurm_config import print_gres, write_lua
 
 app = entry.new_program("salus", "Several deep-learning jobs share one GPU, safely and fairly, under Slurm.")
 
-
-for command in (run, status, top, policy, doctor):
-    command.register(app)
-app.command("demo")(demo)
+app.command(context_settings={"ignore_unknown_options": True})(run)
+for command in (status, why, top, policy.reload, policy.drain, policy.resume, doctor, demo):
+    app.command()(command)
+app.add_typer(policy.policies, name="policy")
 app.add_typer(cluster, name="cluster")
 config.command("lua")(write_lua)
 config.command("gres")(print_gres)

@@ -213,30 +213,25 @@ static nvml_result answer(nvml_device handle, unsigned int *out, unsigned int va
     return rc;
 }
 
-EXPORT nvml_result nvmlDeviceGetPerformanceState(nvml_device handle, unsigned int *state)
-{
-    return answer(handle, state, 0);
-}
+/* Facts that are the same for every emulated device. */
+#define ANSWER_CONSTANT(name, value) \
+    EXPORT nvml_result name(nvml_device handle, unsigned int *out) \
+    { \
+        return answer(handle, out, value); \
+    }
 
-EXPORT nvml_result nvmlDeviceGetComputeMode(nvml_device handle, unsigned int *mode)
-{
-    return answer(handle, mode, 0);
-}
-
-EXPORT nvml_result nvmlDeviceGetPersistenceMode(nvml_device handle, unsigned int *mode)
-{
-    return answer(handle, mode, 1);
-}
-
-EXPORT nvml_result nvmlDeviceGetDisplayMode(nvml_device handle, unsigned int *mode)
-{
-    return answer(handle, mode, 0);
-}
-
-EXPORT nvml_result nvmlDeviceGetDisplayActive(nvml_device handle, unsigned int *mode)
-{
-    return answer(handle, mode, 0);
-}
+ANSWER_CONSTANT(nvmlDeviceGetPerformanceState, 0)
+ANSWER_CONSTANT(nvmlDeviceGetComputeMode, 0)
+ANSWER_CONSTANT(nvmlDeviceGetPersistenceMode, 1)
+ANSWER_CONSTANT(nvmlDeviceGetDisplayMode, 0)
+ANSWER_CONSTANT(nvmlDeviceGetDisplayActive, 0)
+ANSWER_CONSTANT(nvmlDeviceGetMultiGpuBoard, 0)
+ANSWER_CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, 4)
+ANSWER_CONSTANT(nvmlDeviceGetCurrPcieLinkWidth, 16)
+ANSWER_CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, 4)
+ANSWER_CONSTANT(nvmlDeviceGetMaxPcieLinkWidth, 16)
+ANSWER_CONSTANT(nvmlDeviceGetMaxMigDeviceCount, 0)
+ANSWER_CONSTANT(nvmlDeviceIsMigDeviceHandle, 0)
 
 EXPORT nvml_result nvmlDeviceGetBoardId(nvml_device handle, unsigned int *board)
 {
@@ -245,31 +240,6 @@ EXPORT nvml_result nvmlDeviceGetBoardId(nvml_device handle, unsigned int *board)
     if (!rc)
         *board = 0x100 + device;
     return rc;
-}
-
-EXPORT nvml_result nvmlDeviceGetMultiGpuBoard(nvml_device handle, unsigned int *is_multi)
-{
-    return answer(handle, is_multi, 0);
-}
-
-EXPORT nvml_result nvmlDeviceGetCurrPcieLinkGeneration(nvml_device handle, unsigned int *generation)
-{
-    return answer(handle, generation, 4);
-}
-
-EXPORT nvml_result nvmlDeviceGetCurrPcieLinkWidth(nvml_device handle, unsigned int *width)
-{
-    return answer(handle, width, 16);
-}
-
-EXPORT nvml_result nvmlDeviceGetMaxPcieLinkGeneration(nvml_device handle, unsigned int *generation)
-{
-    return answer(handle, generation, 4);
-}
-
-EXPORT nvml_result nvmlDeviceGetMaxPcieLinkWidth(nvml_device handle, unsigned int *width)
-{
-    return answer(handle, width, 16);
 }
 
 EXPORT nvml_result nvmlDeviceGetPcieThroughput(nvml_device handle, int counter,
@@ -330,16 +300,6 @@ EXPORT nvml_result nvmlDeviceGetMigMode(nvml_device handle, unsigned int *curren
         return rc;
     *current = *pending = 0;
     return card->has_mig ? NVML_OK : NVML_NOT_SUPPORTED;
-}
-
-EXPORT nvml_result nvmlDeviceGetMaxMigDeviceCount(nvml_device handle, unsigned int *count)
-{
-    return answer(handle, count, 0);
-}
-
-EXPORT nvml_result nvmlDeviceIsMigDeviceHandle(nvml_device handle, unsigned int *is_mig)
-{
-    return answer(handle, is_mig, 0);
 }
 
 /* Fields by number: 1 ECC mode, 82 memory temperature, 185 and 186 power. */

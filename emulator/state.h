@@ -180,7 +180,7 @@ extern const struct emu_profile emu_profiles[];
 extern const uint32_t emu_profile_count;
 const struct emu_profile *emu_profile_of(uint32_t device);
 
-/* state.c: 0, or a negative errno. The mapping is made once a process. */
+/* state.c: 0, or a negative errno. Each process maps the file once. */
 int emu_open(void);
 int emu_create(const char *path, const char *devices);
 const char *emu_path(void);

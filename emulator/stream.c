@@ -140,50 +140,22 @@ EXPORT CUresult cuStreamQuery(CUstream handle)
     return rc ? rc : op_query(stream, op_queued(stream));
 }
 
-EXPORT CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-    struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc)
-        *priority = stream->priority;
-    return rc;
-}
+/* Properties of a stream that a query only reads. */
+#define STREAM_PROPERTY(name, type, value) \
+    EXPORT CUresult name(CUstream handle, type *out) \
+    { \
+        struct emu_stream *stream; \
+        CUresult rc = find(handle, &stream); \
+        if (!rc) \
+            *out = value; \
+        return rc; \
+    }
 
-EXPORT CUresult cuStreamGetFlags(CUstream handle, unsigned int *flags)
-{
-    struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc)
-        *flags = stream->flags;
-    return rc;
-}
-
-EXPORT CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-    struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc)
-        *id = stream->id;
-    return rc;
-}
-
-EXPORT CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
-{
-    struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc)
-        *context = stream->context;
-    return rc;
-}
-
-EXPORT CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-    struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc)
-        *device = (CUdevice)stream->context->device;
-    return rc;
-}
+STREAM_PROPERTY(cuStreamGetPriority, int, stream->priority)
+STREAM_PROPERTY(cuStreamGetFlags, unsigned int, stream->flags)
+STREAM_PROPERTY(cuStreamGetId, unsigned long long, stream->id)
+STREAM_PROPERTY(cuStreamGetCtx, CUcontext, stream->context)
+STREAM_PROPERTY(cuStreamGetDevice, CUdevice, (CUdevice)stream->context->device)
 
 static CUresult queue_call(CUstream handle, struct emu_op *op)
 {

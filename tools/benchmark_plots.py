@@ -118,15 +118,15 @@ def sidebyside_ends():
         for name, colour in zip(CONFIGURATIONS, COLOURS, strict=True)
         if name in ("gpu", "gpu-shortest", "shard", "srtf", "fair") and name in found
     }
-    return steps("How many jobs took at most so long (last run)", "seconds from submit to end", "jobs", curves).done()
+    return steps("Completed jobs by completion time (last run)", "seconds from submit to end", "jobs", curves).done()
 
 
 def sidebyside_simulated():
     found = look_up("sidebyside.median.prediction")
     groups = {}
-    for name, told in found.items():
-        values = [(told["real_s"], COLOURS[4]), (told["history"]["average_s"], COLOURS[2]),
-                  (told["replay"]["average_s"], COLOURS[3])]  # fmt: skip
+    for name, figures in found.items():
+        values = [(figures["real_s"], COLOURS[4]), (figures["history"]["average_s"], COLOURS[2]),
+                  (figures["replay"]["average_s"], COLOURS[3])]  # fmt: skip
         groups[name] = [(value, value, value, colour, f"{value:.0f}") for value, colour in values]
     title = "Average completion: real (blue), from history (brown), replayed (light blue)"
     return bars(title, "seconds from submit to end", groups).done()
@@ -147,8 +147,8 @@ def inference_latency():
         ("alone", "alone, by Salus"),
         ("together", "all on one device"),
     ):
-        told = found[key]
-        groups[name] = [(told[word], told[word], told[word], colour, f"{word[:3]} {told[word]:.0f} ms")
+        figures = found[key]
+        groups[name] = [(figures[word], figures[word], figures[word], colour, f"{word[:3]} {figures[word]:.0f} ms")
                         for word, colour in (("p50_ms", COLOURS[3]), ("p99_ms", COLOURS[4]))]  # fmt: skip
     return bars("Latency of requests to the model servers", "milliseconds", groups).done()
 

@@ -77,8 +77,7 @@ def parse(*paths: str) -> CHeader:
     ):
         sentences = " ".join(line.strip(" *") for line in comment.splitlines()).strip()
         if keyword == "enum":
-            members = {member: int(value) for member, value in re.findall(r"(SALUS_\w+) = (\d+)", body)}
-            header.enums.append(CBlock(name, sentences, members=members))
+            header.enums.append(CBlock(name, sentences, members=dict(_members(_without_comments(body)))))
         else:
             header.structs.append(CBlock(name, sentences, fields=list(_fields(_without_comments(body), constants))))
     for result, name, arguments in re.findall(r"^SALUS_API ([^;{]*?)\b(salus_\w+)\(([^;]*?)\);", text, re.MULTILINE):
@@ -89,6 +88,14 @@ def parse(*paths: str) -> CHeader:
 
 def _without_comments(text: str) -> str:
     return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def _members(body: str) -> Iterator[tuple[str, int]]:
+    for entry in filter(None, (part.strip() for part in body.split(","))):
+        found = re.fullmatch(r"(SALUS_\w+)\s*=\s*(\d+)", entry)
+        if found is None:
+            raise ValueError(f"enum: {entry}: give each member a number")
+        yield found.group(1), int(found.group(2))
 
 
 def _fields(body: str, constants: dict[str, int]) -> Iterator[CField]:

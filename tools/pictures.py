@@ -55,7 +55,7 @@ def page(width, height, title, parts):
 
 
 def draw_turns():
-    """One panel a policy: a row for each job, a bar for each turn, a line from its submission to its end."""
+    """One panel per policy: a row for each job, a bar for each turn, a line from its submission to its end."""
     left, scale, row, width = 150, 24.0, 20, 900
     panels = [("gres/gpu", turns_of(alone(JOBS), "fifo")), *((name, turns_of(JOBS, name)) for name in POLICIES)]
     parts, y = [], 14

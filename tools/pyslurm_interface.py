@@ -50,7 +50,7 @@ def read_distribution(path):
     return found
 
 
-def missing(told):
+def missing(offered):
     """What the back end reads and this interface lacks."""
     used = {
         "Job": backend.JOB_ATTRIBUTES,
@@ -60,7 +60,7 @@ def missing(told):
         "errors": ("PyslurmError",),
     }
     return sorted(
-        f"{name}.{one}" for name, wanted in used.items() for one in set(wanted) - set(told["classes"].get(name, ()))
+        f"{name}.{one}" for name, wanted in used.items() for one in set(wanted) - set(offered["classes"].get(name, ()))
     )
 
 

@@ -152,17 +152,14 @@ class JobStore:
 def record_admissions(connection: Connection, catalog: RowCatalog, records: Sequence[AdmissionRecord]) -> None:
     """Store each admission once, with all its reasons. An admission never changes, so a repeated id is ignored."""
     catalog.find_clusters(connection, (record.cluster for record in records))
+    texts = ("user", "account", "partition", "signature", "device_model")
+    others = {column.name for column in ADMISSIONS.columns} - {"id", "cluster_id", "name", *texts}
     rows = [
         {
             "cluster_id": catalog.clusters[record.cluster],
             "name": clean_text(record.admission),
-            "decided_utc_ns": record.decided_utc_ns,
-            "decision": record.decision,
-            "basis": record.basis,
-            **{name: clean_text(getattr(record, name)) for name in ("user", "account", "partition", "signature")},
-            "device_model": clean_text(record.device_model),
-            **{name: getattr(record, name) for name in ("uid", "profile_version", "persistent_bytes")},
-            **{name: getattr(record, name) for name in ("ephemeral_bytes", "charge_bytes", "charge_shards")},
+            **{name: clean_text(getattr(record, name)) for name in texts},
+            **{name: getattr(record, name) for name in others},
         }
         for record in records
     ]

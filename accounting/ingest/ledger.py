@@ -6,7 +6,6 @@ keeps its spool until `write` returns and may submit the same batch again after 
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -42,14 +41,6 @@ _Kind = TypeVar("_Kind")
 _head_of = attrgetter(*HEAD)
 
 
-@dataclass(frozen=True)
-class Written:
-    """The result of a batch. `late_count` records are older than a roll-up or purge and were dropped."""
-
-    record_count: int
-    late_count: int = 0
-
-
 class _Batch:
     """Records by kind. Nearly all of a batch is usage, so one comprehension takes it and the rest is small."""
 
@@ -73,8 +64,11 @@ class LedgerWriter:
         self._catalog = RowCatalog()
         self._jobs: dict[JobKey, int] = {}
 
-    def write(self, records: Sequence[Record]) -> Written:
-        """Write all of `records` or raise OperatingError. A good batch has a few hundred to a few thousand."""
+    def write(self, records: Sequence[Record]) -> int:
+        """Write all of `records` or raise OperatingError. A good batch has a few hundred to a few thousand.
+
+        Returns the number of records that were dropped because they are older than a roll-up or purge.
+        """
 
         def work(connection: Connection) -> tuple[RowCatalog, dict[JobKey, int], int]:
             # Clear the cache first: row ids from an attempt that is rolled back must not stay in it.
@@ -87,7 +81,7 @@ class LedgerWriter:
         catalog, row_ids, late_count = self._database.write(work)
         self._catalog = catalog
         self._jobs = row_ids if len(row_ids) <= JOBS_CACHED_MAX else {}
-        return Written(len(records), late_count)
+        return late_count
 
 
 def _write_batch(connection: Connection, catalog: RowCatalog, row_ids: dict[JobKey, int], batch: _Batch) -> None:

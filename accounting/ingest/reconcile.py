@@ -5,7 +5,8 @@ the second. A difference beyond the tolerance is reported before Slurm's value r
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -40,14 +41,7 @@ class SacctRow(msgspec.Struct, frozen=True, kw_only=True):
 
     record: JobRecord
     elapsed_s: int
-    suspended_s: int
-    device_count: int
     admin_comment: str = ""
-
-    @property
-    def held_s(self) -> int:
-        """Elapsed time x gres/salus count."""
-        return self.elapsed_s * self.device_count
 
 
 @dataclass(frozen=True)
@@ -126,21 +120,6 @@ def reconcile(
     return found
 
 
-def held_seconds(database: Database, keys: Iterable[JobKey]) -> dict[JobKey, int]:
-    """Held time of each run in whole seconds, to compare with sacct's elapsed x allocation."""
-    wanted = {(key.cluster, key.job_id, key.restart_count): key for key in keys}
-    statement = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
-    statement = statement.where(JOBS.c.slurm_job_id.in_(sorted({run[1] for run in wanted})))
-    with database.reading() as connection:
-        rows = [dict(row) for row in connection.execute(statement).mappings()]
-    found: dict[JobKey, int] = {}
-    for row in rows:
-        key = wanted.get((row["cluster"], row["slurm_job_id"], row["restart_count"]))
-        if key is not None and row["elapsed_ns"] is not None:
-            found[key] = row["elapsed_ns"] * row["device_count"] // SECOND_NS
-    return found
-
-
 def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
     """The runs for which the nodes have reported everything: all sessions ended, and usage recorded up to their end."""
     wanted = {(key.cluster, key.job_id, key.restart_count): key for key in keys}
@@ -184,55 +163,56 @@ def _last_reports(connection: Connection, job_ids: list[int]) -> dict[int, tuple
 
 def _numbered(tables: list[dict[str, str]], cluster: str) -> list[SacctRow]:
     """Number the runs of each job in the order of their starts: -D lists every requeue, but without a number."""
-    order = sorted(tables, key=lambda table: (int(table["JobIDRaw"]), _moment(table["Start"]) or 2**62))
-    counts: dict[tuple[str, str], int] = {}
+    order = sorted(tables, key=lambda table: (int(table["JobIDRaw"]), _moment(table["Start"]) or NEVER_NS))
+    counts: Counter[tuple[str, str]] = Counter()
     rows: list[SacctRow] = []
     for table in order:
         name = table.get("Cluster") or cluster
         job = (name, table["JobIDRaw"])
-        restart_count = int(table["Restarts"]) if table.get("Restarts", "").isdigit() else counts.get(job, 0)
-        counts[job] = counts.get(job, 0) + 1
+        restart_count = _whole(table.get("Restarts", ""))
+        if restart_count is None:
+            restart_count = counts[job]
+        counts[job] += 1
         rows.append(_row(table, name, restart_count))
     return rows
 
 
 def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
-    start_ns, end_ns = _moment(table["Start"]), _moment(table["End"])
-    suspended_s = _duration(table.get("Suspended", ""))
-    elapsed_s = int(table["ElapsedRaw"]) if table.get("ElapsedRaw", "").isdigit() else 0
+    start_ns, sluid = _moment(table["Start"]), table.get("SLUID", "")
     array, het = _ARRAY.fullmatch(table.get("JobID", "")), _HET.fullmatch(table.get("JobID", ""))
     comment = table.get("AdminComment", "")
     segment = parse_segment(comment) or AdmissionSegment()
-    count = _device_count(table)
-    code = table.get("ExitCode", "").partition(":")[0]
     record = JobRecord(
-        key=JobKey(cluster=cluster, job_id=int(table["JobIDRaw"]), restart_count=restart_count, sluid=_sluid(table)),
+        key=JobKey(
+            cluster=cluster,
+            job_id=int(table["JobIDRaw"]),
+            restart_count=restart_count,
+            sluid=sluid if sluid.startswith("s") else "",
+        ),
         source=Source.SLURM,
         user=clean_text(table.get("User", "")),
-        uid=int(table["UID"]) if table.get("UID", "").isdigit() else None,
+        uid=_whole(table.get("UID", "")),
         account=clean_text(table.get("Account", "")),
         partition=clean_text(table.get("Partition", "")),
         qos=clean_text(table.get("QOS", "")),
         name=table.get("JobName", ""),
         # "CANCELLED by 1000" is a state and the user who cancelled the job.
         state=clean_text(table.get("State", "").partition(" ")[0]),
-        exit_code=int(code) if code.isdigit() else None,
+        exit_code=_whole(table.get("ExitCode", "").partition(":")[0]),
         signature=clean_text(segment.signature),
         admission=clean_text(segment.admission),
         array_job_id=int(array[1]) if array else None,
         array_task_id=int(array[2]) if array else None,
         het_job_id=int(het[1]) if het else None,
         het_offset=int(het[2]) if het else None,
-        device_count=count,
+        device_count=_device_count(table),
         submit_utc_ns=_moment(table.get("Submit", "")),
         eligible_utc_ns=_moment(table.get("Eligible", "")),
         start_utc_ns=start_ns,
-        end_utc_ns=end_ns if start_ns is not None else None,
-        suspended_ns=suspended_s * SECOND_NS,
+        end_utc_ns=_moment(table["End"]) if start_ns is not None else None,
+        suspended_ns=_duration(table.get("Suspended", "")) * SECOND_NS,
     )
-    return SacctRow(
-        record=record, elapsed_s=elapsed_s, suspended_s=suspended_s, device_count=count, admin_comment=comment
-    )
+    return SacctRow(record=record, elapsed_s=_whole(table.get("ElapsedRaw", "")) or 0, admin_comment=comment)
 
 
 def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[JobMismatch]:
@@ -240,8 +220,9 @@ def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[
     for name, theirs in (("user", row.record.user), ("account", row.record.account)):
         if stored[name] and theirs and stored[name] != theirs:
             found.append(JobMismatch(key, name, stored[name], theirs))
-    if stored["device_count"] != row.device_count and stored["start_utc_ns"] is not None:
-        found.append(JobMismatch(key, "gres/salus count", str(stored["device_count"]), str(row.device_count)))
+    ours, theirs = str(stored["device_count"]), str(row.record.device_count)
+    if ours != theirs and stored["start_utc_ns"] is not None:
+        found.append(JobMismatch(key, "gres/salus count", ours, theirs))
     if stored["elapsed_ns"] is not None and row.record.end_utc_ns is not None:
         ours_s = stored["elapsed_ns"] // SECOND_NS
         if abs(ours_s - row.elapsed_s) > tolerance_s:
@@ -278,8 +259,8 @@ def _device_count(table: dict[str, str]) -> int:
     return 0
 
 
-def _sluid(table: dict[str, str]) -> str:
-    return table.get("SLUID", "") if table.get("SLUID", "").startswith("s") else ""
+def _whole(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
 
 
 def _moment(text: str) -> int | None:

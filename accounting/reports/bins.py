@@ -30,7 +30,7 @@ from accounting.reports import queries
 from accounting.reports.measures import Measures
 from accounting.reports.selection import Selection
 from accounting.storage.database import greatest, least
-from accounting.storage.tables import DEVICE_USAGE, DEVICES, INTERVAL_SPAN_MAX_NS, JOBS, NODES, SUSPENSIONS, USAGE
+from accounting.storage.tables import DEVICE_USAGE, DEVICES, JOBS, NODES, SUSPENSIONS, USAGE
 
 BINS_MAX = 240
 # Rows fetched at a time: a month of a large cluster has a million.
@@ -55,7 +55,6 @@ class MemoryBin(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     persistent_bytes: int
     ephemeral_bytes: int
-    foreign_bytes: int
     free_bytes: int
 
 
@@ -120,7 +119,10 @@ def grid_of(connection: Connection, selection: Selection) -> BinGrid:
     """At most BINS_MAX bins, none narrower than the longest interval in the window: narrower ones show nothing more."""
     width_ns = selection.end_utc_ns - selection.start_utc_ns
     longest_ns = max(
-        int(connection.execute(select(func.max(table.c.span_ns)).where(*_overlaps(table, selection))).scalar() or 1)
+        int(
+            connection.execute(select(func.max(table.c.span_ns)).where(*queries.overlaps(table, selection))).scalar()
+            or 1
+        )
         for table in (USAGE, DEVICE_USAGE)
     )
     return BinGrid(
@@ -151,16 +153,6 @@ def bins_of(connection: Connection, selection: Selection, grid: BinGrid, now_utc
     ]
 
 
-def _overlaps(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
-    start = table.c.start_utc_ns
-    # The first condition can use the index; a sum of columns cannot.
-    return [
-        start > selection.start_utc_ns - INTERVAL_SPAN_MAX_NS,
-        start < selection.end_utc_ns,
-        start + table.c.span_ns > selection.start_utc_ns,
-    ]
-
-
 def _of_jobs(statement: Select[Any], selection: Selection) -> Select[Any]:
     joined = statement.join(JOBS, JOBS.c.id == USAGE.c.job_id).where(*queries.job_conditions(selection))
     if not selection.nodes:
@@ -177,7 +169,7 @@ def _usage_rows(connection: Connection, selection: Selection) -> Iterator[tuple[
     # PostgreSQL and MariaDB return sums as decimals.
     sums = (cast(func.sum(USAGE.c[name]), BigInteger) for name in ("busy_ns", "occupied_ns"))
     statement = _of_jobs(select(device, start, (start + span).label("until"), *sums), selection)
-    ordered = statement.where(*_overlaps(USAGE, selection)).group_by(device, start, span).order_by(device, start)
+    ordered = statement.where(*queries.overlaps(USAGE, selection)).group_by(device, start, span).order_by(device, start)
     yield from connection.execute(ordered.execution_options(yield_per=FETCH_COUNT))
 
 
@@ -190,7 +182,7 @@ def _pieces(
     end = least(dialect, until, queries.number(grid.until_ns))
     first = (begin - queries.number(grid.start_ns)) // queries.number(grid.bin_ns)
     edge = queries.number(grid.start_ns) + (first + 1) * queries.number(grid.bin_ns)
-    here = _overlaps(table, selection)
+    here = queries.overlaps(table, selection)
     return [
         (first, least(dialect, end, edge) - begin, here),
         (first + 1, end - edge, [*here, end > edge]),
@@ -272,7 +264,7 @@ def _subtract_suspended(connection: Connection, selection: Selection, grid: BinG
 
 def memory_of(connection: Connection, selection: Selection, grid: BinGrid) -> list[MemoryBin]:
     """Mean memory on each device per bin, weighted by time. Bins without records are omitted."""
-    names = ("persistent_bytes_mean", "lane_bytes_mean", "foreign_bytes_mean", "capacity_bytes")
+    names = ("persistent_bytes_mean", "lane_bytes_mean", "capacity_bytes")
     pieces = []
     for number, inside, here in _pieces(connection.dialect.name, DEVICE_USAGE, selection, grid):
         # Double precision: a day in byte-nanoseconds does not fit into 64 bits.
@@ -291,19 +283,15 @@ def memory_of(connection: Connection, selection: Selection, grid: BinGrid) -> li
     )
     if selection.nodes:
         statement = statement.where(NODES.c.name.in_(selection.nodes))
-    made: list[MemoryBin] = []
-    for number, node, device, *means in connection.execute(statement):
-        persistent, lanes, foreign, capacity = (int(value or 0) for value in means)
-        made.append(
-            MemoryBin(
-                start_utc_ns=grid.start_ns + int(number) * grid.bin_ns,
-                span_ns=grid.span_of(int(number)),
-                node=node,
-                device=device,
-                persistent_bytes=persistent,
-                ephemeral_bytes=lanes,
-                foreign_bytes=foreign,
-                free_bytes=max(0, capacity - persistent - lanes - foreign),
-            )
+    return [
+        MemoryBin(
+            start_utc_ns=grid.start_ns + int(number) * grid.bin_ns,
+            span_ns=grid.span_of(int(number)),
+            node=node,
+            device=device,
+            persistent_bytes=int(persistent or 0),
+            ephemeral_bytes=int(lanes or 0),
+            free_bytes=max(0, int(capacity or 0) - int(persistent or 0) - int(lanes or 0)),
         )
-    return made
+        for number, node, device, persistent, lanes, capacity in connection.execute(statement)
+    ]

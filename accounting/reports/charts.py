@@ -13,7 +13,7 @@ from sqlalchemy import Connection, func, select
 from accounting.profiles import ProfileChange, list_changes
 from accounting.reports import queries
 from accounting.reports.bins import Bin, MemoryBin, bins_of, grid_of, memory_of
-from accounting.reports.report import JOB_NAME_COLUMNS, job_name
+from accounting.reports.report import job_name, joined_job_name
 from accounting.reports.selection import Selection
 from accounting.storage.database import Database
 from accounting.storage.tables import ADMISSIONS, DEVICES, EVENTS, JOBS, LANE_SPANS, NODES, REASONS, USAGE
@@ -98,7 +98,6 @@ def make_charts(
         waits = _waits(connection, selection)
     report_step("profiles")
     window = (selection.start_utc_ns, selection.end_utc_ns)
-    changes = list_changes(database, viewer, users=selection.users, window=window, count_max=100)
     return ReportCharts(
         bin_ns=grid.bin_ns,
         bins=bins,
@@ -107,7 +106,7 @@ def make_charts(
         span_count=span_count,
         marks=marks,
         waits=waits,
-        changes=changes,
+        changes=list_changes(database, viewer, users=selection.users, window=window, count_max=100),
     )
 
 
@@ -156,7 +155,7 @@ def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tupl
                 node=values["node"],
                 device=values[DEVICES.c.uuid],
                 lane=values[LANE_SPANS.c.lane_number],
-                job=_name_of(values) if is_visible else "",
+                job=joined_job_name(values) if is_visible else "",
                 user=values[JOBS.c.user] if is_visible else "",
                 start_utc_ns=start_ns,
                 end_utc_ns=start_ns + values[LANE_SPANS.c.span_ns],
@@ -186,7 +185,7 @@ def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list
             kind=row._mapping[EVENTS.c.kind],
             node=row._mapping["node"] or "",
             device=row._mapping[DEVICES.c.uuid] or "",
-            job="" if row._mapping[JOBS.c.id] is None else _name_of(row._mapping),
+            job="" if row._mapping[JOBS.c.id] is None else joined_job_name(row._mapping),
             detail=row._mapping[EVENTS.c.detail],
         )
         for row in connection.execute(statement)
@@ -203,15 +202,12 @@ def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
     )
     jobs = [dict(row) for row in connection.execute(statement).mappings()]
     reasons = _reasons(connection, [job["admission"] for job in jobs if job["admission"]])
+    names = ("restart_count", "user", "account", "wait_ns", "start_utc_ns")
     return [
         LongWait(
             job=job_name(job),
-            restart_count=job["restart_count"],
-            user=job["user"],
-            account=job["account"],
-            wait_ns=job["wait_ns"],
-            start_utc_ns=job["start_utc_ns"],
             reasons=reasons.get((job["cluster_id"], job["admission"]), []),
+            **{name: job[name] for name in names},
         )
         for job in jobs
     ]
@@ -234,7 +230,3 @@ def reason_text(row: Any) -> str:
     """One shortfall of an admission as text."""
     shortfall = f"{row['what']}: {row['needed']} {row['unit']} needed, {row['free']} free"
     return f"{shortfall}; {row['advice']}" if row["advice"] else shortfall
-
-
-def _name_of(values: Any) -> str:
-    return job_name({name: values[JOBS.c[name]] for name in JOB_NAME_COLUMNS})

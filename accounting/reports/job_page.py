@@ -106,23 +106,22 @@ def job_pages(
 
 
 def _page(connection: Connection, row: Any, measures: Measures) -> JobPage:
-    names = ("restart_count", "name", "user", "account", "partition", "qos", "state", "signature", "device_count")
+    names = (
+        "cluster restart_count name user account partition qos state signature device_count submit_utc_ns start_utc_ns "
+        "wait_ns"
+    )
     sessions = select(func.count()).select_from(SESSIONS).where(SESSIONS.c.job_id == row["id"])
     return JobPage(
-        cluster=row["cluster"],
         job=job_name(row),
         job_id=row["slurm_job_id"],
-        submit_utc_ns=row["submit_utc_ns"],
-        start_utc_ns=row["start_utc_ns"],
         end_utc_ns=row["until_utc_ns"],
-        wait_ns=row["wait_ns"],
         session_count=connection.scalar(sessions) or 0,
         measures=measures,
         devices=_devices(connection, row["id"]),
         admission=_admission(connection, row),
         profile=None,
         events=_events(connection, row["id"]),
-        **{name: row[name] for name in names},
+        **{name: row[name] for name in names.split()},
     )
 
 

@@ -6,6 +6,8 @@ from sums, never as a mean of ratios. An unknown figure is None and is shown as 
 
 import msgspec
 
+from nodedaemon.core.fairness import jain_of_sums
+
 
 class Measures(msgspec.Struct, frozen=True, kw_only=True):
     """Sums over a set of job runs within a window.
@@ -70,7 +72,9 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def jain(self) -> float | None:
         """Jain's index of achieved over entitled: 1 if every job got the same fraction of what it was entitled to."""
-        return _ratio(self.share_sum * self.share_sum, self.share_count * self.share_square_sum)
+        if not self.share_square_sum:
+            return None
+        return jain_of_sums(self.share_sum, self.share_square_sum, self.share_count)
 
     @property
     def queue_wait_mean_ns(self) -> int | None:

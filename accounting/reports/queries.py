@@ -55,18 +55,11 @@ class ReadPlan(msgspec.Struct, frozen=True):
     pieces: list[list[ColumnElement[bool]]]
 
 
-SUMMED = {
-    "busy_ns": "busy_ns",
-    "occupied_ns": "occupied_ns",
-    "running_ns": "running_ns",
-    "gate_wait_ns": "wait_ns",
-    "outside_ns": "outside_ns",
-    "entitled_ns": "entitled_ns",
-    "iteration_count": "iteration_count",
-    "handover_count": "handover_count",
-    "peak_mib_ms": "peak_mib_ms",
-    "held_mib_ms": "held_mib_ms",
-}
+_SAME_NAMES = (
+    "busy_ns occupied_ns running_ns outside_ns entitled_ns iteration_count handover_count peak_mib_ms held_mib_ms"
+)
+# The measures that are sums of a column of USAGE, by their column.
+SUMMED = {name: name for name in _SAME_NAMES.split()} | {"gate_wait_ns": "wait_ns"}
 
 
 def restricted(selection: Selection, viewer: Viewer) -> Selection:
@@ -107,6 +100,17 @@ def job_conditions(selection: Selection) -> list[ColumnElement[bool]]:
     return found
 
 
+def overlaps(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
+    """The conditions on a row of intervals that overlaps the window."""
+    start = table.c.start_utc_ns
+    # The first condition can use the index; a sum of columns cannot.
+    return [
+        start > selection.start_utc_ns - INTERVAL_SPAN_MAX_NS,
+        start < selection.end_utc_ns,
+        start + table.c.span_ns > selection.start_utc_ns,
+    ]
+
+
 def held(
     connection: Connection, selection: Selection, dimensions: Dimensions, now_utc_ns: int
 ) -> dict[Group, Measures]:
@@ -115,10 +119,9 @@ def held(
     # A running job counts until now, even if the window ends later.
     end_ns = min(selection.end_utc_ns, now_utc_ns)
     until = func.coalesce(JOBS.c.until_utc_ns, end_ns)
+    begin = greatest(dialect, JOBS.c.start_utc_ns, number(selection.start_utc_ns))
     # A job that has just started on a node whose clock is ahead of ours has held nothing yet.
-    inside = greatest(
-        dialect, least(dialect, until, number(selection.end_utc_ns)) - _begin(dialect, selection), number(0)
-    )
+    inside = greatest(dialect, least(dialect, until, number(selection.end_utc_ns)) - begin, number(0))
     plan = read_plan(connection, JOBS, selection)
     here = [plan.start < selection.end_utc_ns, until > selection.start_utc_ns, *job_conditions(selection)]
     started = JOBS.c.start_utc_ns >= selection.start_utc_ns
@@ -291,12 +294,13 @@ def _suspended(
         start_ns = job[JOBS.c.start_utc_ns]
         until_ns = end_ns if job[JOBS.c.until_utc_ns] is None else job[JOBS.c.until_utc_ns]
         window = (max(start_ns, selection.start_utc_ns), min(until_ns, selection.end_utc_ns))
+        window_ns = max(0, window[1] - window[0])
         if spans[job_id]:
             suspended_ns = sum(overlap_ns(span, window) for span in spans[job_id])
         else:
             # If only the total is known (from sacct), it is spread evenly over the job.
-            suspended_ns = job[JOBS.c.suspended_ns] * max(0, window[1] - window[0]) // max(1, until_ns - start_ns)
-        suspended_ns = min(suspended_ns, max(0, window[1] - window[0]))
+            suspended_ns = job[JOBS.c.suspended_ns] * window_ns // max(1, until_ns - start_ns)
+        suspended_ns = min(suspended_ns, window_ns)
         count = job[JOBS.c.device_count]
         found[groups[job_id]] += Measures(
             held_ns=-suspended_ns * count, elapsed_ns=-suspended_ns, suspended_ns=suspended_ns
@@ -344,10 +348,6 @@ def _is_job(job: JobSelector) -> ColumnElement[bool]:
     if job.het_offset is not None:
         return (JOBS.c.het_job_id == job.job_id) & (JOBS.c.het_offset == job.het_offset)
     return or_(JOBS.c.slurm_job_id == job.job_id, JOBS.c.array_job_id == job.job_id, JOBS.c.het_job_id == job.job_id)
-
-
-def _begin(dialect: str, selection: Selection) -> ColumnElement[int]:
-    return greatest(dialect, JOBS.c.start_utc_ns, number(selection.start_utc_ns))
 
 
 def number(value: int) -> ColumnElement[int]:

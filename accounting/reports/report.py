@@ -4,7 +4,7 @@ A report shows only what its Viewer, whom the caller has verified, may see. Call
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -22,7 +22,6 @@ from accounting.storage.tables import (
     CLUSTERS,
     DEVICES,
     EVENTS,
-    INTERVAL_SPAN_MAX_NS,
     JOBS,
     NODES,
     PROFILES,
@@ -162,7 +161,7 @@ def _rows(
             rows = _profile_rows(connection, selection)
         case ReportKind.JOB:
             rows = _job_rows(connection, selection, now_utc_ns)
-    return rows, _total(row.measures for row in rows if row.depth == 0)
+    return rows, sum((row.measures for row in rows if row.depth == 0), Measures())
 
 
 def _both(
@@ -182,7 +181,7 @@ def _nested(sums: dict[Group, Measures], *, is_by_user: bool) -> list[ReportRow]
         inner.setdefault(outer, []).append((member, measures))
     rows: list[ReportRow] = []
     for outer, members in sorted(inner.items()):
-        total = _total(measures for _, measures in members)
+        total = sum((measures for _, measures in members), Measures())
         rows.append(ReportRow(user=outer, measures=total) if is_by_user else ReportRow(account=outer, measures=total))
         for member, measures in sorted(members, key=lambda pair: pair[0]):
             account, user = (member, outer) if is_by_user else (outer, member)
@@ -204,7 +203,7 @@ def _tree(sums: dict[Group, Measures], parents: dict[str, str]) -> list[ReportRo
         ]
         for child in children.get(account, ()):
             below += branch(child, depth + 1)
-        total = _total(row.measures for row in below if row.depth == depth + 1)
+        total = sum((row.measures for row in below if row.depth == depth + 1), Measures())
         return [ReportRow(depth=depth, account=account, measures=total), *below]
 
     return [row for top in children.get(None, ()) for row in branch(top, 0)]
@@ -216,20 +215,15 @@ def _device_rows(connection: Connection, selection: Selection) -> list[ReportRow
     numbers = (
         select(USAGE.c.device_id, func.count(USAGE.c.job_id.distinct()))
         .join(JOBS, JOBS.c.id == USAGE.c.job_id)
-        .where(USAGE.c.start_utc_ns >= selection.start_utc_ns - INTERVAL_SPAN_MAX_NS)
-        .where(USAGE.c.start_utc_ns < selection.end_utc_ns)
-        .where(USAGE.c.start_utc_ns + USAGE.c.span_ns > selection.start_utc_ns, *queries.job_conditions(selection))
+        .where(*queries.overlaps(USAGE, selection), *queries.job_conditions(selection))
         .group_by(USAGE.c.device_id)
     )
     counts: dict[int, int] = {row[0]: row[1] for row in connection.execute(numbers)}
     return [
         ReportRow(
-            node=group[0],
-            device=group[1],
-            device_model=group[2],
-            measures=measures + Measures(job_count=counts.get(group[3], 0)),
+            node=node, device=uuid, device_model=model, measures=measures + Measures(job_count=counts.get(row, 0))
         )
-        for group, measures in sorted(sums.items())
+        for (node, uuid, model, row), measures in sorted(sums.items())
     ]
 
 
@@ -237,8 +231,8 @@ def _profile_rows(connection: Connection, selection: Selection) -> list[ReportRo
     names = {"user": JOBS.c.user, "signature": JOBS.c.signature, "model": DEVICES.c.model}
     sums = queries.used(connection, selection, names)
     return [
-        ReportRow(user=group[0], signature=group[1], device_model=group[2], measures=measures)
-        for group, measures in sorted(sums.items())
+        ReportRow(user=user, signature=signature, device_model=model, measures=measures)
+        for (user, signature, model), measures in sorted(sums.items())
     ]
 
 
@@ -256,17 +250,8 @@ def _job_rows(connection: Connection, selection: Selection, now_utc_ns: int) -> 
 
 
 def _job_row(row: Any, measures: Measures) -> ReportRow:
-    names = ("account", "user", "signature", "partition", "qos", "state", "restart_count")
-    return ReportRow(
-        cluster=row["cluster"],
-        job=job_name(row),
-        name=row["name"],
-        submit_utc_ns=row["submit_utc_ns"],
-        start_utc_ns=row["start_utc_ns"],
-        end_utc_ns=row["until_utc_ns"],
-        measures=measures,
-        **{name: row[name] for name in names},
-    )
+    values = {name: row[name] for name in ReportRow.__struct_fields__ if name in row}
+    return ReportRow(**values | {"job": job_name(row), "end_utc_ns": row["until_utc_ns"], "measures": measures})
 
 
 def job_name(row: Any) -> str:
@@ -276,6 +261,12 @@ def job_name(row: Any) -> str:
     if row["het_job_id"] is not None and row["het_offset"] is not None:
         return f"{row['het_job_id']}+{row['het_offset']}"
     return str(row["slurm_job_id"])
+
+
+def joined_job_name(values: Any) -> str:
+    """The same for a row that joins JOBS with tables that have columns of the same names."""
+    names = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
+    return job_name({name: values[JOBS.c[name]] for name in names})
 
 
 def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Selection) -> list[ReportRow]:
@@ -299,7 +290,7 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
     below: dict[tuple[str, str, int | None], list[ReportRow]] = {}
     for row in connection.execute(statement):
         values = row._mapping
-        job = job_name({name: values[JOBS.c[name]] for name in JOB_NAME_COLUMNS})
+        job = joined_job_name(values)
         session = ReportRow(
             depth=1,
             cluster=values["cluster"],
@@ -318,9 +309,6 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
         )
         below.setdefault((values["cluster"], job, values[JOBS.c.restart_count]), []).append(session)
     return [line for row in rows for line in (row, *below.get((row.cluster, row.job, row.restart_count), ()))]
-
-
-JOB_NAME_COLUMNS = ("slurm_job_id", "array_job_id", "array_task_id", "het_job_id", "het_offset")
 
 
 def _summary(connection: Connection, viewer: Viewer, selection: Selection) -> Summary:
@@ -369,10 +357,3 @@ def _short_of_memory(connection: Connection, selection: Selection, decision: str
     if selection.accounts:
         statement = statement.where(ADMISSIONS.c.account.in_(selection.accounts))
     return connection.scalar(statement) or 0
-
-
-def _total(parts: Iterable[Measures]) -> Measures:
-    total = Measures()
-    for part in parts:
-        total = total + part
-    return total

@@ -35,12 +35,8 @@ SQLITE_LOG_PAGES = 4_000
 
 DRIVERS = {
     "sqlite": "sqlite",
-    "postgresql": "postgresql+psycopg",
-    "postgresql+psycopg": "postgresql+psycopg",
-    "mariadb": "mariadb+pymysql",
-    "mariadb+pymysql": "mariadb+pymysql",
-    "mysql": "mariadb+pymysql",
-    "mysql+pymysql": "mariadb+pymysql",
+    **dict.fromkeys(("postgresql", "postgresql+psycopg"), "postgresql+psycopg"),
+    **dict.fromkeys(("mariadb", "mariadb+pymysql", "mysql", "mysql+pymysql"), "mariadb+pymysql"),
 }
 # PostgreSQL: serialization failure, deadlock, lock not available. MariaDB: lock wait timeout, deadlock, record changed.
 RETRY_SQLSTATES = {"40001", "40P01", "55P03"}
@@ -97,12 +93,6 @@ class Database:
             with connection.begin():
                 return work(connection)
 
-    @contextmanager
-    def maintaining(self) -> Iterator[Connection]:
-        """A connection without a transaction, for statements such as VACUUM."""
-        with _translated(self.address), self._engine.connect() as connection:
-            yield connection.execution_options(isolation_level="AUTOCOMMIT")
-
     def close(self) -> None:
         """Close all pooled connections. SQLite then merges its log into the file."""
         self._engine.dispose()
@@ -115,20 +105,20 @@ def open_database(address: str, password_file: Path | None = None, *, is_created
     a missing SQLite file is an error; otherwise an empty one is created.
     """
     url = parse_address(address)
+    is_file = url.get_backend_name() == "sqlite"
     if password_file is not None:
         url = url.set(password=read_password(password_file))
-    if url.get_backend_name() == "sqlite":
+    if is_file:
         _prepare_file(url, is_created=is_created)
     try:
         # A server may have gone away since the last transaction, so ping it first. A file needs no ping.
-        is_pinged = url.get_backend_name() != "sqlite"
-        engine = create_engine(url, pool_pre_ping=is_pinged, connect_args=_connect_arguments(url))
+        engine = create_engine(url, pool_pre_ping=not is_file, connect_args=_connect_arguments(url))
     except ModuleNotFoundError as error:
         raise OperatingError(
             f"database not opened: {url.render_as_string()}: no driver {error.name}; "
             f"install salus[{'mariadb' if 'pymysql' in url.drivername else 'postgresql'}]"
         ) from error
-    if url.get_backend_name() == "sqlite":
+    if is_file:
         event.listen(engine, "connect", _set_up_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
     return Database(engine)
@@ -187,14 +177,11 @@ def insert_rows(
         # Stream rows from the iterator: rows that live only while they are bound trigger no garbage collection.
         with _cursor(connection, statement) as cursor:
             cursor.executemany(statement, rows)
-        return
-    kept = list(rows)
-    if not kept:
-        return
-    # PostgreSQL gets one array per column: it plans once, and no row needs its own message.
-    is_by_column = connection.dialect.name == "postgresql"
-    parameters: Any = _columns(table, names, kept) if is_by_column else kept
-    connection.exec_driver_sql(statement, parameters)
+    elif kept := list(rows):
+        # PostgreSQL gets one array per column: it plans once, and no row needs its own message.
+        is_by_column = connection.dialect.name == "postgresql"
+        parameters: Any = _columns(table, names, kept) if is_by_column else kept
+        connection.exec_driver_sql(statement, parameters)
 
 
 def _columns(table: Table, names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
@@ -237,12 +224,15 @@ def select_rows(
 ) -> list[dict[str, Any]]:
     """The rows that match one of the values in `among` for each of its columns, locked on request.
 
-    The ledger runs this for every batch. Plain text costs a fifth of a SQLAlchemy expression.
+    The ledger runs this for every batch. Plain text costs a fifth of a SQLAlchemy expression, and SQLAlchemy's result
+    set-up for forty columns costs more than an empty query.
     """
     counts = tuple((name, len(values)) for name, values in among.items())
     statement = _select_text(connection.dialect, table, tuple(names), counts, is_locked=is_locked)
     parameters = tuple(value for values in among.values() for value in values)
-    return [dict(zip(names, row, strict=True)) for row in _fetch(connection, statement, parameters)]
+    with _cursor(connection, statement) as cursor:
+        cursor.execute(statement, parameters)
+        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
 
 @lru_cache(maxsize=1024)
@@ -256,13 +246,6 @@ def _select_text(
     if is_locked and dialect.name != "sqlite":
         statement += f" ORDER BY {quote(next(iter(table.primary_key.columns)).name)} FOR UPDATE"
     return statement
-
-
-def _fetch(connection: Connection, statement: str, parameters: tuple[object, ...]) -> list[tuple[Any, ...]]:
-    """Rows straight from the driver: SQLAlchemy's result set-up for forty columns costs more than an empty query."""
-    with _cursor(connection, statement) as cursor:
-        cursor.execute(statement, parameters)
-        return list(cursor.fetchall())
 
 
 @contextmanager
@@ -323,8 +306,7 @@ def _prepare_file(url: URL, *, is_created: bool) -> None:
             "create it with salus-acct db upgrade, or check StorageUrl"
         ) from error
     try:
-        state = os.fstat(descriptor)
-        if state.st_mode & 0o077:
+        if os.fstat(descriptor).st_mode & 0o077:
             # SQLite gives its log and index files the mode of the database file.
             os.fchmod(descriptor, 0o600)
     except PermissionError as error:
@@ -353,12 +335,11 @@ def _is_conflict(error: exc.DBAPIError) -> bool:
         # Two writers created the same row; the second finds it on its next attempt.
         return True
     original = error.orig
-    if getattr(original, "sqlstate", None) in RETRY_SQLSTATES:
-        return True
-    if getattr(original, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return True
-    arguments: tuple[object, ...] = getattr(original, "args", ())
-    return len(arguments) > 0 and arguments[0] in RETRY_ERRNOS
+    return (
+        getattr(original, "sqlstate", None) in RETRY_SQLSTATES
+        or getattr(original, "sqlite_errorname", "").startswith(("SQLITE_BUSY", "SQLITE_LOCKED"))
+        or not RETRY_ERRNOS.isdisjoint(getattr(original, "args", ())[:1])
+    )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ anything is summed or deleted, so that replaying an old spool can neither restor
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,63 +39,45 @@ _BY_TIME = (
 )
 
 
-@dataclass(frozen=True)
-class RolledUp:
-    """How many usage rows there were before and after the roll-up."""
-
-    before_count: int
-    after_count: int
-
-
-@dataclass(frozen=True)
-class Purged:
-    """How many rows of each table were deleted or, in a dry run, would be."""
-
-    counts: dict[str, int]
-
-
-def roll_up(database: Database, before_utc_ns: int, *, on_progress: Progress | None = None) -> RolledUp:
+def roll_up(database: Database, before_utc_ns: int, *, on_progress: Progress | None = None) -> tuple[int, int]:
     """Sum usage of whole UTC days before `before_utc_ns`, and delete their lane spans, which only charts use.
 
-    Reports over whole days do not change. `on_progress` is called with 1 after each day.
+    Reports over whole days do not change. `on_progress` is called with 1 after each day. Returns the number of usage
+    rows before and after the roll-up.
     """
     end_ns = before_utc_ns // DAY_NS * DAY_NS
     database.write(lambda connection: _raise_watermark(connection, "rolled_up", end_ns))
-    with database.reading() as connection:
-        first = connection.scalar(select(func.min(USAGE.c.start_utc_ns)))
-        first_device = connection.scalar(select(func.min(DEVICE_USAGE.c.start_utc_ns)))
-    starts = [value for value in (first, first_device) if value is not None]
     before_count = after_count = 0
-    day_ns = min(starts) // DAY_NS * DAY_NS if starts else end_ns
-    while day_ns < end_ns:
-        before, after = database.write(partial(_roll_up_day, day_ns=day_ns))
+    for day in days_before(database, before_utc_ns):
+        before, after = database.write(partial(_roll_up_day, day_ns=day * DAY_NS))
         before_count, after_count = before_count + before, after_count + after
-        day_ns += DAY_NS
         if on_progress:
             on_progress(1)
-    return RolledUp(before_count, after_count)
+    return before_count, after_count
 
 
-def day_count(database: Database, before_utc_ns: int) -> int:
-    """How many days `roll_up` will process."""
+def days_before(database: Database, before_utc_ns: int) -> range:
+    """The days that `roll_up` processes, numbered since the epoch."""
     with database.reading() as connection:
-        first = connection.scalar(select(func.min(USAGE.c.start_utc_ns)))
-    return 0 if first is None else max(0, before_utc_ns // DAY_NS - first // DAY_NS)
+        firsts = [connection.scalar(select(func.min(table.c.start_utc_ns))) for table in (USAGE, DEVICE_USAGE)]
+    first_ns = min((first for first in firsts if first is not None), default=before_utc_ns)
+    return range(first_ns // DAY_NS, before_utc_ns // DAY_NS)
 
 
 def purge(
     database: Database, before_utc_ns: int, *, is_dry: bool = False, on_progress: Progress | None = None
-) -> Purged:
+) -> dict[str, int]:
     """Delete job runs that ended before `before_utc_ns`, what refers to them, and older events and admissions.
 
     Profiles and their history stay, because admission needs them. `on_progress` is called with the number of runs done.
+    Returns how many rows of each table were deleted or, with `is_dry`, would be.
     """
     is_old = (JOBS.c.until_utc_ns.is_not(None)) & (JOBS.c.until_utc_ns < before_utc_ns)
-    counts: dict[str, int] = dict.fromkeys(("jobs", "usage", "sessions", "admissions", "events", "device_usage"), 0)
+    counts = dict.fromkeys(("jobs", "usage", "sessions", "admissions", "events", "device_usage"), 0)
     with database.reading() as connection:
         job_ids = list(connection.execute(select(JOBS.c.id).where(is_old).order_by(JOBS.c.id)).scalars())
         if is_dry:
-            return Purged(counts | _count(connection, job_ids, before_utc_ns))
+            return counts | _count(connection, job_ids, before_utc_ns)
     database.write(lambda connection: _raise_watermark(connection, "purged", before_utc_ns))
     for start in range(0, len(job_ids), CHUNK):
         part = job_ids[start : start + CHUNK]
@@ -106,7 +87,7 @@ def purge(
             on_progress(len(part))
     for name, count in database.write(lambda connection: _purge_by_time(connection, before_utc_ns)).items():
         counts[name] += count
-    return Purged(counts)
+    return counts
 
 
 def _roll_up_day(connection: Connection, day_ns: int) -> tuple[int, int]:

@@ -9,14 +9,13 @@ import typer
 from cli.entry import ExitCode, FailedError
 from cli.output.moments import SECOND_NS, format_moment, parse_moment
 from cli.output.progress import counting
-from cli.output.render import write_json
+from cli.output.render import Json, write_json
 from cli.remote.accounting import opened
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
 
 app = typer.Typer(no_args_is_help=True, help="Maintain the database: schema, roll-up, purge.")
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Before = Annotated[str, typer.Option("--before", metavar="TIME", help="Time limit, in the format of sacct.")]
 
 
@@ -73,9 +72,9 @@ def roll_up(context: typer.Context, before: Before = "") -> None:
 
     config = config_of(context)
     edge_ns = _edge_ns(before, config.settings.storage.roll_up_after_ns, "RollUpAfter")
-    with opened(config) as database, counting("days", retention.day_count(database, edge_ns)) as on_progress:
-        done = retention.roll_up(database, edge_ns, on_progress=on_progress)
-    print(f"rolled up {done.before_count} rows before {format_moment(edge_ns)} into {done.after_count}")
+    with opened(config) as database, counting("days", len(retention.days_before(database, edge_ns))) as on_progress:
+        before_count, after_count = retention.roll_up(database, edge_ns, on_progress=on_progress)
+    print(f"rolled up {before_count} rows before {format_moment(edge_ns)} into {after_count}")
 
 
 @app.command()
@@ -92,15 +91,15 @@ def purge(
     edge_ns = _edge_ns(before, config.settings.storage.purge_after_ns, "PurgeAfter")
     with opened(config) as database:
         would = retention.purge(database, edge_ns, is_dry=True)
-        counts = ", ".join(f"{count} {name}" for name, count in would.counts.items())
+        counts = ", ".join(f"{count} {name}" for name, count in would.items())
         if dry_run:
             print(f"would delete what is older than {format_moment(edge_ns)}: {counts}")
             return
         if not yes and not typer.confirm(f"Delete what is older than {format_moment(edge_ns)}: {counts}?"):
             raise FailedError("nothing was deleted: not confirmed")
-        with counting("jobs", would.counts["jobs"]) as on_progress:
+        with counting("jobs", would["jobs"]) as on_progress:
             done = retention.purge(database, edge_ns, on_progress=on_progress)
-    print("deleted " + ", ".join(f"{count} {name}" for name, count in done.counts.items()))
+    print("deleted " + ", ".join(f"{count} {name}" for name, count in done.items()))
 
 
 def _edge_ns(before: str, after_ns: int, key: str) -> int:

@@ -7,7 +7,7 @@ import msgspec
 
 from accounting.questions import AskJob
 from accounting.reports.job_page import JobPage
-from cli.acct.job_ids import parse_jobs
+from cli.acct.job_ids import name_list, parse_jobs
 from cli.acct.job_text import notes, page_lines
 from cli.acct.report_text import DERIVED, JSON_SCHEMA
 from cli.output.render import write_json
@@ -22,12 +22,10 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
     jobs = parse_jobs(text)
     if not jobs:
         raise RequestError(f"job not shown: {text!r} is not a job id; use a form such as 123 or 123_4")
-    names = tuple(name for name in clusters.split(",") if name)
-    pages: list[JobPage] = []
-    for job in jobs:
-        pages += ask(config, AskJob(job=job, clusters=names), list[JobPage])
+    questions = [AskJob(job=job, clusters=name_list(clusters)) for job in jobs]
+    pages = [page for question in questions for page in ask(config, question, list[JobPage])]
     if is_json:
-        data = [msgspec.to_builtins(page) | {"notes": notes(page)} for page in pages]
+        data = [msgspec.to_builtins(page) | {"notes": list(notes(page))} for page in pages]
         for run, page in zip(data, pages, strict=True):
             run["measures"] |= {name: getattr(page.measures, name) for name in DERIVED}
         write_json({"meta": {"schema": JSON_SCHEMA, "version": version("salus")}, "data": data})

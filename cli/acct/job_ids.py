@@ -1,4 +1,4 @@
-"""Parses job ids: 123, 123_4, 123_[1-5%2], 123+1, 123.batch, and SLUIDs.
+"""Parses lists of names and of job ids: 123, 123_4, 123_[1-5%2], 123+1, 123.batch, and SLUIDs.
 
 Steps are ignored, because Salus accounts for whole jobs.
 """
@@ -17,6 +17,11 @@ _ID = re.compile(
 )
 _SLUID = re.compile(r"s[0-9A-Za-z]{4,31}(?:\.\S+)?")
 _RANGE = re.compile(rf"({_NUMBER})(?:-({_NUMBER})(?::({_NUMBER}))?)?")
+
+
+def name_list(text: str) -> tuple[str, ...]:
+    """The names in a comma-separated list."""
+    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
 
 def parse_jobs(text: str) -> list[JobSelector]:

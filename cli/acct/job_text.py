@@ -10,6 +10,7 @@ from cli.output.moments import format_duration, format_moment
 
 BAR_WIDTH = 30
 MIB = 1 << 20
+MINUTE_NS = 60 * 1_000_000_000
 
 # Beyond these limits, the job wasted device time or waited too long; jobstats uses the same limits.
 LOW_EFFICIENCY = 0.25
@@ -34,16 +35,6 @@ def size(count: int) -> str:
     return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / MIB:.0f} MiB"
 
 
-def mebibytes(count: int) -> str:
-    """Bytes in the form of an option: whole MiB, rounded up."""
-    return f"{-(-count // MIB)}M"
-
-
-def notes(page: JobPage) -> list[str]:
-    """Advice that would have helped this run."""
-    return list(_note_texts(page))
-
-
 def _head(page: JobPage, style: str) -> Iterator[str]:
     restart = f"  restart {page.restart_count}" if page.restart_count else ""
     yield f"Salus job {page.job}  cluster {page.cluster}{restart}  {page.state or 'UNKNOWN'}"
@@ -66,10 +57,9 @@ def _head(page: JobPage, style: str) -> Iterator[str]:
 def _times(page: JobPage) -> Iterator[str]:
     m = page.measures
     yield "Device time"
-    share = m.occupied_ns / m.held_ns if m.held_ns else None
     rows = [
         ("Held", format_duration(m.held_ns), f"elapsed x {page.device_count}"),
-        ("Occupied", format_duration(m.occupied_ns), f"{bar(share)} of held"),
+        ("Occupied", format_duration(m.occupied_ns), f"{bar(_part(m.occupied_ns, m.held_ns))} of held"),
         ("Busy", format_duration(m.busy_ns), f"{bar(m.efficiency)} of occupied (efficiency)"),
         ("Gate wait", format_duration(m.gate_wait_ns), f"{bar(_part(m.gate_wait_ns, m.held_ns))} of held"),
     ]
@@ -107,14 +97,15 @@ def _admission(page: JobPage) -> Iterator[str]:
 
 
 def _notes(page: JobPage) -> Iterator[str]:
-    found = notes(page)
+    found = list(notes(page))
     if found:
         yield "Notes"
     for note in found:
         yield f"  * {note}"
 
 
-def _note_texts(page: JobPage) -> Iterator[str]:
+def notes(page: JobPage) -> Iterator[str]:
+    """Advice that would have helped this run."""
     m = page.measures
     efficiency = m.efficiency
     if efficiency is not None and efficiency < LOW_EFFICIENCY and m.outside_ns > m.busy_ns:
@@ -128,14 +119,15 @@ def _note_texts(page: JobPage) -> Iterator[str]:
             "#SBATCH --salus-class=high (if your QOS allows it), or --gres=gpu:1 for a whole device"
         )
     if page.state == "TIMEOUT" and m.gate_wait_ns:
-        wanted_ns = m.held_ns // max(1, page.device_count) + m.gate_wait_ns
-        yield f"The job reached its time limit while sharing. Allow for waiting: #SBATCH --time={_limit(wanted_ns)}"
+        minutes = -(-(m.held_ns // max(1, page.device_count) + m.gate_wait_ns) // MINUTE_NS)
+        limit = format_duration(minutes * MINUTE_NS)
+        yield f"The job reached its time limit while sharing. Allow for waiting: #SBATCH --time={limit}"
     peak = [(d.persistent_bytes_max, d.ephemeral_bytes_max) for d in page.devices]
     persistent, ephemeral = (max(values) for values in zip(*peak, strict=True)) if peak else (0, 0)
     if any(event.kind == "overrun" for event in page.events):
         yield (
             "The job needed more memory than its profile says. Declare what it needs: "
-            f"#SBATCH --salus-mem={mebibytes(persistent)},{mebibytes(ephemeral)}"
+            f"#SBATCH --salus-mem={-(-persistent // MIB)}M,{-(-ephemeral // MIB)}M"
         )
     elif page.admission is not None and page.admission.basis in ("exclusive", "requeue") and persistent:
         yield (
@@ -149,11 +141,6 @@ def _note_texts(page: JobPage) -> Iterator[str]:
         )
     if any(event.kind == "ungated" for event in page.events):
         yield "Several of its sessions used the device at the same time, so it was not gated and paid for its peak."
-
-
-def _limit(span_ns: int) -> str:
-    minutes = -(-span_ns // (60 * 1_000_000_000))
-    return format_duration(minutes * 60 * 1_000_000_000)
 
 
 def _part(count: int, whole: int) -> float | None:

@@ -10,7 +10,7 @@ import typer
 
 from cli.entry import ExitCode
 from cli.output.moments import parse_moment
-from cli.output.render import write_json
+from cli.output.render import Json, write_json
 from cli.remote.accounting import opened
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
@@ -31,7 +31,7 @@ def reconcile(
     ] = None,
     tolerance: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="Do not report smaller differences.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare; exit code 1 if anything differs.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Compare our jobs with sacct, add missing ones, adopt Slurm's times, and report differences."""
     from accounting.ingest import reconcile as comparison
@@ -48,7 +48,7 @@ def reconcile(
         if from_sacct is not None
         else sacct.read_runs(commands, window, cluster=cluster)
     )
-    stored = sacct.Stored()
+    stored = sacct.StoredSummaries()
     with opened(config) as database:
         found = comparison.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
         if not dry_run and from_sacct is None:

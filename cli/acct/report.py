@@ -10,8 +10,8 @@ from typing import IO
 from accounting.questions import AskFigures, AskReport
 from accounting.reports.report import Report
 from accounting.reports.selection import ReportKind, Selection
-from cli.acct.job_ids import parse_jobs
-from cli.acct.report_fields import DEFAULTS, FLAT_SUMMARY, Scale, choose, help_rows
+from cli.acct.job_ids import name_list, parse_jobs
+from cli.acct.report_fields import DEFAULTS, FIELDS, FLAT_SUMMARY, Scale, choose
 from cli.acct.report_options import TimeUnit
 from cli.acct.report_text import Layout, write_csv, write_parsable, write_report_json, write_table
 from cli.output.moments import SECOND_NS, parse_moment
@@ -88,8 +88,8 @@ def print_report(config: Config, options: ReportOptions) -> bool:
 
 def list_fields() -> None:
     """Print the fields of --format and what they mean."""
-    for name, text in help_rows():
-        print(f"{name:<12} {text}")
+    for field in FIELDS:
+        print(f"{field.name:<12} {field.help}")
 
 
 def read_selection(options: ReportOptions, now: datetime) -> Selection:
@@ -104,10 +104,10 @@ def read_selection(options: ReportOptions, now: datetime) -> Selection:
     return Selection(
         start_utc_ns=max(0, start_ns),
         end_utc_ns=end_ns,
-        users=_names(options.users),
-        accounts=_names(options.accounts),
-        partitions=_names(options.partitions),
-        clusters=_names(options.clusters),
+        users=name_list(options.users),
+        accounts=name_list(options.accounts),
+        partitions=name_list(options.partitions),
+        clusters=name_list(options.clusters),
         nodes=_nodes(options.nodes),
         jobs=tuple(parse_jobs(options.jobs)),
         is_for_all=options.is_for_all,
@@ -135,10 +135,6 @@ def _write(report: Report, layout: Layout, options: ReportOptions, out: IO[str])
         write_parsable(report, layout, out)
     else:
         write_table(report, layout, out)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
 
 
 def _nodes(text: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ of sacct: name[%[-]width], right-justified, or left-justified with a minus.
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -75,14 +75,7 @@ FIELDS = (
     _text("partition", "Partition", "Slurm partition", 10),
     _text("qos", "QOS", "quality of service", 8),
     _text("state", "State", "state of the job, or why a session ended", 12),
-    Field(
-        "restarts",
-        "Restarts",
-        "number of earlier runs (requeues)",
-        "count",
-        lambda row: row.restart_count,
-        8,
-    ),
+    Field("restarts", "Restarts", "number of earlier runs (requeues)", "count", lambda row: row.restart_count, 8),
     _moment("submit", "Submit", "when the job was submitted"),
     _moment("start", "Start", "when the run started"),
     _moment("end", "End", "when the run ended"),
@@ -153,7 +146,8 @@ class Scale:
             # Sessions have only counts; time is metered per job.
             if row.job and row.depth:
                 return ""
-            return "" if field.nature == "count" or not _has_usage(row) else "n/a"
+            has_usage = row.measures.usage_count > 0 or row.measures.job_count > 0
+            return "n/a" if has_usage and field.nature != "count" else ""
         match field.nature:
             case "time":
                 return self.time(field, int(value))
@@ -198,12 +192,3 @@ class Scale:
         while abs(amount) >= 1024 and step < len(_MEMORY_STEPS) - 1:
             amount, step = amount / 1024, step + 1
         return f"{amount:.2f}{_MEMORY_STEPS[step]}.h"
-
-
-def help_rows() -> Sequence[tuple[str, str]]:
-    """The lines of --helpformat."""
-    return [(field.name, field.help) for field in FIELDS]
-
-
-def _has_usage(row: ReportRow) -> bool:
-    return row.measures.usage_count > 0 or row.measures.job_count > 0

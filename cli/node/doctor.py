@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cli.entry import ExitCode
-from cli.output.render import form_of, parse_columns, write_rows
+from cli.output.render import Json, form_of, parse_columns, write_rows
 from cli.remote.salusd import node_name
 from cli.site.config import config_of
 from nodedaemon.config import Config
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
 COLUMNS = parse_columns("level=LEVEL check=CHECK seen=SEEN advice=WHAT_TO_DO")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("doctor")(doctor)
-
-
 def doctor(
     context: typer.Context,
     selftest: Annotated[
         bool, typer.Option("--selftest", help="Also test lanes, hand-over and faults on idle devices.")
     ] = False,
     node: Annotated[str, typer.Option("--node", "-N", help="Name of the node in salus.conf. Default: this node.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Json = False,
 ) -> None:
     """Check driver, NVML, lanes, cgroups, MPS, device files, sockets, database and Slurm's configuration on this node.
 
@@ -64,12 +59,5 @@ def _slurm_findings(config: Config) -> "list[Diagnosis]":
         return [Diagnosis("slurm", Level.FAILURE, str(error), f"make {path} readable")]
     if not found:
         return [Diagnosis("slurm", Level.OK, f"{path}: agrees with salus.conf")]
-    return [
-        Diagnosis(
-            "slurm",
-            Level.FAILURE if text.startswith("error") else Level.WARNING,
-            text,
-            "see salus config gres",
-        )
-        for text in found
-    ]
+    levels = (Level.FAILURE if text.startswith("error") else Level.WARNING for text in found)
+    return [Diagnosis("slurm", level, text, "see salus config gres") for level, text in zip(levels, found, strict=True)]

@@ -1,35 +1,26 @@
-"""Commands with which admins change a running salusd: `salus policy set`, `salus reload`, `salus drain`, `salus resume`."""
+"""Commands that change a running salusd: `salus policy set`, `salus reload`, `salus drain`, `salus resume`."""
 
 from typing import Annotated
 
 import typer
 
-from cli.output.render import write_json
+from cli.output.render import Json, write_json
 from cli.remote.salusd import connect
 from nodedaemon.core.policies import POLICIES
 
-policy_app = typer.Typer(no_args_is_help=True, help="The order in which sessions are served.")
+policies = typer.Typer(no_args_is_help=True, help="The order in which sessions are served.")
 
 DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Index, name or uuid.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this noun; `cli.main` calls it."""
-    app.add_typer(policy_app, name="policy")
-    app.command("reload")(reload)
-    app.command("drain")(drain)
-    app.command("resume")(resume)
-
-
-@policy_app.command("set")
+@policies.command("set")
 def set_policy(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="POLICY", help=f"One of {', '.join(POLICIES)}.")],
     device: Annotated[str, typer.Option(help="Only this device: index, name or uuid.")] = "",
     json: Json = False,
 ) -> None:
-    """Change the policy now. Running iterations are not interrupted. A reload of the configuration undoes the change."""
+    """Change the policy at once. Running iterations are not interrupted. A reload restores the configured policy."""
     answer = connect(context).ask("policy_set", policy=name, device=device)
     if json:
         write_json(answer)
@@ -38,7 +29,7 @@ def set_policy(
 
 
 def reload(context: typer.Context, json: Json = False) -> None:
-    """Read the configuration again. A file with findings is rejected, and the old configuration stays in force."""
+    """Read the configuration again. A file with errors is rejected, and the old configuration stays in effect."""
     answer = connect(context).ask("reload")
     if json:
         write_json(answer)
@@ -51,12 +42,12 @@ def drain(
     device: DeviceArgument,
     reason: Annotated[str, typer.Option(help="Shown to users who wait.")] = "",
 ) -> None:
-    """Admit no more sessions to a device. Sessions that are already there continue."""
+    """Accept no new sessions on a device; sessions that are there continue."""
     connect(context).ask("drain", device=device, reason=reason)
     print(f"device {device} drained")
 
 
 def resume(context: typer.Context, device: DeviceArgument) -> None:
-    """Admit sessions to a drained device again."""
+    """Accept sessions on a drained device again."""
     connect(context).ask("resume", device=device)
     print(f"device {device} resumed")

@@ -32,11 +32,6 @@ WAIT_STEP_MS = 1000
 PREPENDED = {"PYTHONPATH": ":", "LD_PRELOAD": " "}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("run", context_settings={"ignore_unknown_options": True})(run)
-
-
 def run(
     context: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The command of the job.")],
@@ -57,10 +52,7 @@ def run(
     program = shutil.which(command[0])
     if program is None:
         raise NotFoundError(f"run: {command[0]}: no such program")
-    sizes = {
-        "persistent_bytes": _size("--persistent", persistent),
-        "ephemeral_bytes": _size("--ephemeral", ephemeral),
-    }
+    sizes = {"persistent_bytes": _size("--persistent", persistent), "ephemeral_bytes": _size("--ephemeral", ephemeral)}
     daemon = _daemon(context, policy, memory)
     answer = daemon.ask(
         "run_start",
@@ -114,13 +106,9 @@ def _daemon(context: typer.Context, policy: str, memory: str) -> DaemonClient:
         if not was_running:
             return client
         if memory:
-            sizes = ", ".join(
-                size_text(device.capacity_bytes) for device in client.ask_for(NodeStatus, "status").devices
-            )
-            print(
-                f"salus: run: --memory {memory} ignored: your salusd already runs with {sizes}",
-                file=sys.stderr,
-            )
+            devices = client.ask_for(NodeStatus, "status").devices
+            sizes = ", ".join(size_text(device.capacity_bytes) for device in devices)
+            print(f"salus: run: --memory {memory} ignored: your salusd already runs with {sizes}", file=sys.stderr)
     if policy:
         client.ask("policy_set", policy=policy)
     return client

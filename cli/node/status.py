@@ -42,12 +42,6 @@ SESSION_COLUMNS = parse_columns(
 )
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("status")(status)
-    app.command("why")(why)
-
-
 def status(
     context: typer.Context,
     job: Annotated[str, typer.Argument(metavar="[JOB]", show_default=False, help="Only this job.")] = "",
@@ -173,15 +167,11 @@ def why(
 def why_lines(answer: WhyAnswer) -> list[str]:
     """The answer as text."""
     if answer.admission is not None:
-        return [*_job_lines(answer), *_admission_lines(answer.admission)]
+        reasons = ", ".join(_reason_text(reason) for reason in answer.reasons) or "no reason from Slurm"
+        return [f"job {answer.job}: {answer.state.lower()}, {reasons}", *_admission_lines(answer.admission)]
     if not answer.sessions:
         return [f"job {answer.job}: no session yet: none of its processes has connected to Salus"]
     return [line for session in answer.sessions for line in _session_lines(answer, session)]
-
-
-def _job_lines(answer: WhyAnswer) -> list[str]:
-    reasons = ", ".join(_reason_text(reason) for reason in answer.reasons) or "no reason from Slurm"
-    return [f"job {answer.job}: {answer.state.lower()}, {reasons}"]
 
 
 def _admission_lines(admission: AdmissionWhy) -> list[str]:

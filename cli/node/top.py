@@ -31,11 +31,6 @@ ORDERS = ("share", "waiting", "memory", "job")
 KEYS = "q quit   s order   h keys"
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("top")(top)
-
-
 def top(
     context: typer.Context,
     once: Annotated[bool, typer.Option("--once", "-1", help="Print one view and exit.")] = False,
@@ -128,7 +123,9 @@ def view_lines(node: NodeStatus, width: int, order: str, *, is_ascii: bool) -> "
             lines.append(Text(_session_heading(width), style="bold"))
         for session in sorted(sessions, key=_order_key(order)):
             lines += _session_lines(session, width)
-    return [_cut(line, width) for line in lines]
+    for line in lines:
+        line.truncate(width, overflow="crop")
+    return lines
 
 
 def _device_lines(device: DeviceStatus, width: int, *, is_ascii: bool) -> "list[Text]":
@@ -141,7 +138,7 @@ def _device_lines(device: DeviceStatus, width: int, *, is_ascii: bool) -> "list[
         head += f"  busy {percent_text(device.busy_permille)}"
     parts = (("P", device.persistent_bytes, "blue"), ("L", device.lane_bytes, "green"))
     sizes = (
-        f" P {size_text(device.persistent_bytes)} L {size_text(device.lane_bytes)} free {size_text(device.free_bytes)}"
+        "".join(f" {letter} {size_text(value)}" for letter, value, _ in parts) + f" free {size_text(device.free_bytes)}"
     )
     bar = _bar(parts, device.capacity_bytes, max(10, width - len(sizes) - 4), is_ascii=is_ascii)
     return [Text(head, style="bold" if device.lost_reason is None else "bold red"), Text("  ") + bar + Text(sizes)]
@@ -209,8 +206,3 @@ def _order_key(order: str) -> Callable[[SessionStatus], tuple[int | str, int]]:
             return lambda session: (session.job, session.session)
         case _:
             return lambda session: (-session.share_permille, session.session)
-
-
-def _cut(line: "Text", width: int) -> "Text":
-    line.truncate(width, overflow="crop")
-    return line

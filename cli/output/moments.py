@@ -11,14 +11,7 @@ from nodedaemon.core.errors import RequestError
 SECOND_NS = 1_000_000_000
 STANDARD_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
-_WORDS = {
-    "today": (0, 0),
-    "midnight": (0, 0),
-    "elevenses": (11, 0),
-    "noon": (12, 0),
-    "fika": (15, 0),
-    "teatime": (16, 0),
-}
+_HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}
 _UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800}
 _NOW = re.compile(r"now(?:\s*([+-])\s*(\d{1,10})\s*([a-z]*))?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*(am|pm)?")
@@ -85,9 +78,8 @@ def _relative(text: str, now: datetime) -> datetime | None:
 
 
 def _absolute(text: str, now: datetime) -> datetime | None:
-    if text in _WORDS:
-        hour, minute = _WORDS[text]
-        return now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    if text in _HOURS:
+        return now.replace(hour=_HOURS[text], minute=0, second=0, microsecond=0)
     clock = _clock(text)
     if clock is not None:
         return _at(now.year, now.month, now.day, clock)

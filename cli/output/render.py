@@ -1,16 +1,20 @@
-"""Writes rows in one of four formats: a table, -P as in Slurm's commands, CSV, and JSON.
+"""Writes rows in one of three formats: a table, -P as in Slurm's commands, and JSON.
 
 Only the table uses rich, which is imported on use. The other formats never wrap or colour.
 """
 
-import csv
 import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import IO, Literal
+from typing import IO, Annotated, Literal
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns separated by |.")]
 
 Cell = str | int | float | bool | None
 
@@ -20,7 +24,6 @@ class Form(StrEnum):
 
     TABLE = "table"
     PARSABLE = "parsable"
-    CSV = "csv"
     JSON = "json"
 
 
@@ -43,13 +46,9 @@ def parse_columns(text: str) -> tuple[Column, ...]:
     return tuple(made)
 
 
-def form_of(*, parsable: bool = False, json: bool = False, csv: bool = False) -> Form:
-    """The format that the flags select; --json overrides --csv, which overrides -P."""
-    if json:
-        return Form.JSON
-    if csv:
-        return Form.CSV
-    return Form.PARSABLE if parsable else Form.TABLE
+def form_of(*, parsable: bool = False, json: bool = False) -> Form:
+    """The format that the flags select; --json overrides -P."""
+    return Form.JSON if json else Form.PARSABLE if parsable else Form.TABLE
 
 
 def text_of(cell: Cell) -> str:
@@ -66,8 +65,6 @@ def write_rows(
     columns: Sequence[Column],
     form: Form,
     *,
-    title: str | None = None,
-    with_heading: bool = True,
     stream: IO[str] | None = None,
 ) -> None:
     """Write `rows` to `stream` (default stdout). JSON is a list of objects with the columns' keys."""
@@ -75,18 +72,12 @@ def write_rows(
     match form:
         case Form.JSON:
             write_json([{column.key: row.get(column.key) for column in columns} for row in rows], stream=out)
-        case Form.CSV:
-            writer = csv.writer(out, lineterminator="\n")
-            if with_heading:
-                writer.writerow([column.heading for column in columns])
-            writer.writerows([text_of(row.get(column.key)) for column in columns] for row in rows)
         case Form.PARSABLE:
-            if with_heading:
-                print("|".join(column.heading for column in columns), file=out)
+            print("|".join(column.heading for column in columns), file=out)
             for row in rows:
                 print("|".join(_flat(text_of(row.get(column.key))) for column in columns), file=out)
         case Form.TABLE:
-            _write_table(rows, columns, title=title, with_heading=with_heading, stream=out)
+            _write_table(rows, columns, out)
 
 
 def write_json(value: object, *, stream: IO[str] | None = None) -> None:
@@ -100,21 +91,14 @@ def _flat(text: str) -> str:
     return text.replace("\n", " ").replace("|", "/")
 
 
-def _write_table(
-    rows: Iterable[Mapping[str, Cell]],
-    columns: Sequence[Column],
-    *,
-    title: str | None,
-    with_heading: bool,
-    stream: IO[str],
-) -> None:
+def _write_table(rows: Iterable[Mapping[str, Cell]], columns: Sequence[Column], stream: IO[str]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     # A pipe has no width: a table folded at 80 columns would break grep.
     console = Console(file=stream, width=None if stream.isatty() else 4096, no_color=bool(os.environ.get("NO_COLOR")))
-    table = Table(box=None, title=title, title_justify="left", show_header=with_heading, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
     for column in columns:
         table.add_column(column.heading, justify=column.align, overflow="fold")
     for row in rows:

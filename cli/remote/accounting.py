@@ -25,20 +25,23 @@ SQLITE = "sqlite:///"
 
 def ask(config: Config, question: "Question", kind: type[T], on_step: Callable[[str], None] | None = None) -> T:
     """The answer to `question` as `kind`."""
-    from accounting.questions import read_answer, request_of
+    from accounting.questions import answer_question, read_answer, request_of
+    from accounting.viewer import Viewer
 
-    answer = (
-        _ask_database(config, question, on_step)
-        if may_open(config)
-        else ask_admission(config.settings.admission, request_of(question))["answer"]
-    )
+    request = request_of(question)
+    if may_open(config):
+        viewer = Viewer(uid=os.geteuid(), user=user_name(os.geteuid()), is_operator=True)
+        with opened(config) as database:
+            answer = answer_question(database, viewer, request, now_utc_ns=time.time_ns(), on_step=on_step)
+    else:
+        answer = ask_admission(config.settings.admission, request)["answer"]
     return read_answer(answer, kind)
 
 
 def may_open(config: Config) -> bool:
     """Only root, SlurmUser and the owner of a SQLite file may open the database."""
     uid = os.geteuid()
-    if uid == 0 or user_name(os.geteuid()) == config.settings.slurm.user:
+    if uid == 0 or user_name(uid) == config.settings.slurm.user:
         return True
     url = config.settings.storage.url
     if not url.startswith(SQLITE):
@@ -66,15 +69,3 @@ def opened(config: Config, *, is_created: bool = False, is_checked: bool = True)
         yield database
     finally:
         database.close()
-
-
-def _ask_database(config: Config, question: "Question", on_step: Callable[[str], None] | None) -> object:
-    from accounting.questions import answer_question, request_of
-    from accounting.viewer import Viewer
-
-    viewer = Viewer(uid=os.geteuid(), user=user_name(os.geteuid()), is_operator=True)
-    with opened(config) as database:
-        answer: object = answer_question(
-            database, viewer, request_of(question), now_utc_ns=time.time_ns(), on_step=on_step
-        )
-        return answer

@@ -1,7 +1,7 @@
-"""How commands reach the salusd of this node: one JSON line to its control socket, one back.
+"""Asks the salusd of this node: one JSON line to its control socket, one back.
 
-The socket is the configuration's; where no daemon answers there, and nobody named a configuration, that of the user's
-own daemon (`salus run`) is tried.
+The configuration names the socket. If no daemon answers there, and the user named no configuration, the user's own
+daemon (`salus run`) is tried.
 """
 
 import os
@@ -23,12 +23,12 @@ T = TypeVar("T")
 
 
 def node_name() -> str:
-    """The node that a command means: the one it runs on."""
+    """The name of the node that the command runs on."""
     return os.environ.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0]
 
 
 class DaemonClient:
-    """A connection to one salusd. Raises what `cli.entry` turns into exit codes."""
+    """A connection to one salusd. `cli.entry` turns its errors into exit codes."""
 
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_SECONDS) -> None:
         self.path = path
@@ -52,20 +52,20 @@ class DaemonClient:
         try:
             return msgspec.convert(answer, kind)
         except msgspec.ValidationError as error:
-            raise FailedError(f"salusd: {self.path}: {error}; it is of another release, restart it") from error
+            raise FailedError(f"salusd: {self.path}: {error}; it runs another release; restart it") from error
 
     def close(self) -> None:
         self._connection.close()
 
 
-def connect(context: typer.Context, timeout_s: float = TIMEOUT_SECONDS) -> DaemonClient:
-    """The daemon that the command line, the configuration or the user's own run means."""
+def connect(context: typer.Context) -> DaemonClient:
+    """Connect to the daemon of the configuration or, without one, to the user's own."""
     path = Path(config_of(context).for_node(node_name()).daemon.control_socket)
     own = private_directory() / "salus.conf"
     is_named = context.find_root().obj is not None or "SALUS_CONF" in os.environ
     try:
-        return DaemonClient(path, timeout_s)
+        return DaemonClient(path)
     except UnreachableError:
         if is_named or not own.is_file():
             raise
-        return DaemonClient(Path(load_or_raise(own).for_node(node_name()).daemon.control_socket), timeout_s)
+        return DaemonClient(Path(load_or_raise(own).for_node(node_name()).daemon.control_socket))

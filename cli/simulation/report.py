@@ -142,7 +142,9 @@ def write_report(
             write_rows(part, SPREAD_COLUMNS, form)
         print()
         print("GPUs: devices that hold all jobs at once. Times (completion, queueing, makespan) are in seconds.")
-        print("Gain: average completion of exclusive / of this row. Jain: index of service, over periods of five rounds.")
+        print(
+            "Gain: average completion of exclusive / of this row. Jain: index of service, over periods of five rounds."
+        )
         for caveat in workload["caveats"]:
             print(f"- {caveat}")
         print()

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output.render import Column, Form, write_json, write_rows
+from cli.output.render import Form, Json, parse_columns, write_json, write_rows
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import GIB, KIB, MIB
 
@@ -25,7 +25,6 @@ Directory = Annotated[
         "--dir", metavar="DIR", help="Directory of the cluster. Default: salus-cluster-UID in the temporary directory."
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB}
 
@@ -103,11 +102,12 @@ def status(directory: Directory = None, json: Json = False) -> None:
     if json:
         write_json(state)
         return
-    rows = [{"part": name, "pid": pid, "node": None} for name, pid in state["parts"].items()]
-    for row in rows:
-        row["node"] = state["nodes"].get(row["part"].partition(".")[2])
+    rows = [
+        {"part": name, "pid": pid, "node": state["nodes"].get(name.partition(".")[2])}
+        for name, pid in state["parts"].items()
+    ]
     print(f"cluster: {state['directory']}: {'up' if state['up'] else 'incomplete' if state['parts'] else 'down'}")
-    write_rows(rows, [Column("part", "PART"), Column("pid", "PID", "right"), Column("node", "NODE STATE")], Form.TABLE)
+    write_rows(rows, parse_columns("part=PART pid=PID> node=NODE_STATE"), Form.TABLE)
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cli.entry import ExitCode
-from cli.output.render import Column, form_of, write_json, write_rows
+from cli.output.render import Column, Json, Parsable, form_of, write_json, write_rows
 from nodedaemon.config import Config, Rejected, UnreadableError, load, load_or_raise, locate
 from nodedaemon.config.document import template_text
 from nodedaemon.config.effective import (
@@ -26,7 +26,6 @@ from nodedaemon.wire.envelope import NotFoundError
 app = typer.Typer(no_args_is_help=True, help="Check the configuration, or show what is in effect.")
 
 File = Annotated[Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="The file to read.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def config_of(context: typer.Context) -> Config:
@@ -90,7 +89,7 @@ def show(
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="As it holds for one partition.")] = None,
     explain: Annotated[str | None, typer.Option(metavar="KEY", help="What a key does, and its value.")] = None,
     template: Annotated[bool, typer.Option("--template", help="Print a file with every key and its default.")] = False,
-    parsable: Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns separated by |.")] = False,
+    parsable: Parsable = False,
     json: Json = False,
 ) -> None:
     """Print every value in effect; with --origin the line that each comes from."""

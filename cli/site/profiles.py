@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
+from cli.acct.job_ids import name_list
 from cli.output.moments import format_moment
-from cli.output.render import Cell, Column, form_of, parse_columns, write_json, write_rows
+from cli.output.render import Cell, Column, Json, Parsable, form_of, parse_columns, write_json, write_rows
 from cli.site.config import config_of
 from nodedaemon.config.kinds import Size, Time
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.envelope import NotFoundError
 
 if TYPE_CHECKING:
-    from accounting.profiles import ProfileView
+    from accounting.profiles import ProfileChange, ProfileView
     from nodedaemon.config import Config
 
 app = typer.Typer(no_args_is_help=True, help="Show and manage what admission knows about your jobs.")
@@ -23,8 +24,7 @@ app = typer.Typer(no_args_is_help=True, help="Show and manage what admission kno
 Signature = Annotated[str, typer.Argument(metavar="SIGNATURE", help="Signature from `salus profiles list`.")]
 User = Annotated[str, typer.Option("--user", "-u", metavar="NAME", help="Owner of the profile. Default: you.")]
 Model = Annotated[str, typer.Option("--model", metavar="NAME", help="Only on this device model.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns separated by |.")]
+Users = Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")]
 
 # Version of the format of `export`; incremented when a name in it changes its meaning.
 EXPORT_VERSION = 1
@@ -33,7 +33,7 @@ EXPORT_VERSION = 1
 @app.command("list")
 def list_(
     context: typer.Context,
-    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
+    user: Users = "",
     model: Model = "",
     parsable: Parsable = False,
     json: Json = False,
@@ -49,14 +49,9 @@ def list_(
         return
     rows = [
         {
-            "user": profile.key.user,
-            "signature": profile.key.signature,
-            "model": profile.key.device_model,
-            "persistent": _size(profile.persistent_bytes),
-            "ephemeral": _size(profile.ephemeral_bytes),
+            **_cells(profile),
             "solo_ms": None if profile.solo_iteration_ns is None else f"{profile.solo_iteration_ns / 1e6:.1f}",
             "runs": profile.run_count,
-            "version": profile.version,
             "state": "stale" if profile.stale_reason else "ok",
             "seen": format_moment(profile.seen_utc_ns) if profile.seen_utc_ns else "never",
         }
@@ -68,21 +63,20 @@ def list_(
 @app.command()
 def show(context: typer.Context, signature: Signature, user: User = "", model: Model = "", json: Json = False) -> None:
     """Show one profile: what admission uses, and why."""
+    from accounting.profiles import describe
+
     found = _require(config_of(context), signature, user, model)
     if json:
         write_json(msgspec.to_builtins(found))
         return
     for profile in found:
         solo_ns = profile.solo_iteration_ns
-        print(f"{profile.key.signature} of {profile.key.user} on {profile.key.device_model} ({profile.key.cluster})")
-        used = (profile.persistent_bytes, profile.ephemeral_bytes)
-        print(f"  admission uses   persistent {_size(used[0])}, ephemeral {_size(used[1])}")
+        print(describe(profile.key))
+        print(f"  admission uses   {_sizes(profile.persistent_bytes, profile.ephemeral_bytes)}")
         print("                   (plus headroom and rounding)")
         print(f"  because          {profile.why()}")
-        measured = (profile.measured_persistent_bytes, profile.measured_ephemeral_bytes)
-        live = (profile.live_persistent_bytes, profile.live_ephemeral_bytes)
-        print(f"  measured         persistent {_size(measured[0])}, ephemeral {_size(measured[1])}")
-        print(f"  live bytes       persistent {_size(live[0])}, ephemeral {_size(live[1])}")
+        print(f"  measured         {_sizes(profile.measured_persistent_bytes, profile.measured_ephemeral_bytes)}")
+        print(f"  live bytes       {_sizes(profile.live_persistent_bytes, profile.live_ephemeral_bytes)}")
         print(f"  solo iteration   {'n/a' if solo_ns is None else f'{solo_ns / 1e6:.3f} ms'}")
         print(f"  boundary rule    {profile.boundary_rule or 'not learned'}")
         print(f"  version          {profile.version}, changed {format_moment(profile.changed_utc_ns)}")
@@ -109,9 +103,9 @@ def set_(
         user=user,
         signature=signature,
         device_model=model,
-        persistent_bytes=_parse_size("--persistent", persistent),
-        ephemeral_bytes=_parse_size("--ephemeral", ephemeral),
-        solo_iteration_ns=_parse_time(solo) if solo else None,
+        persistent_bytes=_parse(Size(), "--persistent", persistent),
+        ephemeral_bytes=_parse(Size(), "--ephemeral", ephemeral),
+        solo_iteration_ns=_parse(Time(), "--solo", solo) if solo else None,
     )
     stored = ask(config, question, ProfileView)
     print(f"version {stored.version}: {stored.why()}")
@@ -139,7 +133,7 @@ def history(
     signature: Annotated[
         str, typer.Argument(metavar="[SIGNATURE]", show_default=False, help="Only this signature.")
     ] = "",
-    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
+    user: Users = "",
     parsable: Parsable = False,
     json: Json = False,
 ) -> None:
@@ -148,7 +142,7 @@ def history(
     from accounting.questions import AskProfileHistory
     from cli.remote.accounting import ask
 
-    question = AskProfileHistory(users=_names(user), signature=signature or None)
+    question = AskProfileHistory(users=name_list(user), signature=signature or None)
     found = ask(config_of(context), question, list[ProfileChange])
     if json:
         write_json(msgspec.to_builtins(found))
@@ -157,12 +151,7 @@ def history(
     rows: list[dict[str, Cell]] = [
         {
             "when": format_moment(change.changed_utc_ns),
-            "user": change.key.user,
-            "signature": change.key.signature,
-            "model": change.key.device_model,
-            "version": change.version,
-            "persistent": _size(change.persistent_bytes),
-            "ephemeral": _size(change.ephemeral_bytes),
+            **_cells(change),
             "cause": change.cause,
             "by": change.changed_by,
             "detail": change.detail,
@@ -178,7 +167,7 @@ def export(
     file: Annotated[
         Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Default: standard output.")
     ] = None,
-    user: Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only these users.")] = "",
+    user: Users = "",
 ) -> None:
     """Write profiles as JSON, for another cluster or as a backup."""
     found = _find(config_of(context), users=user)
@@ -226,7 +215,7 @@ def _find(config: "Config", *, users: str = "", model: str = "", signature: str 
     from accounting.questions import AskProfiles
     from cli.remote.accounting import ask
 
-    question = AskProfiles(users=_names(users), signature=signature or None, device_model=model or None)
+    question = AskProfiles(users=name_list(users), signature=signature or None, device_model=model or None)
     return ask(config, question, list[ProfileView])
 
 
@@ -261,23 +250,28 @@ def _read(file: Path) -> "list[ProfileView]":
     return document.profiles
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in (part.strip() for part in text.split(",")) if name)
+def _cells(profile: "ProfileView | ProfileChange") -> dict[str, Cell]:
+    """The columns that `list` and `history` have in common."""
+    return {
+        "user": profile.key.user,
+        "signature": profile.key.signature,
+        "model": profile.key.device_model,
+        "version": profile.version,
+        "persistent": _size(profile.persistent_bytes),
+        "ephemeral": _size(profile.ephemeral_bytes),
+    }
 
 
 def _size(count: int) -> str:
     return Size().write(count) if count % (1 << 20) == 0 or count < 1 << 20 else f"{count / (1 << 20):.1f}M"
 
 
-def _parse_size(option: str, text: str) -> int:
+def _sizes(persistent_bytes: int, ephemeral_bytes: int) -> str:
+    return f"persistent {_size(persistent_bytes)}, ephemeral {_size(ephemeral_bytes)}"
+
+
+def _parse(kind: Size | Time, option: str, text: str) -> int:
     try:
-        return Size().parse(text)
+        return kind.parse(text)
     except ValueError as error:
         raise RequestError(f"profile not set: {option} {text}: {error}") from error
-
-
-def _parse_time(text: str) -> int:
-    try:
-        return Time().parse(text)
-    except ValueError as error:
-        raise RequestError(f"profile not set: --solo {text}: {error}") from error

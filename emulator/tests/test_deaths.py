@@ -109,16 +109,16 @@ def named(inject: dict[str, str]) -> dict[str, str]:
 
 
 def cut_orders(stage: Stage) -> None:
-    """The control program's, which change the device; it is mended after each."""
+    """Cut every command of the control program that changes the device, and restore the device after each."""
 
-    def mend() -> None:
+    def restore() -> None:
         stage.emulator.control("clear", "0")
         stage.emulator.control("mps", "0", "0")
 
     stranger = subprocess.Popen(["sleep", "600"])
     try:
         for order in ("xid 0 79", "lose 0", "hang 0", "hang-nvml 0", "oom 0 1", "slow 0 500", "mps 0 1", "clear 0"):
-            stage.cut_everywhere(lambda inject, o=order: stage.order(*o.split(), **named(inject)), after=mend)
+            stage.cut_everywhere(lambda inject, o=order: stage.order(*o.split(), **named(inject)), after=restore)
     finally:
         stranger.kill()
         stranger.wait()
@@ -132,7 +132,7 @@ def cut_orders(stage: Stage) -> None:
     finally:
         os.kill(victim, signal.SIGKILL)
         os.waitpid(victim, 0)
-    mend()
+    restore()
     stage.check("xid 31")
 
 

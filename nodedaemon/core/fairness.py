@@ -130,5 +130,9 @@ class ServiceBook:
 
 def jain(shares: Sequence[float]) -> float:
     """Jain's index of `shares`: 1.0 where all are equal, 1/n where one has everything; 1.0 for none."""
-    squares = sum(share * share for share in shares)
-    return 1.0 if squares == 0 else sum(shares) ** 2 / (len(shares) * squares)
+    return jain_of_sums(sum(shares), sum(share * share for share in shares), len(shares))
+
+
+def jain_of_sums(share_sum: float, square_sum: float, count: int) -> float:
+    """Jain's index of `count` shares with this sum and this sum of squares."""
+    return 1.0 if square_sum == 0 else share_sum**2 / (count * square_sum)

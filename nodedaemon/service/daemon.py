@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 
 from nodedaemon.config import Config
 from nodedaemon.core import events
-from nodedaemon.core.types import SessionId
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.control_socket import ControlSocket
@@ -32,12 +31,11 @@ from nodedaemon.service.control.why import WhyView
 from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.devices.discovery import make_devices
 from nodedaemon.service.devices.holders import HolderWatch
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.launch_gate import LaunchGate
 from nodedaemon.service.devices.memory_limits import MemoryLimits
 from nodedaemon.service.devices.mps import MpsServers
 from nodedaemon.service.devices.readings import DeviceReadings
-from nodedaemon.service.devices.wake_timers import WakeTimers
 from nodedaemon.service.jobs.environment import JobEnvironment
 from nodedaemon.service.jobs.identity import JobFinder
 from nodedaemon.service.jobs.job_sessions import JobSessions
@@ -55,16 +53,22 @@ from nodedaemon.service.journal.segments import Journal
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.paths import lock_state, open_socket, prepare_directory, raise_descriptor_limit
 from nodedaemon.service.periodic import IdleExit, Upkeep, repeat
-from nodedaemon.service.sessions.attach import SessionDesk
-from nodedaemon.service.sessions.connections import Connections, Limits
+from nodedaemon.service.sessions.attach import SessionAttach
+from nodedaemon.service.sessions.connections import Connections
 from nodedaemon.service.sessions.executor import Executor
-from nodedaemon.service.sessions.frames import Server
+from nodedaemon.service.sessions.frames import GrantFrames, SessionFrames, SessionReports
+from nodedaemon.service.sessions.greeting import SessionGreeting
+from nodedaemon.service.sessions.handover import Handover
+from nodedaemon.service.sessions.losses import SessionLosses
 from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S, Recovery
+from nodedaemon.service.sessions.resume import SessionResume
 from nodedaemon.service.sessions.roster import Roster
+from nodedaemon.service.sessions.strays import StraySessions
 from nodedaemon.service.usage.database import DatabaseStore
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import UsageRecorder
 from nodedaemon.service.usage.spool import Spool
+from nodedaemon.wire import messages
 
 
 @dataclass(frozen=True)
@@ -132,47 +136,22 @@ class Daemon:
         dispatcher, devices, configuration, log = self._dispatcher, self._devices, self._configuration, self._log
         self._directory = DeviceDirectory(devices, dispatcher.state)
         self._administration = Administration(configuration, dispatcher, self._notifier, log)
-        self._lanes = LaneKeeper(dispatcher, self._roster, devices, configuration, log)
+        self._lanes = LaneAllocator(dispatcher, self._roster, devices, configuration, log)
         self._readings = DeviceReadings(dispatcher, self._roster, devices, configuration, self._recorder, log)
         self._launch_gate = LaunchGate(dispatcher.state, self._roster, devices, configuration)
         self._memory_limits = MemoryLimits(dispatcher, devices, log)
         self._mps = MpsServers(dispatcher.state, devices, configuration, log)
 
     def _assemble_sessions(self) -> None:
-        dispatcher, log, loop = self._dispatcher, self._log, asyncio.get_running_loop()
-        self._executor = Executor(
-            dispatcher,
-            self._roster,
-            self._lanes,
-            wake_at=WakeTimers(dispatcher).wake_at,
-            welcome=lambda live, facts: self._attach.welcome(live, facts),  # noqa: PLW0108 - it comes later
-            revoke_raised=lambda: None,
-            report=self._recorder.report,
-            log=log,
-        )
-        self._holders = HolderWatch(dispatcher, self._roster, self._executor, loop, log)
-        self._attach = SessionDesk(
-            dispatcher,
-            self._roster,
-            self._devices,
-            settings=self._configuration.for_device,
-            loop=loop,
-            utc_ns=self._node.clock.utc_ns,
-            on_death=self._on_death,
-            report=self._recorder.report,
-            log=log,
-        )
-        self._recovery = Recovery(
-            dispatcher,
-            self._roster,
-            self._lanes,
-            self._executor,
-            self._attach,
-            loop=loop,
-            on_gathered=self._on_gathered,
-            watch_contact=lambda session: self._server.watch_contact(session),  # noqa: PLW0108 - it comes later
-            log=log,
-        )
+        dispatcher, roster, lanes, log = self._dispatcher, self._roster, self._lanes, self._log
+        configuration, recorder = self._configuration, self._recorder
+        self._handover = Handover(dispatcher, roster, lanes)
+        self._executor = Executor(dispatcher, roster, lanes, self._handover, recorder, log)
+        self._holders = HolderWatch(dispatcher, roster, self._handover, asyncio.get_running_loop(), log)
+        self._losses = SessionLosses(dispatcher, roster, lanes, self._executor, configuration, recorder)
+        self._attach = SessionAttach(dispatcher, roster, self._devices, configuration, recorder, log)
+        self._recovery = Recovery(dispatcher, roster, lanes, self._handover, self._losses, log)
+        self._recovery.on_gathered = self._on_gathered
 
     def _assemble_jobs(self) -> None:
         dispatcher, configuration, log = self._dispatcher, self._configuration, self._log
@@ -189,26 +168,29 @@ class Daemon:
         self._finder = JobFinder(self._registry, self._local_jobs, self._directory, self._slurm, configuration, log)
 
     def _assemble_service(self) -> None:
-        self._server = Server(
-            self._dispatcher,
+        dispatcher, attach, recovery, losses = self._dispatcher, self._attach, self._recovery, self._losses
+        finder, log = self._finder, self._log
+        grants = GrantFrames(dispatcher, self._handover, recovery)
+        reports = SessionReports(dispatcher, self._recorder, self._environment.preload_uids, log)
+        self._greeting = SessionGreeting(attach, finder, self._directory, recovery, losses, log)
+        self._strays = StraySessions(attach, finder, self._readings, recovery, losses, log)
+        self._frames = SessionFrames(
+            dispatcher.state,
             self._roster,
-            self._lanes,
-            self._executor,
-            self._attach,
-            loop=asyncio.get_running_loop(),
-            find_job=self._finder.find_job,
-            find_device=self._directory.of_job,
-            resume=self._recovery.resume,
-            measure=self._readings.measure,
-            is_gathering=lambda: self._recovery.is_gathering,
-            wait_gathered=self._recovery.wait_gathered,
-            user_sessions_max=lambda: self._configuration.settings.daemon.user_sessions_max,
-            contact_timeout_ns=lambda: self._configuration.settings.lanes.unmap_timeout_ns,
-            on_profile=self._recorder.take_profile,
-            report=self._recorder.report,
-            log=self._log,
+            self._greeting,
+            SessionResume(dispatcher, self._roster, self._lanes, attach, recovery, log),
+            self._strays,
+            {
+                messages.Want: grants.on_want,
+                messages.Return: grants.on_return,
+                messages.Started: grants.on_started,
+                messages.Unmapped: self._lanes.on_unmapped,
+                messages.ProfileReport: self._recorder.take_profile,
+                messages.Overrun: reports.on_overrun,
+                messages.Fault: reports.on_fault,
+                messages.Bye: losses.on_bye,
+            },
         )
-        self._server.unhooked_uids = self._environment.preload_uids
 
     def _assemble_control(self) -> None:
         dispatcher, configuration, log = self._dispatcher, self._configuration, self._log
@@ -224,24 +206,13 @@ class Daemon:
             configuration,
         )
         self._control = ControlSocket(requests, log)
-        self._connections = Connections(
-            asyncio.get_running_loop(),
-            self._connection_limits,
-            on_message=self._server.on_message,
-            on_request=self._control.on_request,
-            on_lost=self._server.on_lost,
-            log=log,
-        )
+        self._connections = Connections(self._frames, self._control, self._losses, configuration, log)
         registry = CollectorRegistry()
         self._metrics = MetricsPage(registry, log)
         metrics = EventMetrics(dispatcher.state, registry)
         registry.register(NodeCollector(status, self._ledger, self._recorder, self._administration))
         dispatcher.observers = [metrics, self._recorder, self._launch_gate, self._memory_limits, self._holders]
         dispatcher.executor = self._executor
-
-    def _connection_limits(self) -> Limits:
-        daemon = self._configuration.settings.daemon
-        return Limits(daemon.user_sessions_max, daemon.user_requests_per_s, daemon.hello_timeout_ns / 1e9)
 
     # Running
 
@@ -286,7 +257,8 @@ class Daemon:
         parts.callback(self._metrics.close)
         await self._control.listen(control)
         parts.push_async_callback(self._control.close)
-        parts.push_async_callback(self._server.close)
+        parts.push_async_callback(self._greeting.close)
+        parts.push_async_callback(self._strays.close)
         self._start_tasks()
         parts.callback(self._recovery.stop)
         loop = asyncio.get_running_loop()
@@ -340,14 +312,6 @@ class Daemon:
             self._fatal = error
             self._stop.set()
 
-    def _on_death(self, session: SessionId) -> None:
-        if self._recovery.on_death(session):
-            return
-        facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
-        if facts is not None and live is not None:
-            self._recorder.record_profile(live, facts)
-        self._server.on_death(session)
-
     def _on_gathered(self) -> None:
         self._readings.recall_lost()
         for device in self._devices:
@@ -355,7 +319,6 @@ class Daemon:
         self._holders.look_soon()
         if self._recovery.adopted_count:
             self._log.info("sessions taken back", count=self._recovery.adopted_count)
-        self._server.greet_early()
 
 
 def _listen(parts: contextlib.AsyncExitStack, path: Path, kind: socket.SocketKind) -> socket.socket:

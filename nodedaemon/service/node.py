@@ -13,7 +13,7 @@ BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class NodeClock:
     """`monotonic_ns` measures spans, `utc_ns` dates records."""
 
     monotonic_ns: Callable[[], int] = time.monotonic_ns
@@ -29,7 +29,7 @@ class NodeIdentity:
     version: str
     boot_id: str
     incarnation: str
-    clock: Clock = field(default_factory=Clock)
+    clock: NodeClock = field(default_factory=NodeClock)
 
     @classmethod
     def of_this_run(cls, name: str, cluster: str) -> NodeIdentity:

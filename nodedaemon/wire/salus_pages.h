@@ -31,8 +31,9 @@ enum salus_gate_state {
  *            SALUS_UNLIMITED: until revoked, 0: revoked
  * grant      epoch that salusd starts itself; a successor is started by the offer in its slot
  * successor  epoch << 16 | slot + 1; the holder takes it by exchange with 0
- * launch     kernels: low half not 0: held back; high half: most that may be in flight, 0: any number
- * state      epoch << 16 | sequence << 8 | enum salus_gate_state; changed by compare-and-swap only
+ * launch     kernels: low half not 0: held back; high half: most that may be in flight, 0: any
+ * number state      epoch << 16 | sequence << 8 | enum salus_gate_state; changed by
+ * compare-and-swap only
  */
 struct salus_gate_page {
     uint32_t magic;

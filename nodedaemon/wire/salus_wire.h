@@ -1,9 +1,9 @@
 /*
  * The frames that salusd and a session exchange on the session socket.
  *
- * docs/protocol.md is the specification. tools/layouts.py writes messages.py from this file, so keep
- * it regular: fixed-width types, every padding byte declared as `reserved`, one comment above each
- * struct. Integers are little-endian. Kind SALUS_X has the body struct salus_x.
+ * docs/protocol.md is the specification. tools/layouts.py writes messages.py from this file, so
+ * keep it regular: fixed-width types, every padding byte declared as `reserved`, one comment above
+ * each struct. Integers are little-endian. Kind SALUS_X has the body struct salus_x.
  */
 #ifndef SALUS_WIRE_H
 #define SALUS_WIRE_H
@@ -46,7 +46,7 @@ enum salus_framework {
 
 /* Flags of HELLO. */
 enum salus_hello_flag {
-    SALUS_HELLO_RESUME = 1,  /* reconnect: session, lane and grant are filled in, descriptors attached */
+    SALUS_HELLO_RESUME = 1,  /* reconnect: with session, lane, grant and descriptors */
     SALUS_HELLO_FORKED = 2,  /* the process was forked from another session's process */
     SALUS_HELLO_UNGATED = 4, /* iteration boundaries are not visible: never asks for a grant */
 };
@@ -63,7 +63,7 @@ enum salus_welcome_flag {
 enum salus_overrun_kind {
     SALUS_OVERRUN_PERSISTENT = 1, /* an allocation waits for the answer; DENY makes it fail */
     SALUS_OVERRUN_EPHEMERAL = 2,  /* the lane was too small and blocks spilled; nothing waits */
-    SALUS_OVERRUN_STASH = 3,      /* at a boundary; after DENY the grant is kept for one iteration */
+    SALUS_OVERRUN_STASH = 3, /* at a boundary; after DENY the grant is kept for one iteration */
 };
 
 /* The start of every frame. */

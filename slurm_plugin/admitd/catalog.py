@@ -1,7 +1,7 @@
-"""Which devices a job may get: per node the shards that Slurm counts, with the reserve that salus.conf gives.
+"""The devices that a job may get: the shards that Slurm counts on each node, with the lane reserve from salus.conf.
 
-Slurm's own counts are the truth: a charge above them waits for ever, one below is not a whole device. Where Slurm was
-not asked yet, the DeviceName records of salus.conf stand in. Pure: the service feeds it.
+Slurm's counts decide: a larger charge would wait for ever, a smaller one would not be a whole device. Until Slurm has
+answered, the DeviceName records of salus.conf are used. Pure.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ class Catalog:
     default_partition: str = ""
 
     def for_partitions(self, names: Sequence[str]) -> list[DeviceView]:
-        """The different devices on which a job of these partitions may run; of all where a partition is not known."""
+        """The different devices of these partitions; all devices if the partitions are not known yet."""
         wanted = list(names) or ([self.default_partition] if self.default_partition else [])
         nodes = {node for name in wanted for node in self.partitions.get(name, ())}
         if not wanted or not self.partitions:
             nodes = set(self.devices)
-        found = {
+        devices = {
             (device.capacity_bytes, device.lane_reserve_bytes): device
             for node in sorted(nodes)
             for device in self.devices.get(node, ())
         }
-        return list(found.values())
+        return list(devices.values())
 
     def shards_max(self) -> int:
-        """Shards that take any device whole."""
+        """The number of shards that fills any device."""
         return max((device.units_total for devices in self.devices.values() for device in devices), default=0)
 
 
 def reserve_bytes(config: Config, node: str, shard_bytes: int) -> int:
-    """The smallest reserve among a node's devices, of which each has `shard_bytes` behind its shards.
+    """The smallest lane reserve among a node's devices, each of which has `shard_bytes` of shards.
 
-    `auto` is what gres.conf leaves of a device: whatever its shards do not stand for is free for lanes. Of a device
-    whose memory salus.conf does not name that is unknown and counts as none: charging the peak is safe.
+    With `auto` the reserve is the memory that gres.conf does not count as shards. For a device whose memory is not in
+    salus.conf it is 0, which charges a job its peak and is safe.
     """
     devices = config.devices_of(node)
     if not devices:

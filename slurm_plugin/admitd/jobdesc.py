@@ -1,8 +1,6 @@
-"""Slurm's job description -> what a user asks of Salus, and what to write back. Pure: values in, values out.
+"""Reads Slurm's job description: what a user asks of Salus. Pure: values in, values out.
 
-Slurm writes a request for generic resources as `gres:salus:1,gres:shard:3` (22.05) or `gres/salus:1` (23.02 on); both
-are read, and answers keep the spelling of the question. Options come from the SPANK plugin as `SALUS_*`. All that
-is wrong with a request is told at once. The `salus:` segment of admin_comment (docs/protocol.md) is made and read here.
+Options come from the SPANK plugin as `SALUS_*`. A submission lists all problems of a request at once.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ TRES_OPTIONS = {
 }
 CLASSES = tuple(map(str, JobClass))
 
-# Slurm's "not set" and "infinite" for 16, 32 and 64 bits; Lua sees the last as a float of about 1.8e19.
+# Slurm's "not set" and "infinite" start here; Lua sees the 64-bit ones as a float of about 1.8e19.
 UNSET_MIN = {16: 0xFFFE, 32: 0xFFFFFFFE}
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:+-]{1,100}")
@@ -32,7 +30,7 @@ SIZE_PATTERN = re.compile(r"(\d{1,12})([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as its user asks for it. `problems` are complete texts, one for each thing that cannot be."""
+    """A job as its user asks for it. `problems` are complete sentences, one for each thing that is wrong."""
 
     uid: int
     partitions: tuple[str, ...] = ()
@@ -54,13 +52,13 @@ class Submission:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes of `2G`, `512M`, `300` (MiB, as Slurm counts); None if it is no size."""
+    """Bytes of `2G`, `512M`, `300` (MiB, as Slurm counts); None if it is not a size."""
     matched = SIZE_PATTERN.fullmatch(text.strip())
     return int(matched[1]) * SIZE_UNITS[matched[2].upper()] if matched else None
 
 
 def parse_time(text: str) -> int | None:
-    """Seconds of Slurm's time formats (`30`, `30:00`, `1:30:00`, `2-12`, `2-12:30:00`); None if it is none."""
+    """Seconds of Slurm's time formats (`30`, `30:00`, `1:30:00`, `2-12`, `2-12:30:00`); None if it is not a time."""
     matched = re.fullmatch(r"(?:(\d{1,5})-)?(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?", text.strip())
     if matched is None:
         return None
@@ -75,7 +73,7 @@ def parse_time(text: str) -> int | None:
 
 
 def number(value: object, bits: int = 32) -> int | None:
-    """A number of Slurm's; None where it says that the field was not set."""
+    """A number from Slurm; None if the field is not set."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if 0 <= value < UNSET_MIN[bits] else None
@@ -107,7 +105,7 @@ def read_submission(
 
 
 def tres_problems(fields: Mapping[str, object]) -> list[str]:
-    """What is wrong with the resources that a user asked for, each with what to do instead."""
+    """What is wrong with the requested resources, each with what to do instead."""
     problems = []
     asked = {name: parse_tres(text_of(fields, name)) for name in TRES_FIELDS}
     has_salus = any(tres.name == "salus" for found in asked.values() for tres in found)
@@ -119,11 +117,11 @@ def tres_problems(fields: Mapping[str, object]) -> list[str]:
                     f"{option} asks for shard: shards are what Salus charges; ask for --gres=salus:1 instead"
                 )
             elif tres.name == "salus" and name != "tres_per_node":
-                problems.append(f"{option} asks for salus: it is counted by node; ask for --gres=salus:1 instead")
+                problems.append(f"{option} asks for salus: Slurm counts it per node; ask for --gres=salus:1 instead")
             elif tres.name == "salus" and (tres.count != 1 or tres.type):
                 problems.append(
                     f"--gres=salus:{tres.type + ':' if tres.type else ''}{tres.count}: "
-                    "one shared device a node is all there is for now; ask for --gres=salus:1"
+                    "a job can share only one device per node; ask for --gres=salus:1"
                 )
             elif tres.name in ("gpu", "mps") and has_salus:
                 problems.append(

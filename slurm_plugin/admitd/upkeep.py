@@ -112,15 +112,15 @@ class Upkeep:
         """Roll up and purge old records by RollUpAfter and PurgeAfter."""
         storage, now_ns = self._config.settings.storage, self._clock()
         if storage.roll_up_after_ns:
-            rolled = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
-            self.counters.rolled_up_count += rolled.before_count - rolled.after_count
-            if rolled.before_count > rolled.after_count:
-                log.info("usage rolled up", rows=rolled.before_count, left=rolled.after_count)
+            before_count, after_count = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
+            self.counters.rolled_up_count += before_count - after_count
+            if before_count > after_count:
+                log.info("usage rolled up", rows=before_count, left=after_count)
         if storage.purge_after_ns:
             purged = retention.purge(self._database(), now_ns - storage.purge_after_ns)
-            self.counters.purged_count += purged.counts["jobs"]
-            if any(purged.counts.values()):
-                log.info("old records purged", **purged.counts)
+            self.counters.purged_count += purged["jobs"]
+            if any(purged.values()):
+                log.info("old records purged", **purged)
 
     def _run(self) -> None:
         storage = self._config.settings.storage

@@ -1,6 +1,6 @@
-"""Start, ask and end a private cluster from the outside: what `salus cluster`, the demo and the tests call.
+"""Starts, controls and ends a private cluster; used by `salus cluster`, the demo and the tests.
 
-All of it needs root: device nodes are made with mknod, and jobs run under the ids of several existing accounts.
+It needs root: it creates device nodes with mknod, and jobs run under the ids of several existing accounts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: i
     prepare_directory(plan.directory)
     plan = dataclasses.replace(plan, is_tree_shown=plan.with_salus and not plan.root and not is_ours_open_to_all())
     plan.save()
-    # Mounts in a name space of its own end with the cluster, however it ends.
+    # In a mount namespace of its own, mounts always end with the cluster.
     apart = ["unshare", "--mount", "--propagation", "private"] if plan.root or plan.is_tree_shown else []
     argv = [*apart, sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
     if owner_pid is not None:
@@ -80,43 +80,43 @@ def up(plan: ClusterPlan, say: Callable[[str], None] = SAY_NOTHING, owner_pid: i
     try:
         _wait_ready(supervisor, plan, say)
     except OperatingError:
-        # It has said why and ends by itself.
+        # The supervisor has reported the reason and ends by itself.
         supervisor.wait()
         raise
     except BaseException:
-        # Also on Ctrl-C: a cluster that nobody knows of would stay.
+        # Also on Ctrl-C: otherwise the cluster would keep running unnoticed.
         supervisor.terminate()
         supervisor.wait()
         raise
-    # The process is not ours to wait for any more: it outlives this one, or ends with its owner.
+    # Do not wait for the supervisor: it outlives this process, or ends with its owner.
     supervisor.returncode = 0
     return PrivateCluster(ClusterPlan.load(plan.directory))
 
 
 def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Callable[[str], None]) -> None:
-    """Read what the supervisor says until the cluster is up, or raise why it is not."""
+    """Wait until the supervisor reports that the cluster is up; OperatingError if it fails."""
     assert supervisor.stdout is not None
     with supervisor.stdout:
         for line in supervisor.stdout:
-            told = json.loads(line)
-            if "step" in told:
-                say(f"{told['seconds']:6.2f} s  {told['step']}")
-            elif "error" in told:
-                raise OperatingError(f"{told['error']}; logs are in {plan.directory}")
-            elif told.get("ready"):
+            report = json.loads(line)
+            if "step" in report:
+                say(f"{report['seconds']:6.2f} s  {report['step']}")
+            elif "error" in report:
+                raise OperatingError(f"{report['error']}; logs are in {plan.directory}")
+            elif report.get("ready"):
                 return
     raise OperatingError(f"cluster: start: the supervisor ended early; see {plan.directory}/supervisor.log")
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make the cluster's directory, or clear it where an earlier cluster has ended; others' files are never touched."""
+    """Create the cluster's directory, or clear that of an ended cluster. Files of others are never touched."""
     if directory.is_symlink() or (directory.exists() and directory.stat().st_uid != os.geteuid()):
-        raise RequestError(f"cluster: {directory}: not a directory of ours; choose another with --dir")
+        raise RequestError(f"cluster: {directory}: not our directory; choose another with --dir")
     if directory.exists() and any(directory.iterdir()):
         if not (directory / "plan.json").exists():
-            raise RequestError(f"cluster: {directory}: has files of somebody else; choose another with --dir")
+            raise RequestError(f"cluster: {directory}: has files that are not ours; choose another with --dir")
         if PrivateCluster(ClusterPlan.load(directory)).is_up():
-            raise RequestError(f"cluster: {directory}: a cluster runs here; end it with salus cluster down")
+            raise RequestError(f"cluster: {directory}: a cluster is running here; end it with salus cluster down")
         shutil.rmtree(directory)
     for parent in directory.parents:
         if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
@@ -129,7 +129,7 @@ def prepare_directory(directory: Path) -> None:
 
 
 class PrivateCluster:
-    """A cluster that was started in a directory. Holds no process: it may be made again from the directory at will."""
+    """A cluster that was started in a directory. It holds no process and can be created again from the directory."""
 
     def __init__(self, plan: ClusterPlan) -> None:
         self.plan = plan
@@ -172,16 +172,16 @@ class PrivateCluster:
         """Run a command in the cluster's environment, as root or under the id of an existing account."""
         with self.popen(argv, user, **extra) as process:
             try:
-                told, complaint = process.communicate(timeout=timeout_s)
+                output, errors = process.communicate(timeout=timeout_s)
             except BaseException:
                 process.kill()
                 raise
-        return subprocess.CompletedProcess(list(argv), process.returncode, told, complaint)
+        return subprocess.CompletedProcess(list(argv), process.returncode, output, errors)
 
     def popen(self, argv: Sequence[str], user: str | None = None, **extra: str) -> subprocess.Popen[str]:
-        """The same, without waiting for its end."""
+        """Like `run`, without waiting for the end."""
         entry = pwd.getpwnam(user) if user else None
-        # The caller's environment does not follow into the job: Slurm would carry it there.
+        # A fresh environment: Slurm would copy the caller's into the job.
         environment = {
             "PATH": self.plan.search_path(),
             "LANG": "C.UTF-8",
@@ -226,21 +226,21 @@ class PrivateCluster:
         return interpreter(self.plan)
 
     def status(self) -> dict[str, Any]:
-        """Parts with their ids, nodes with their state; for people and programs."""
+        """The parts with their process ids and the nodes with their states."""
         if not self.is_up():
             return {"directory": str(self.plan.directory), "up": False, "parts": {}, "nodes": {}}
         parts = self.ask("status")["children"]
-        told = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.split()
+        nodes = self.run(["sinfo", "-h", "-N", "-o", "%N %T"]).stdout.split()
         return {
             "directory": str(self.plan.directory),
             "up": all(parts.values()),
             "parts": parts,
-            "nodes": dict(zip(told[::2], told[1::2], strict=False)),
+            "nodes": dict(zip(nodes[::2], nodes[1::2], strict=False)),
             "environment": self.plan.environment(),
         }
 
     def down(self, *, keep: bool = False) -> None:
-        """End every process, also when the supervisor is gone, and remove the directory unless `keep`."""
+        """End every process, even without a supervisor, and remove the directory unless `keep`."""
         state = self.state()
         pid, started = state.get("supervisor", (0, None))
         if started is not None and start_time(pid) == started:

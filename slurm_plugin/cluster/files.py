@@ -130,7 +130,7 @@ def mariadb_conf(plan: ClusterPlan) -> str:
 
 
 def hook_script(plan: ClusterPlan, module: str) -> str:
-    """Prolog or Epilog of this cluster: the shipped one, told where this node's daemon listens."""
+    """The Prolog or Epilog script of this cluster: it runs the shipped hook with the socket of this node's daemon."""
     python = sys.executable if plan.root is None else "/usr/bin/python3"
     socket = plan.path("run", "$SLURMD_NODENAME", "salusd.sock")
     # A cluster without salusd must not wait for one at every job.
@@ -152,7 +152,7 @@ def spank_library(plan: ClusterPlan) -> Path:
 
 
 def plugstack_conf(plan: ClusterPlan, on_loss: str) -> str:
-    # Which daemon serves a node is told by slurmd's environment: all nodes share this file.
+    # No socket= here: all nodes share this file, and slurmd's environment names the socket of its daemon.
     return f"required {plan.path('lib', 'salus_spank.so')} on_loss={on_loss}\n"
 
 

@@ -40,9 +40,9 @@ class ClusterPlan:
     cores: int = 16
     #: Start salus-admitd and wire job_submit.lua, SPANK, Prolog and Epilog into Slurm; plain Slurm otherwise.
     with_salus: bool = True
-    #: Start one salusd a node.
+    #: Start one salusd per node.
     with_daemons: bool = True
-    #: Shards a device, overriding what capacity, reserve and unit give.
+    #: Shards per device, instead of the number that follows from capacity, reserve and unit.
     shard_count: int | None = None
     #: Extra lines for slurm.conf and salus.conf.
     slurm_lines: tuple[str, ...] = ()

@@ -77,8 +77,8 @@ def wait_until(ready: Callable[[], bool], what: str, seconds: float, child: Chil
         if child is not None and child.pid is None:
             raise OperatingError(f"cluster: start {child.name}: it ended: {child.tail()}; see {child.log}")
         if time.monotonic() > deadline:
-            told = f": {child.tail()}; see {child.log}" if child else ""
-            raise OperatingError(f"cluster: wait for {what}: not within {seconds:g} s{told}")
+            log = f": {child.tail()}; see {child.log}" if child else ""
+            raise OperatingError(f"cluster: wait for {what}: not within {seconds:g} s{log}")
         time.sleep(POLL_SECONDS)
 
 

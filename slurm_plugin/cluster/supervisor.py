@@ -1,8 +1,8 @@
-"""The one process that owns a private cluster: starts it in order, restarts parts on request, ends all of it.
+"""The process that owns a private cluster: starts it in order, restarts parts on request, and ends all of it.
 
-Run as `python -m slurm_plugin.cluster.supervisor DIR`. It reports to standard output, one JSON object a line, until the
-cluster is up (`{"ready": true}`) or is not (`{"error": ...}`), then serves `run/supervisor.sock`: one request line, one
-answer line. It ends with the cluster when told so, on SIGTERM, or when the process that owns it (`--owner`) is gone.
+Run as `python -m slurm_plugin.cluster.supervisor DIR`. It writes one JSON object per line to standard output until the
+cluster is up (`{"ready": true}`) or has failed (`{"error": ...}`). Then it serves requests (nodedaemon.wire.envelope)
+on `run/supervisor.sock`. It ends the cluster on request, on SIGTERM, or when its owner (`--owner`) has ended.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ ACCOUNTING_SQL = (
 
 
 def run(argv: list[str], environment: dict[str, str]) -> str:
-    """Run a command to its end; its output, or a fault that names it."""
+    """The output of a command; OperatingError if it fails."""
     result = subprocess.run(
         argv, env={**os.environ, **environment}, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S, check=False
     )
     if result.returncode != 0:
-        told = (result.stderr or result.stdout).strip()[-400:]
-        raise OperatingError(f"cluster: {argv[0]}: exit status {result.returncode}: {told}")
+        message = (result.stderr or result.stdout).strip()[-400:]
+        raise OperatingError(f"cluster: {argv[0]}: exit status {result.returncode}: {message}")
     return result.stdout
 
 
@@ -75,13 +75,13 @@ def succeeds(argv: list[str], environment: dict[str, str]) -> bool:
 
 
 def accepts(path: Path) -> bool:
-    """True when somebody listens on this unix socket."""
+    """Whether a process listens on this unix socket."""
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
 
 
 def knows_nodes(path: Path) -> bool:
-    """True when salus-admitd has read Slurm's nodes: before, it would decide by salus.conf alone."""
+    """Whether salus-admitd has read Slurm's nodes; before, it decides by salus.conf alone."""
     with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError, SalusError):
         peer.settimeout(2.0)
         peer.connect(str(path))
@@ -104,7 +104,7 @@ class Supervisor:
         self.children = {child.name: child for child in self.planned_children()}
 
     def planned_children(self) -> list[Child]:
-        """Every process of the cluster, in the order in which they start."""
+        """Every process of the cluster, in starting order."""
         plan, environment = self.plan, self.plan.environment()
 
         def child(name: str, *argv: str, **extra: str) -> Child:
@@ -149,7 +149,7 @@ class Supervisor:
         key.touch(mode=0o400)
         key.write_bytes(os.urandom(1024))
         self.say("files")
-        # The longest step runs beside the others: creating an empty database takes about two seconds.
+        # Creating an empty database takes about two seconds, so it runs in parallel.
         maker = subprocess.Popen(
             plan.slurm_command("mariadb-install-db", f"--defaults-file={plan.path('etc', 'my.cnf')}", "--skip-test-db",
                                "--auth-root-authentication-method=socket"),
@@ -160,9 +160,9 @@ class Supervisor:
             files.write_commands(plan)
         self.start("munged")
         self.say("munged")
-        _, told = maker.communicate(timeout=START_TIMEOUT_S)
+        _, text = maker.communicate(timeout=START_TIMEOUT_S)
         if maker.returncode != 0:
-            raise OperatingError(f"cluster: mariadb-install-db: exit status {maker.returncode}: {told.strip()[-400:]}")
+            raise OperatingError(f"cluster: mariadb-install-db: exit status {maker.returncode}: {text.strip()[-400:]}")
         self.start("mariadb")
         run([*plan.slurm_command("mariadb", "-S", str(plan.path("mysql", "mysql.sock")), "-e", ACCOUNTING_SQL)], {})
         self.say("mariadb")
@@ -192,7 +192,7 @@ class Supervisor:
         self.say(f"{plan.node_count} nodes idle")
 
     def mount_directory(self) -> None:
-        """Show our tree to the users, the cluster's directory and /proc to another root. The mounts end with us."""
+        """Mount our tree for users, and the cluster's directory and /proc in another root. The mounts end with us."""
         root, directory = self.plan.root, self.plan.directory
         if self.plan.is_tree_shown:
             for source, target in self.plan.shown_trees():
@@ -206,7 +206,7 @@ class Supervisor:
         run(["mount", "-t", "proc", "proc", str(root / "proc")], {})
 
     def start_schema(self) -> subprocess.Popen[bytes] | None:
-        """Make the tables of Salus's own database, beside the rest."""
+        """Create the tables of Salus's database in the background."""
         if not self.plan.with_salus:
             return None
         with self.plan.path("log", "schema.out").open("wb") as log:
@@ -218,12 +218,12 @@ class Supervisor:
             )
 
     def idle_nodes(self) -> set[str]:
-        # By name: a node is listed once for each of its partitions.
-        told = run([*self.plan.slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")], self.plan.environment())
-        return set(told.split())
+        # A set, because sinfo lists a node once per partition.
+        output = run([*self.plan.slurm_command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N")], self.plan.environment())
+        return set(output.split())
 
     def start(self, name: str) -> None:
-        """Start a part and return when it serves."""
+        """Start a part and wait until it serves."""
         if self.children[name].pid is None:
             self.children[name].start()
         self.wait_ready(name)
@@ -288,12 +288,12 @@ class Supervisor:
                         return
                     if self.serve_one(listener):
                         return
-                # Orphans of ended jobs; our own children are asked for their status through their Popen.
+                # Orphans of ended jobs only: the status of our own children is read through their Popen.
                 if not any(child.pid is None for child in self.children.values()):
                     reap_orphans()
 
     def serve_one(self, listener: socket.socket) -> bool:
-        """Answer one request; True when it asked for the end."""
+        """Answer one request; True for `down`."""
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(5.0)
@@ -311,7 +311,7 @@ class Supervisor:
         return False
 
     def end(self) -> None:
-        """End all parts, last started first, then whatever any of them left behind."""
+        """End all parts in reverse order, then any process that they left behind."""
         order = list(reversed(self.children.values()))
         for child in order:
             if child.name.startswith(("slurmd.", "salusd", "admitd")) and child.popen is not None:
@@ -340,7 +340,7 @@ def main() -> int:
         print(json.dumps({"error": str(error)}), flush=True)
         return 1
     try:
-        # From here on whoever ends the cluster finds us, also while it starts.
+        # From here on `salus cluster down` finds us, even while the cluster starts.
         supervisor.write_state()
         supervisor.boot()
         supervisor.write_state()
@@ -352,7 +352,7 @@ def main() -> int:
             print(json.dumps({"error": str(error)}), flush=True)
         return 1
     finally:
-        # Told twice to end, it still ends all of it.
+        # A second signal must not interrupt the clean-up.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         supervisor.end()
     return 0

@@ -1,7 +1,4 @@
-"""The small table that job_submit.lua needs before it can ask anybody: `salus config lua` writes it.
-
-Lua parses no configuration; this is all it knows of salus.conf.
-"""
+"""The settings of job_submit.lua as a Lua table, written by `salus config lua`. Lua does not parse salus.conf."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ FILE_NAME = "salus_admission.lua"
 
 
 def lua_text(text: str) -> str:
-    """A Lua string with nothing in it that Lua would read as anything else."""
+    """A Lua string literal."""
     return (
         '"' + "".join(char if char.isprintable() and char not in '"\\' else f"\\{ord(char):03d}" for char in text) + '"'
     )
 
 
 def lua_table(config: Config, shards_max: int, slurm_uid: int, release: tuple[int, int]) -> str:
-    """Lua source that returns the table. `shards_max` takes the largest device whole, for releases before 24.11."""
+    """Lua source that returns the table. `shards_max` fills the largest device, for releases before 24.11."""
     admission = config.settings.admission
     whole_device = "gpu:1" if release >= GPU_APART_RELEASE else f"shard:{shards_max}"
     return "\n".join(
         [
-            "-- Written by `salus config lua` from salus.conf; write it again after a change of either.",
+            "-- Written by `salus config lua` from salus.conf; write it again after a change.",
             "return {",
             f"  socket = {lua_text(admission.socket)},",
             f"  timeout_s = {admission.timeout_ns / SECOND_NS:g},",

@@ -1,8 +1,7 @@
-"""The only way to Slurm: what we ask and tell it, with two back ends.
+"""Everything that calls Slurm or reads its files and formats; the rest of salus-admitd sees the types below.
 
-`cli` runs Slurm's commands and reads their output on all supported releases; `pyslurm` calls the library where it is
-installed and matches the cluster. Callers see the values below and never a release. Calls block: a service runs them in
-a thread.
+`cli` runs Slurm's commands on all supported releases. `pyslurm` calls the library, if it is installed and matches the
+cluster. Callers never see a release. Calls block: a service makes them in a thread.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ from typing import Protocol
 
 from nodedaemon.core.errors import OperatingError
 
-#: From this release on Slurm keeps gres/gpu and the shards of a device apart; before, all its shards stand for it.
+#: Since this release Slurm never gives a device to gres/gpu and shards at once. Before, all shards mean a whole device.
 GPU_APART_RELEASE = (24, 11)
 
 
 class SlurmError(OperatingError):
-    """Slurm did not answer or refused; whoever runs it must act, or the job is gone."""
+    """Slurm did not answer, or it refused: its administrator must act, or the job no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
-    """A job in Slurm's queue. `target` names it to `update_job`: of a pending array all its tasks that wait."""
+    """A job in Slurm's queue. `target` is its name for `update_job`; for a pending array it means all waiting tasks."""
 
     id: int
     target: str
@@ -42,7 +41,7 @@ class QueuedJob:
 
 @dataclass(frozen=True, slots=True)
 class SlurmNode:
-    """A node with its generic resources, and the partitions that have it."""
+    """A node with its generic resources and its partitions."""
 
     name: str
     state: str
@@ -52,7 +51,7 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """What to change of a job; None leaves a field. Slurm checks who may."""
+    """A change of a job; fields that are None stay."""
 
     gres: str | None = None
     admin_comment: str | None = None

@@ -1,4 +1,4 @@
-"""Which back end serves: Slurm's commands, or pyslurm where salus.conf asks for it and it fits the cluster."""
+"""Chooses the back end: Slurm's commands, or pyslurm if salus.conf asks for it and it matches the cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_plugin.slurm.cli import SlurmCommands
 def open_slurm(settings: SlurmSettings) -> SlurmClient:
     commands = SlurmCommands(settings.bin_dir, settings.timeout_ns / SECOND_NS)
     if settings.access is SlurmAccess.PYSLURM:
-        # Imported here: the extra is optional, and importing it loads libslurm.
+        # Imported here because it is optional and loads libslurm.
         from slurm_plugin.slurm.pyslurm import open_pyslurm  # noqa: PLC0415
 
         return open_pyslurm(commands)

@@ -1,7 +1,7 @@
 """Slurm through its commands: `squeue --json`, `sinfo`, `scontrol`.
 
-The differences of 22.05, 24.11 and 26.05 end here. 22.05 has openapi v0.0.38, where a state is a string and a number a
-number; the newer ones share data parser v0.0.42, where a state is a list and a number an object with `set`.
+Callers see no difference between 22.05, 24.11 and 26.05. 22.05 has openapi v0.0.38, with plain states and numbers. The
+newer releases share data parser v0.0.42, where a state is a list and a number is an object with `set`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SINFO_WIDTHS = (128, 128, 64, 1024)
 
 
 class SlurmCommands:
-    """Runs commands found in `directory`, or along PATH; each is given up after `timeout_s`."""
+    """Runs commands from `directory` or from PATH, each for at most `timeout_s`."""
 
     def __init__(
         self, directory: str = "", timeout_s: float = 10.0, environment: Mapping[str, str] | None = None
@@ -35,7 +35,7 @@ class SlurmCommands:
         self._release: tuple[int, int] | None = None
 
     def run(self, *argv: str) -> str:
-        """The output of a command; SlurmError with its own words otherwise."""
+        """The output of a command; SlurmError with its message otherwise."""
         program = str(Path(self._directory, argv[0])) if self._directory else argv[0]
         try:
             done = subprocess.run(
@@ -47,8 +47,8 @@ class SlurmCommands:
         except OSError as error:
             raise SlurmError(f"Slurm: {argv[0]}: {error.strerror}; set SlurmBinDir or PATH") from error
         if done.returncode != 0:
-            told = (done.stderr or done.stdout).strip().splitlines()
-            raise SlurmError(f"Slurm: {' '.join(argv[:3])}: {told[-1] if told else f'exit status {done.returncode}'}")
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            raise SlurmError(f"Slurm: {' '.join(argv[:3])}: {lines[-1] if lines else f'exit status {done.returncode}'}")
         return done.stdout
 
     def release(self) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class SlurmCommands:
             document = json.loads(self.run("squeue", option))
         except ValueError as error:
             raise SlurmError(f"Slurm: squeue {option}: not JSON: {error}") from error
-        # --json ignores squeue's default filter: jobs that ended minutes ago are there as well.
+        # --json ignores squeue's default filter and includes jobs that ended minutes ago.
         return [job for job in map(read_job, document.get("jobs", [])) if job.state in ACTIVE_STATES]
 
     def nodes(self) -> list[SlurmNode]:
@@ -90,18 +90,18 @@ class SlurmCommands:
     def update_job(self, target: str, change: JobChange) -> None:
         fields = []
         if change.gres is not None:
-            # `gres=` and no other spelling: on 22.05 TresPerNode= is accepted and does not change the charge.
+            # Only `gres=` works: 22.05 accepts TresPerNode= but does not change the charge.
             fields.append(f"gres={change.gres}")
         if change.admin_comment is not None:
             fields.append(f"admincomment={change.admin_comment}")
         if change.is_begin_soon:
-            # Not now: a job that comes back to its node within a second of its Epilog starts there without a Prolog
-            # (seen on 22.05), and salusd would never hear of it.
+            # A job that returns to its node within a second of its Epilog starts without a Prolog (seen on 22.05), and
+            # salusd would not know it.
             fields.append("starttime=now+3")
         if fields:
             self.run("scontrol", "update", f"jobid={target}", *fields)
         if change.array_throttle is not None:
-            # 24.11 takes it for the array only, and not for its tasks; the charge must be right before more start.
+            # 24.11 accepts it for the array only, not for its tasks. The charge must be right before more tasks start.
             array = target.partition("_")[0]
             self.run("scontrol", "update", f"jobid={array}", f"arraytaskthrottle={change.array_throttle}")
 
@@ -110,7 +110,7 @@ class SlurmCommands:
 
 
 def read_number(value: object) -> int | None:
-    """A number in any of the forms; None where it is not set."""
+    """A number in any release's form; None if it is not set."""
     if isinstance(value, Mapping):
         number = value.get("number")
         return int(number) if value.get("set") and isinstance(number, int | float) else None
@@ -118,7 +118,7 @@ def read_number(value: object) -> int | None:
 
 
 def read_state(value: object) -> str:
-    """The base state in capitals; a list has it first, flags follow."""
+    """The base state in capitals; in a list it comes first, before flags."""
     if isinstance(value, list):
         return str(value[0]) if value else ""
     return value if isinstance(value, str) else ""
@@ -136,7 +136,7 @@ def read_job(entry: Mapping[str, Any]) -> QueuedJob:
     uid = read_number(entry.get("user_id")) or 0
     target = str(job_id)
     if array_id and waiting_tasks:
-        # "2-12%1": the throttle is no part of a task list.
+        # In "2-12%1" the throttle is not part of the task list.
         target = f"{array_id}_[{waiting_tasks.partition('%')[0]}]"
     elif array_id and task_id is not None:
         target = f"{array_id}_{task_id}"

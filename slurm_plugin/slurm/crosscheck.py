@@ -1,6 +1,6 @@
-"""salus.conf against slurm.conf and gres.conf: everything that would let a job wait for ever or share what it must not.
+"""Compares salus.conf with slurm.conf and gres.conf: reports whatever makes a job wait for ever or share by mistake.
 
-Pure: files as values in, findings out. An error is wrong; a warning may be meant so.
+Pure: parsed files in, mismatches out. An error is always wrong; a warning may be intended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRACKED = ("gres/gpu", "gres/salus", "gres/shard")
 
 @dataclass(frozen=True, slots=True)
 class ConfigMismatch:
-    """One thing that does not fit, where, and what to do."""
+    """What does not agree, where, and what to do about it."""
 
     level: str
     where: str
@@ -38,7 +38,7 @@ def warning(where: str, what: str, advice: str) -> ConfigMismatch:
 
 
 def cross_check(config: Config, files: SlurmFiles, release: tuple[int, int] | None = None) -> list[ConfigMismatch]:
-    """All disagreements, in the order in which an admin would mend them."""
+    """All mismatches, in the order in which an admin would fix them."""
     return [*_globals(config, files), *_plugin(config, files), *_nodes(config, files), *_mixed(release)]
 
 
@@ -62,7 +62,7 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     if "prolog" in files.values and not flags & {"alloc", "contain", "x11"}:
         yield error("slurm.conf PrologFlags", "lacks Alloc, so the Prolog runs after the job has started",
                     "set PrologFlags=Alloc")  # fmt: skip
-    for key, why in (("Prolog", "salusd never hears of a job"), ("Epilog", "a job is released late")):
+    for key, why in (("Prolog", "salusd never learns about a job"), ("Epilog", "a job is released late")):
         if key.casefold() not in files.values:
             yield error(f"slurm.conf {key}", f"is not set: {why}", f"see salus-{key.lower()}.example in etc/slurm")
     name = files.values.get("clustername", "")
@@ -73,18 +73,18 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     user = files.values.get("slurmuser", "root")
     if user != config.settings.slurm.user:
         yield error("salus.conf SlurmUser", f"is {config.settings.slurm.user}, slurm.conf has {user}",
-                    "use the same, or salus-admitd turns slurmctld away")  # fmt: skip
+                    "use the same, or salus-admitd refuses slurmctld")  # fmt: skip
 
 
 def _plugin(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
-    """The plugin parses no salus.conf: what it must know is in its line."""
+    """The plugin does not read salus.conf: its settings are the arguments on its line."""
     if files.plugin is None:
         return
     found = next((word.partition("=")[2] for word in reversed(files.plugin) if word.startswith("on_loss=")), "run")
     wanted = config.settings.gate.on_daemon_loss
     if found != wanted:
         yield warning("plugstack.conf salus_spank.so", f"has on_loss={found}, salus.conf OnDaemonLoss={wanted}",
-                      f"write on_loss={wanted} there: the plugin goes by its own line")  # fmt: skip
+                      f"write on_loss={wanted} there: the plugin reads only its own line")  # fmt: skip
 
 
 def _nodes(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
@@ -100,7 +100,7 @@ def _nodes(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
         shards = files.gres_of(node, "shard")
         devices = {file for line in files.gres_of(node, "gpu") for file in line.files}
         if not shards or any(not line.files for line in shards):
-            yield error(f"gres.conf {node}", "shard has no File=, so a device is not filled to its own measure",
+            yield error(f"gres.conf {node}", "shard has no File=, so Slurm does not count the shards of each device",
                         "print its lines with salus config gres")  # fmt: skip
             continue
         if {file for line in shards for file in line.files} != devices:
@@ -109,10 +109,10 @@ def _nodes(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
 
 
 def _counts(config: Config, node: str, counts: list[int], unit: int) -> Iterator[ConfigMismatch]:
-    known = [device for device in config.devices_of(node) if device.memory_bytes]
-    if len(known) != len(counts):
+    sized = [device for device in config.devices_of(node) if device.memory_bytes]
+    if len(sized) != len(counts):
         return
-    for device, count in zip(known, counts, strict=True):
+    for device, count in zip(sized, counts, strict=True):
         reserve = device.settings.lanes.lane_reserve_bytes
         if reserve is None:
             continue
@@ -134,7 +134,7 @@ def _mixed(release: tuple[int, int] | None) -> Iterator[ConfigMismatch]:
 
 
 def gres_lines(config: Config, node: str, devices: list[tuple[str, int, int]]) -> list[str]:
-    """gres.conf for one node. `devices` are file, capacity and reserve of each; salus counts jobs that may share it."""
+    """The lines of gres.conf for one node. `devices` has file, capacity and reserve of each device."""
     unit = config.settings.lanes.shard_unit_bytes
     lines, shard_total = [], 0
     for file, capacity_bytes, reserve_bytes in devices:

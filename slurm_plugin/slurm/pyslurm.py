@@ -1,8 +1,8 @@
-"""Slurm through pyslurm, where it is installed and made for the cluster's release: the queue without a process.
+"""Slurm through pyslurm, if it is installed and matches the cluster's release: reads the queue without a process.
 
-Changes still go through scontrol: pyslurm names a job by one number, and the waiting tasks of an array have none. Nodes
-are read by sinfo: pyslurm 25.11 leaves out a count that Slurm writes with a suffix (`shard:10K`). It is built for one
-Slurm release and refuses others only when it is built, so the versions are compared here.
+Changes still use scontrol, because pyslurm names a job by one number, which the waiting tasks of an array do not have.
+Nodes are read with sinfo, because pyslurm 25.11 omits counts with a suffix (`shard:10K`). pyslurm is built for one
+Slurm release and does not check it at run time, so this module compares the versions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PARTITION_ATTRIBUTES = ("name", "is_default")
 
 
 def open_pyslurm(commands: SlurmCommands) -> PyslurmSlurm:
-    """The back end; SlurmError where pyslurm is not there or does not fit this cluster."""
+    """The back end; SlurmError if pyslurm is not installed or does not match this cluster."""
     try:
         module = importlib.import_module("pyslurm")
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""Slurm's own accounting: the runs and accounts that it tells of, and the word of ours in a job's AdminComment.
+"""Slurm's accounting: reads runs and accounts, and writes our summary into a job's AdminComment.
 
-Reads by `sacct` and `sacctmgr`, writes by `scontrol` and, where slurmctld takes no more changes of a job, `sacctmgr`.
-Another tool's words are never lost: slurmctld and slurmdbd are read just before a write, and what either has is kept.
-`sacctmgr` writes everything in small letters (seen on 22.05): a comment that would suffer from it is left as it is.
-Calls block; a service makes them in a thread of its own.
+It reads with `sacct` and `sacctmgr`. It writes with `scontrol`, or with `sacctmgr` if slurmctld no longer accepts
+changes of the job. Words of other tools are never lost: both slurmctld and slurmdbd are read just before a write.
+`sacctmgr` stores everything in lower case (seen on 22.05), so a comment that would be damaged is left as it is. Calls
+block; a service makes them in a thread.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import SECOND_NS
 from slurm_plugin.slurm.cli import SlurmCommands
 
-# sacct reads a day of a large site; nobody waits for it.
+# sacct may read a day of a large site; no user waits for it.
 SACCT_TIMEOUT_S = 120.0
-# Each costs three commands; what is left is the next round's.
+# Per round; each summary costs three commands.
 SUMMARIES_MAX = 200
-# How long after UsageInterval the last usage of a job may still be on its way (ledger, spool).
+# How long after UsageInterval the last usage of a job may still be in a ledger or spool.
 ARRIVAL_NS = 60 * SECOND_NS
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 
-class WordsInDangerError(OperatingError):
-    """The only way to change a job's comment would change another tool's words in it."""
+class CommentDamageError(OperatingError):
+    """The only way to change a job's comment would damage another tool's words in it."""
 
 
 @dataclass(frozen=True)
-class Stored:
-    """How many summaries were written, how many left out for the sake of others' words, and why the rest failed."""
+class StoredSummaries:
+    """How many summaries were written, how many were left out to protect other tools' words, and why others failed."""
 
     count: int = 0
     left_out_count: int = 0
@@ -50,7 +50,7 @@ class Stored:
 
 
 def accounting_commands(settings: SlurmSettings) -> SlurmCommands:
-    """Slurm's commands with times as seconds since the epoch and patience for a database."""
+    """Slurm's commands with times in seconds since the epoch and a time-out that suits a database."""
     timeout_s = max(settings.timeout_ns / SECOND_NS, SACCT_TIMEOUT_S)
     return SlurmCommands(settings.bin_dir, timeout_s, {**os.environ, "SLURM_TIME_FORMAT": "%s"})
 
@@ -68,12 +68,12 @@ def read_accounts(commands: SlurmCommands, *, now_utc_ns: int) -> list[AccountRe
 
 def store_summaries(
     commands: SlurmCommands, config: Config, database: Database, rows: Sequence[SacctRow], *, now_utc_ns: int
-) -> Stored:
-    """Add a summary to the AdminComment of finished jobs that have none and whose usage has arrived, so many at most.
+) -> StoredSummaries:
+    """Add a summary to finished jobs that have none, at most SUMMARIES_MAX.
 
-    Where it does not arrive in time (a node that is away) the summary says what is known.
+    A summary waits for the job's usage, but not for ever: a node may be down.
     """
-    # Of a requeued job only the last run: there is one comment.
+    # A requeued job has one comment: its last run counts.
     latest = {row.record.key.job_id: row for row in sorted(rows, key=lambda row: row.record.key)}
     wanted = [row for row in latest.values() if row.record.end_utc_ns is not None and row.record.state != "REQUEUED"]
     wanted = [row for row in wanted if summed_run(row.admin_comment) != row.record.key.restart_count]
@@ -96,30 +96,30 @@ def store_summaries(
         try:
             store_summary(commands, page)
             count += 1
-        except WordsInDangerError:
+        except CommentDamageError:
             left_out_count += 1
         except OperatingError as error:
             failures.append(f"job {key.job_id}: {error}")
-    return Stored(count, left_out_count, failures)
+    return StoredSummaries(count, left_out_count, failures)
 
 
 def store_summary(commands: SlurmCommands, page: JobPage) -> str:
-    """Write the page's summary into the job's AdminComment; what stands there now."""
-    # As Slurm writes it, 5_3 or 5+1: by its number alone, a task that has its array's would stand for all of them.
+    """Write a summary into the job's AdminComment; returns the new comment."""
+    # Slurm's own name, 5_3 or 5+1: one task has the number of its array, which would mean all tasks.
     name = page.job
     lines = commands.run("sacct", "-X", "-n", "-P", "-j", name, "-o", "JobIDRaw,AdminComment").splitlines()
-    told = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
-    comment = joined(told, _living(commands, name))
+    stored = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
+    comment = joined(stored, _living(commands, name))
     merged = merge_summary(comment, summary_segment(page))
     try:
         commands.run("scontrol", "update", f"JobId={name}", f"AdminComment={merged}")
     except OperatingError:
-        # slurmctld has forgotten the job, or changes none that has ended (22.05).
+        # slurmctld has forgotten the job, or it does not change ended jobs (22.05).
         others = [word for word in comment.split() if not is_ours(word) and word != word.lower()]
         if others:
-            raise WordsInDangerError(
+            raise CommentDamageError(
                 f"summary not stored: job {name}: sacctmgr would write {others[0][:40]!r} of another tool in "
-                "small letters; nothing was changed"
+                "lower case; nothing was changed"
             ) from None
         where = ("where", f"jobid={name}", "set", f"AdminComment={merged}")
         commands.run("sacctmgr", "-i", "modify", "job", *where)
@@ -127,7 +127,7 @@ def store_summary(commands: SlurmCommands, page: JobPage) -> str:
 
 
 def _living(commands: SlurmCommands, name: str) -> str:
-    """The comment that slurmctld has; empty where it has forgotten the job."""
+    """The comment that slurmctld has; empty if it has forgotten the job."""
     try:
         shown = commands.run("scontrol", "show", "job", name)
     except OperatingError:

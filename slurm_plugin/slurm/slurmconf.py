@@ -1,7 +1,7 @@
-"""slurm.conf and gres.conf as far as Salus must agree with them: read leniently, never written.
+"""Reads the parts of slurm.conf, gres.conf and plugstack.conf that Salus must agree with. It never writes them.
 
-Slurm's own parser is the judge of these files; this one only looks for the keys that matter to us. `Include` works,
-names are without case, records are lines that begin with NodeName, PartitionName or Name.
+Slurm's own parser decides whether these files are valid; this one is lenient and looks only for the keys that we need.
+It follows `Include`, ignores case in names, and takes NodeName, PartitionName and Name lines as records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
 
 @dataclass(frozen=True, slots=True)
 class GresLine:
-    """One line of gres.conf: which nodes, which resource, how many, behind which device files."""
+    """One line of gres.conf."""
 
     nodes: tuple[str, ...]
     name: str
@@ -35,7 +35,7 @@ class SlurmFiles:
     nodes: dict[str, dict[str, str]] = field(default_factory=dict)
     partitions: dict[str, dict[str, str]] = field(default_factory=dict)
     gres: tuple[GresLine, ...] = ()
-    #: Arguments of our line in plugstack.conf; None where it has none.
+    #: Arguments of our line in plugstack.conf; None if there is no such line.
     plugin: tuple[str, ...] | None = None
 
     def listed(self, key: str) -> list[str]:
@@ -46,7 +46,7 @@ class SlurmFiles:
 
 
 def read_lines(path: Path, depth: int = 0) -> Iterator[list[tuple[str, str]]]:
-    """Lines as pairs, comments off, continuation lines joined, includes followed."""
+    """Lines as pairs, without comments, with continuation lines joined and includes followed."""
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
@@ -89,7 +89,7 @@ def read_slurm_files(path: Path) -> SlurmFiles:
 
 
 def read_plugin(path: Path) -> tuple[str, ...] | None:
-    """The arguments of salus_spank.so; None where plugstack.conf is not there or does not load it."""
+    """The arguments of salus_spank.so; None if plugstack.conf does not load it."""
     if not path.exists():
         return None
     for line in path.read_text(errors="replace").splitlines():

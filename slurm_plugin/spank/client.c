@@ -1,5 +1,5 @@
-/* One request to salusd and its answer, over its SEQPACKET socket. Bounded: slurmstepd waits while
- * this runs. */
+/* One request to salusd and its answer, over its SEQPACKET socket. The time is bounded, because
+ * slurmstepd waits. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,8 +55,8 @@ static bool file_exists(const char *socket_path, const char *folder, uint32_t jo
     return access(path, F_OK) == 0;
 }
 
-/* The Prolog leaves a file for each job of ours, so that other jobs cost nothing and ours are known
- * without salusd. The Epilog moves it: a job that starts again may get no Prolog. */
+/* The Prolog leaves a file for each Salus job: other jobs cost nothing, and ours are known without
+ * salusd. The Epilog moves the file, because a job that starts again may get no Prolog. */
 enum salus_mark salus_mark_of(const char *socket_path, uint32_t job)
 {
     if (file_exists(socket_path, "jobs", job))

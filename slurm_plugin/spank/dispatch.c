@@ -1,7 +1,7 @@
 /*
- * Slurm's callbacks, by context. In sbatch, srun and salloc: options and signature. In slurmstepd:
- * environment before a task starts, its registration, its end. slurm_spank_user_init is left alone:
- * it runs as the user, and a failure there drains the node.
+ * Slurm's callbacks. In sbatch, srun and salloc they handle options and signature. In slurmstepd
+ * they set the environment before a task starts, and report its start and its end.
+ * slurm_spank_user_init is not used: it runs as the user, and a failure there drains the node.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,10 +28,10 @@ static void read_arguments(int count, char **arguments)
             settings.is_refused_on_loss = false;
         else
             slurm_error(
-                "salus: start: plugstack.conf: unknown argument %s; known are socket= and on_loss=",
+                "salus: start: plugstack.conf: unknown argument %s; use socket= and on_loss=",
                 arguments[i]);
     }
-    /* slurmd's own environment: where several nodes share a host, each slurmd has its own daemon.
+    /* Several slurmd on one host have different daemons, so slurmd's environment takes precedence.
      */
     if (named && spank_context() == S_CTX_REMOTE)
         snprintf(settings.socket, sizeof settings.socket, "%s", named);
@@ -59,7 +59,7 @@ struct task {
     enum salus_mark mark;
 };
 
-/* True for a task of a job of ours. */
+/* True for a task of a Salus job. */
 static bool task_of(spank_t spank, struct task *task)
 {
     *task = (struct task){0};
@@ -73,7 +73,7 @@ static bool task_of(spank_t spank, struct task *task)
     return task->mark != SALUS_NONE;
 }
 
-/* The text reaches the user's own error stream; Slurm's log has it too. */
+/* Writes to the user's standard error and to Slurm's log. */
 static int refuse(const char *text)
 {
     slurm_error("salus: start: %s", text);

@@ -1,5 +1,5 @@
-/* Sets the variables that salusd wants a task to have. What the user set in search paths stays,
- * after ours. */
+/* Sets the variables that salusd sends for a task. In search paths, the user's own entries follow
+ * ours. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The options of sbatch, srun and salloc. They are checked by salus-admitd; here only their length
- * is. */
+/* The options of sbatch, srun and salloc. salus-admitd checks them; this file checks only their
+ * length. */
 #include <stdio.h>
 #include <string.h>
 
@@ -13,7 +13,7 @@ static char values[OPTION_COUNT][VALUE_MAX];
 static const char *const VARIABLES[OPTION_COUNT] = {"SALUS_PROFILE", "SALUS_MEM", "SALUS_CLASS",
                                                     "SALUS_TIME"};
 
-static int take(int which, const char *text, int is_remote)
+static int store(int which, const char *text, int is_remote)
 {
     (void)is_remote;
     if (which < 0 || which >= OPTION_COUNT || !text || !*text || strlen(text) >= VALUE_MAX) {
@@ -26,11 +26,12 @@ static int take(int which, const char *text, int is_remote)
 
 static struct spank_option options[] = {
     {"salus-profile", "NAME", "Salus: use the profile of this name for the job's memory", 1,
-     PROFILE, take},
+     PROFILE, store},
     {"salus-mem", "P[,E]",
-     "Salus: memory kept and memory borrowed during an iteration, as in 2G,6G", 1, MEMORY, take},
-    {"salus-class", "CLASS", "Salus: high, normal or best-effort", 1, CLASS, take},
-    {"salus-time", "TIME", "Salus: expected run time, for shortest-remaining-first", 1, TIME, take},
+     "Salus: memory kept and memory borrowed during an iteration, as in 2G,6G", 1, MEMORY, store},
+    {"salus-class", "CLASS", "Salus: high, normal or best-effort", 1, CLASS, store},
+    {"salus-time", "TIME", "Salus: expected run time, for shortest-remaining-first", 1, TIME,
+     store},
     SPANK_OPTIONS_TABLE_END};
 
 int salus_options_register(spank_t spank)

@@ -1,6 +1,6 @@
 /*
- * Reads salusd's answers: one flat JSON object with booleans, strings and lists of strings.
- * Anything else is skipped or, if it is not JSON, makes the key absent.
+ * Reads salusd's answers: one flat JSON object with booleans, strings and lists of strings. Other
+ * values are skipped. After anything that is not JSON, a key counts as absent.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +14,8 @@ static const char *skip_blanks(const char *next)
     return next + strspn(next, " \t\r\n");
 }
 
-/* Writes one character as UTF-8; surrogates become a question mark: no name or path of ours has
- * them. */
+/* Writes one character as UTF-8. Surrogates become a question mark; our names and paths have none.
+ */
 static size_t put_code(unsigned long code, char *into)
 {
     if (code < 0x80) {
@@ -37,7 +37,8 @@ static size_t put_code(unsigned long code, char *into)
     return 3;
 }
 
-/* Reads the string at `next` into `text`, cut at its size; the place after it, or NULL. */
+/* Reads the string at `next` into `text`, truncated to its size. Returns the position after it, or
+ * NULL. */
 static const char *read_string(const char *next, char *text, size_t size)
 {
     static const char NAMES[] = "\"\\/bfnrt", CODES[] = "\"\\/\b\f\n\r\t";

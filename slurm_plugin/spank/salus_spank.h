@@ -1,7 +1,7 @@
 /*
- * What the files of Salus's SPANK plugin share. The plugin carries and decides nothing: options go
- * from the user to salus-admitd, environment from salusd to the task. Only Slurm's public headers
- * are used, so one source serves all releases. No fault of ours may drain a node: only
+ * Declarations of Salus's SPANK plugin. The plugin decides nothing: it carries options from the
+ * user to salus-admitd and the environment from salusd to the task. It uses only Slurm's public
+ * headers, so one source works with all releases. A fault of ours must not drain a node: only
  * slurm_spank_task_init_privileged ever returns an error, which fails that one task.
  */
 #ifndef SALUS_SPANK_H
@@ -18,7 +18,7 @@
 #define SALUS_PATH_MAX      108
 #define SALUS_SIGNATURE_MAX 72
 #define SALUS_TIMEOUT_S     2
-/* salusd first asks slurmctld what the Prolog would have told. */
+/* salusd first asks slurmctld for what the Prolog would have reported. */
 #define SALUS_UNANNOUNCED_S 12
 
 /* Arguments of the plugstack line. */
@@ -31,8 +31,8 @@ struct salus_settings {
 int salus_options_register(spank_t spank);
 void salus_options_send(spank_t spank);
 
-/* signature.c: hashes script and arguments of the submitting command; false where there is nothing
- * to hash. */
+/* signature.c: hashes script and arguments of the submitting command; false if there is nothing to
+ * hash. */
 bool salus_signature(char *text, size_t size);
 
 /* sha256.c */
@@ -51,13 +51,13 @@ int salus_ask(const char *socket_path, const char *request, int timeout_s, char 
 enum salus_mark { SALUS_NONE, SALUS_ANNOUNCED, SALUS_ENDED };
 enum salus_mark salus_mark_of(const char *socket_path, uint32_t job);
 
-/* reply.c: reads what salusd answers. Each returns false where the key is absent or malformed. */
+/* reply.c: reads salusd's answers. Each returns false if the key is absent or malformed. */
 bool salus_reply_ok(const char *json);
 bool salus_reply_text(const char *json, const char *key, char *text, size_t size);
 typedef void (*salus_each)(const char *item, void *context);
 bool salus_reply_list(const char *json, const char *key, salus_each each, void *context);
 
-/* environment.c: sets what salusd wants the task to have. */
+/* environment.c: sets the variables in salusd's answer. */
 void salus_environment_set(spank_t spank, const char *json);
 
 #endif

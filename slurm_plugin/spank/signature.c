@@ -1,12 +1,11 @@
 /*
- * The signature of a job, hashed as the user on the submitting side: the controller opens no user's
- * file.
+ * The signature of a job. The submitting command computes it as the user, so that the controller
+ * never opens a user's file.
  *
- * Hashed are the job script without blank lines, comments and #SBATCH lines, its arguments, and the
- * Python files that it names; for srun and salloc the command. sbatch, srun and salloc parse their
- * options with getopt_long and stop at the first argument that is none, so libc's `optind` tells
- * where the script or command begins; that is the only way that holds for all releases, whatever
- * options they have.
+ * The hash covers the job script without blank lines, comments and #SBATCH lines, its arguments,
+ * and the Python files that it names; for srun and salloc it covers the command. sbatch, srun and
+ * salloc parse their options with getopt_long and stop at the first other argument, so libc's
+ * `optind` is where the script or command begins. No other way works for all releases and options.
  */
 #include <fcntl.h>
 #include <limits.h>
@@ -18,8 +17,8 @@
 
 #include "salus_spank.h"
 
-/* A script longer than this is not a job script; a command line of more arguments is hashed as far
- * as it goes. */
+/* A longer file is not a job script. Of a longer command line only the first arguments are hashed.
+ */
 #define FILE_BYTES_MAX (4 * 1024 * 1024)
 #define ARGUMENTS_MAX  1024
 

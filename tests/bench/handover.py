@@ -1,10 +1,10 @@
 """Hand-over of a lane between two processes against a bare futex ping-pong, alternating in one run on the same CPUs.
 
 A time is from the boundary of one process to the start of the other's iteration; iterations last 200 us, and the
-daemon sleeps on a CPU of its own where there is one left. `ratio` is mates against the futex. On one CPU the successor
-tells the daemon of the hand-over once it is at work: `notice` is what its first block costs with that, `told` what the
-hand-over would cost if the holder told it before it sleeps. Apart from that: what survivors cost by size, what the
-trap costs, what a change of domain costs by the bytes that survive it. `make bench BENCH=handover`.
+daemon sleeps on a CPU of its own where there is one left. `ratio` is peers against the futex. On one CPU the successor
+reports the hand-over once it runs: `notice` is the cost of its first block with that report, `told` the cost of a
+hand-over that the holder reports before it sleeps. The benchmark also measures the cost of survivors by size, of the
+trap, and of a change of domain by the bytes that survive it. `make bench BENCH=handover`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def measure_ns(program: Path, mode: str, rounds: int, cpus: tuple[int, int], siz
 
 def compare(program: Path, cpus: tuple[int, int]) -> dict[str, float]:
     """Both sides take turns, so both see the same machine."""
-    samples: dict[str, list[float]] = {mode: [] for mode in ("futex", "mates", "told", "notice", "trap")}
+    samples: dict[str, list[float]] = {mode: [] for mode in ("futex", "peers", "told", "notice", "trap")}
     for repeat in range(REPEATS):
         for mode, values in samples.items():
             values.append(measure_ns(program, mode, ROUNDS, cpus))
         print(f"cpus {cpus}: {repeat + 1} of {REPEATS}", file=sys.stderr)
     medians = {f"{mode}_ns": statistics.median(values) for mode, values in samples.items()}
-    return medians | {"ratio": round(medians["mates_ns"] / medians["futex_ns"], 2)}
+    return medians | {"ratio": round(medians["peers_ns"] / medians["futex_ns"], 2)}
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
         result: dict[str, object] = {"n": REPEATS, "rounds": ROUNDS}
         result |= {name: compare(program, pair) for name, pair in pinnings.items()}
         apart = pinnings.get("two_cpus", pinnings["same_cpu"])
-        for mode, name in (("mates", "survivors"), ("domain", "domain")):
+        for mode, name in (("peers", "survivors"), ("domain", "domain")):
             for size_bytes in (0, *SIZES_BYTES):
                 samples = [measure_ns(program, mode, 50, apart, size_bytes) for _ in range(3)]
                 result[f"{name}_{size_bytes}_ns"] = statistics.median(samples)

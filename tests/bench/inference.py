@@ -131,7 +131,7 @@ def main():
         profiles = stage.profiles(list(found))
         stage.set_policy("fair")
         together, ready_s, status = run_together(stage, program, found)
-    pool = lambda ended: [value for job in ended.values() for value in job.told["latencies_ms"]]  # noqa: E731
+    pool = lambda ended: [value for job in ended.values() for value in job.report["latencies_ms"]]  # noqa: E731
     if {job.node for job in together.values()} != {"node1"}:
         raise LostError("the servers were not on one device")
     # Alone a plain server is the slower one: it gets fresh pages for each request, which the lane keeps.

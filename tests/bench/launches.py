@@ -46,11 +46,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="iterations of the high job in each setting")
     parser.add_argument("--repeats", type=int, default=5, help="rounds of all three settings")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     rounds = []
-    for number in range(given.repeats):
-        sys.stderr.write(f"launches: round {number + 1} of {given.repeats}: {given.count} iterations a setting\n")
-        rounds.append({name: measure(other_class, given.count) for name, other_class in SETTINGS.items()})
+    for number in range(options.repeats):
+        sys.stderr.write(f"launches: round {number + 1} of {options.repeats}: {options.count} iterations a setting\n")
+        rounds.append({name: measure(other_class, options.count) for name, other_class in SETTINGS.items()})
     # Compared within a round: what slows the whole machine for a while slows all three.
     ratios = {
         f"{name}_{figure}_ratio": spread(
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
     }
     p99_ns = {name: spread([one[name]["device_p99_ns"] for one in rounds]) for name in SETTINGS}
     others = {name: spread([one[name]["other_count"] for one in rounds]) for name in SETTINGS if SETTINGS[name]}
-    found = {"n": given.repeats, "iterations": given.count, "device_p99_ns": p99_ns, "other_iterations": others}
+    found = {"n": options.repeats, "iterations": options.count, "device_p99_ns": p99_ns, "other_iterations": others}
     wrong = sum(one[name]["wrong"] for one in rounds for name in SETTINGS)
     note = "emulated device: the time model is not a GPU's"
     sys.stdout.write(json.dumps({**found, **ratios, "wrong": wrong, "note": note}) + "\n")

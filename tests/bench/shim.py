@@ -113,7 +113,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=20000)
     parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     found: dict[str, dict[str, float]] = {}
     os.environ.pop("LD_PRELOAD", None)
     with tempfile.TemporaryDirectory(prefix="salus-shim-") as name:
@@ -121,9 +121,9 @@ def main(arguments: list[str]) -> int:
         for call in CALLS:
             sys.stderr.write(f"shim: {call}\n")
             times: dict[bool, list[float]] = {False: [], True: []}
-            for _ in range(given.repeats):
+            for _ in range(options.repeats):
                 for has_shim in (False, True):
-                    times[has_shim].append(bench.time_ns(call, given.turns, has_shim=has_shim))
+                    times[has_shim].append(bench.time_ns(call, options.turns, has_shim=has_shim))
             bare, shim = (statistics.median(times[has_shim]) for has_shim in (False, True))
             counts = [bench.instructions_per_call(call, has_shim=has_shim) for has_shim in (False, True)]
             found[call] = {
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
                 "shim_instructions": round(counts[1], 1),
                 "added_instructions": round(counts[1] - counts[0], 1),
             }
-    sys.stdout.write(json.dumps({"n": given.turns * given.repeats, **found}) + "\n")
+    sys.stdout.write(json.dumps({"n": options.turns * options.repeats, **found}) + "\n")
     return 0
 
 

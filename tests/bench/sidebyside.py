@@ -6,9 +6,9 @@ tests/support/mix.py run once in every configuration, submitted at the same time
 - `gpu`: --gres=gpu:1 in the order of submission; `gpu-shortest`: the same with --nice by length, so that Slurm takes
   the shortest of those that wait.
 - `shard`: --gres=shard:N by peak memory, without Salus: whoever fits runs at once on the device's core.
-- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. srtf is told the time that the job takes alone.
+- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. Jobs declare to srtf the time that they take alone.
 
-Jobs have the lengths of the mix on whatever machine: how many iterations they are is taken from the plain runs alone.
+Jobs have the same lengths on every machine: the plain runs alone decide how many iterations a job has.
 
 These machines change their speed by the minute: in a row of runs each begins with another configuration.
 A job that fails, is lost or has another checksum than in the first configuration ends the benchmark. Last, the same
@@ -61,7 +61,7 @@ def run_alone(stage, program, name, rounds, iterations, options):
             ended[job.name.partition("-")[0]].append(job)
     found = {}
     for kind, jobs in ended.items():
-        iteration_s = statistics.mean(span for job in jobs for span in job.told["spans"][3:])
+        iteration_s = statistics.mean(span for job in jobs for span in job.report["spans"][3:])
         mean = lambda value, jobs=jobs: statistics.mean(value(job) for job in jobs)  # noqa: E731
         found[kind] = {
             "iteration_ms": round(iteration_s * 1000, 2),
@@ -83,7 +83,7 @@ def run_queued(stage, program):
     ]
     held = {kind.name: [] for kind in mix.KINDS}
     for job, held_s in followers(stage.run("queued", orders)):
-        held[job.name[:-1]].append(held_s - statistics.median(job.told["spans"]) * mix.ITERATIONS_MIN)
+        held[job.name[:-1]].append(held_s - statistics.median(job.report["spans"]) * mix.ITERATIONS_MIN)
     return {name: {"queued_s": round(statistics.median(values), 3)} for name, values in held.items()}
 
 
@@ -150,10 +150,10 @@ def run_configurations(stage, program, kinds, jobs, names):
         started = time.monotonic()
         ended = stage.run(name, orders_of(name, stage, program, kinds, jobs))
         for job in ended.values():
-            if checksums.setdefault(job.name, job.told["checksum"]) != job.told["checksum"]:
+            if checksums.setdefault(job.name, job.report["checksum"]) != job.report["checksum"]:
                 raise LostError(f"{name}: {job.name}: another result than in {names[0]}")
         found[name] = figures(ended, alone, mix.DEVICE_COUNT)
-        found[name]["iterations_cpu_s"] = round(sum(job.told["cpu_s"] for job in ended.values()), 3)
+        found[name]["iterations_cpu_s"] = round(sum(job.report["cpu_s"] for job in ended.values()), 3)
         found[name]["beside_cpu_s"] = round(next(iter(ended.values())).beside_cpu_s, 3)
         found[name]["on_first_device"] = sum(job.node == stage.cluster.plan.nodes[0] for job in ended.values())
         ran[name] = ended
@@ -180,8 +180,8 @@ def main():
         program = stage.program("mix_job.py")
         kinds = calibrate(stage, program)
         jobs = mix.mix(plain_ms(kinds), options.seed, scale=options.scale)
-        for name, told in kinds.items():
-            told["jobs"] = sum(job.kind.name == name for job in jobs)
+        for name, report in kinds.items():
+            report["jobs"] = sum(job.kind.name == name for job in jobs)
         found, ran = run_configurations(stage, program, kinds, jobs, names)
     learned = learned_of_all(kinds, jobs, ran)
     result = {
@@ -204,7 +204,7 @@ def main():
     }
     if "srtf" in found:
         best_s = found["srtf"]["average_s"]
-        result["gain"] = {name: round(told["average_s"] / best_s, 3) for name, told in found.items()}
+        result["gain"] = {name: round(report["average_s"] / best_s, 3) for name, report in found.items()}
         result["ratio"] = result["gain"].get("gpu")
     print(json.dumps(result))
 

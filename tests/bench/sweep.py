@@ -22,10 +22,10 @@ def say(text):
     print(f"sweep: {text}", file=sys.stderr, flush=True)
 
 
-def told(ended):
+def report(ended):
     """Times from the submission of the array, in seconds."""
     ends = sorted(job.ended - job.submitted for job in ended.values())
-    starts = sorted(job.told["first"] - job.submitted for job in ended.values())
+    starts = sorted(job.report["first"] - job.submitted for job in ended.values())
     return {
         "finish_s": round(ends[-1], 2),
         "average_s": round(statistics.mean(ends), 2),
@@ -48,8 +48,8 @@ def main():
         argv = (program, *KIND.arguments, str(ITERATIONS), "1")
         for name, gres in (("gpu", "gpu:1"), ("empty", "salus:1"), ("known", "salus:1")):
             ended = stage.run_array(name, Order("task", 0.0, (f"--gres={gres}",), argv), options.tasks)
-            checksums |= {job.told["checksum"] for job in ended.values()}
-            found[name] = told(ended)
+            checksums |= {job.report["checksum"] for job in ended.values()}
+            found[name] = report(ended)
             say(f"{name}: { ({key: value for key, value in found[name].items() if key != 'completion_s'}) }")
         profiles = len(json.loads(stage.salus("profiles", "list", "--json")))
     if len(checksums) != 1:

@@ -8,12 +8,13 @@ import time
 
 import pytest
 
-from accounting.ingest.reconcile import SACCT_FIELDS, held_seconds, read_sacct
+from accounting.ingest.reconcile import SACCT_FIELDS, read_sacct
 from accounting.questions import AskReport, request_of
 from accounting.reports.selection import Selection
 from accounting.storage.database import open_database
 from slurm_plugin.admitd.credentials import digest
 from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
+from tests.support.held_time import sacct_held_s, stored_held_s
 from tests.support.lab import wait_for
 
 S = 1_000_000_000
@@ -95,13 +96,13 @@ def test_held_agrees_with_sacct_to_the_second_for_every_job(sacct_table):
     assert done.returncode == 0, done.stderr
     rows = read_sacct(text, cluster=lab.cluster.plan.name)
     database = open_database(f"sqlite:///{lab.cluster.plan.path('db', 'salus.db')}")
-    held = held_seconds(database, [row.record.key for row in rows])
+    held = stored_held_s(database, [row.record.key for row in rows])
     database.close()
-    assert held == {row.record.key: row.held_s for row in rows}
+    assert held == {row.record.key: sacct_held_s(row) for row in rows}
     requeued = [row for row in rows if row.record.key.job_id == int(ids["requeue"])]
     assert [row.record.key.restart_count for row in requeued] == [0, 1]
     suspended = next(row for row in rows if row.record.key.job_id == int(ids["suspend"]))
-    assert suspended.suspended_s >= 1
+    assert suspended.record.suspended_ns >= S
     again = acct(lab, "reconcile", "-S", "now-1day", "--dry-run", "--tolerance", "0")
     assert again.returncode == 0, again.stdout
 
@@ -112,7 +113,7 @@ def test_a_job_past_its_time_limit_is_released_and_counted_up_to_there(sacct_tab
         row for row in read_sacct(text, cluster=lab.cluster.plan.name) if str(row.record.key.job_id) == ids["timeout"]
     ]
     assert lab.ask("sacct", "-X", "-n", "-P", "-j", ids["timeout"], "-o", "State").strip() == "TIMEOUT"
-    assert 1 <= row.held_s < 60
+    assert 1 <= sacct_held_s(row) < 60
     assert not lab.sessions(ids["timeout"])
     for node in lab.cluster.plan.nodes:
         assert not lab.cluster.plan.path("run", node, "jobs", ids["timeout"]).exists()
@@ -124,7 +125,7 @@ def test_the_report_counts_what_sacct_counts(sacct_table):
     rows = read_sacct(text, cluster=lab.cluster.plan.name)
     jobs = ",".join(ids.values())
     done = acct(lab, "report", "cluster", "-P", "-n", "-o", "held", "-t", "Seconds", "-j", jobs)
-    assert done.stdout.strip() == str(sum(row.held_s for row in rows)), done.stderr
+    assert done.stdout.strip() == str(sum(sacct_held_s(row) for row in rows)), done.stderr
 
 
 def test_users_see_their_own_jobs_and_operators_all(sacct_table):
@@ -145,7 +146,7 @@ def test_users_see_their_own_jobs_and_operators_all(sacct_table):
 def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_table):
     lab, ids, text = sacct_table
     # Runs of a job follow each other: the last one stays.
-    held = {str(row.record.key.job_id): row.held_s for row in read_sacct(text, cluster=lab.cluster.plan.name)}
+    held = {str(row.record.key.job_id): sacct_held_s(row) for row in read_sacct(text, cluster=lab.cluster.plan.name)}
     jobs = set(held) - {ids["cancel"]}
     wait_for(
         lambda: all(re.search(r" salus-sum:1;(run=\d+;)?held=\d+;", _comment(lab, job)) for job in jobs),
@@ -161,20 +162,22 @@ def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_
     assert ";run=1;" in _comment(lab, ids["requeue"])
     # Another tool's word stays, and asking for it again changes nothing.
     assert " tool:abc " in _comment(lab, ids["suspend"])
-    told = acct(lab, "job", ids["suspend"], "--store")
-    assert told.returncode == 0, told.stderr
+    output = acct(lab, "job", ids["suspend"], "--store")
+    assert output.returncode == 0, output.stderr
     again = _comment(lab, ids["suspend"])
     assert (again.count("salus-sum:1"), again.count("tool:abc")) == (1, 1)
-    # What sacctmgr would write in small letters is left alone where it is the only way.
+    # What sacctmgr would write in lower case is left alone if that is the only way.
     assert " JS1:aBc==" in _comment(lab, ids["cancel"])
 
 
 def test_a_tree_shows_every_level_of_slurms_accounts(sacct_table):
     lab, ids, _ = sacct_table
     acct(lab, "reconcile", "-S", "now-1day")
-    told = acct(lab, "report", "account", "--tree", "-j", ids["quick"], "-o", "account%-20,held")
-    lines = [line.split()[:-1] for line in told.stdout.splitlines()[2:7]]
-    assert lines == [["science"], ["└", "images"], ["└", "vision"], ["└", "news"], ["Total"]], told.stdout + told.stderr
+    output = acct(lab, "report", "account", "--tree", "-j", ids["quick"], "-o", "account%-20,held")
+    lines = [line.split()[:-1] for line in output.stdout.splitlines()[2:7]]
+    assert lines == [["science"], ["└", "images"], ["└", "vision"], ["└", "news"], ["Total"]], (
+        output.stdout + output.stderr
+    )
 
 
 @pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has none of our packages")
@@ -182,7 +185,7 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
     lab, ids, _ = sacct_table
     acct(lab, "reconcile", "-S", "now-1day")
 
-    # They may not write beside the sources: without a place of its own each command would compile them anew.
+    # They may not write beside the sources; without a cache of its own, each command would compile them again.
     compiled = lab.work / "compiled"
     compiled.mkdir(exist_ok=True)
     compiled.chmod(0o1777)
@@ -234,6 +237,6 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
 
 
 def _comment(lab, job):
-    told = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment")
+    output = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment")
     # Of an array's first task sacct lists the others as well.
-    return next(line.partition("|")[2] for line in told.splitlines() if line.startswith(f"{job}|"))
+    return next(line.partition("|")[2] for line in output.splitlines() if line.startswith(f"{job}|"))

@@ -83,7 +83,7 @@ def test_a_raised_profile_raises_jobs_that_wait(lab):
 
 
 REFUSALS = [
-    (["--gres=salus:2"], "--gres=salus:2: one shared device a node"),
+    (["--gres=salus:2"], "--gres=salus:2: a job can share only one device per node"),
     (["--gres=salus:1,gpu:1"], "asks for gpu beside salus"),
     (["--gres=salus:1", "--gpus=1"], "asks for gpu beside salus"),
     (["--gres=shard:1"], "shards are what Salus charges; ask for --gres=salus:1"),
@@ -104,10 +104,10 @@ def test_what_cannot_be_is_refused_with_what_to_do(lab, argv, words):
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
 def test_srun_and_salloc_are_asked_too(lab, command):
-    assert "one shared device a node" in lab.refusal("--gres=salus:2", "true", command=command)
-    told = lab.run(command, "--gres=salus:1", "true", user="games")
-    assert told.returncode == 0, told.stderr
-    assert "gets a device of its own" in told.stderr
+    assert "a job can share only one device per node" in lab.refusal("--gres=salus:2", "true", command=command)
+    output = lab.run(command, "--gres=salus:1", "true", user="games")
+    assert output.returncode == 0, output.stderr
+    assert "gets a device of its own" in output.stderr
 
 
 def test_one_bad_component_refuses_a_heterogeneous_job(lab):
@@ -158,10 +158,10 @@ def test_sacct_shows_charge_and_admission(lab):
     job = lab.sbatch("--gres=salus:1", "--salus-mem=100M", "--wrap", "true")
     lab.wait_state(job, "COMPLETED")
     wait_for(lambda: "COMPLETED" in lab.ask("sacct", "-X", "-n", "-j", job, "-o", "State"), "sacct")
-    told = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "AllocTRES,AdminComment")
-    assert "gres/salus=1" in told
-    assert "gres/shard=7" in told
-    assert "P=104857600" in told
+    output = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "AllocTRES,AdminComment")
+    assert "gres/salus=1" in output
+    assert "gres/shard=7" in output
+    assert "P=104857600" in output
 
 
 def test_a_qos_that_is_named_for_it_allows_class_high(lab):

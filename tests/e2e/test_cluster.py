@@ -29,9 +29,9 @@ def test_two_clusters_run_side_by_side_and_end_without_a_trace(open_directory):
         clusters.extend(control.up(plan, owner_pid=os.getpid()) for plan in plans)
         pids = []
         for cluster in clusters:
-            told = cluster.status()
-            assert told["up"]
-            assert set(told["nodes"].values()) == {"idle"}
+            status = cluster.status()
+            assert status["up"]
+            assert set(status["nodes"].values()) == {"idle"}
             supervisor = cluster.state()["supervisor"][0]
             pids += [supervisor, *descendants(supervisor)]
             ran = cluster.run(["srun", "--gres=shard:1", "id", "-un"], user="games")

@@ -74,13 +74,13 @@ def test_ctrl_c_leaves_nothing(closed_tree, moment, is_reached):
         stderr=subprocess.STDOUT, text=True, cwd=closed_tree, start_new_session=True,
     )  # fmt: skip
     try:
-        told = lines_until(demo.stdout, is_reached)
+        lines = lines_until(demo.stdout, is_reached)
         os.killpg(demo.pid, signal.SIGINT)
-        told += demo.stdout.readlines()
-        assert demo.wait(60) == 130, "".join(told)
-        assert "interrupted" in told[-1]
+        lines += demo.stdout.readlines()
+        assert demo.wait(60) == 130, "".join(lines)
+        assert "interrupted" in lines[-1]
         assert list(place.iterdir()) == []
-        # A daemon that was told to end may need a moment; none is left for good.
+        # A daemon may need a moment to end; none may stay.
         wait_for(lambda: not processes_of(str(place)), lambda: f"processes {processes_of(str(place))} to end", 10)
         assert str(place) not in Path("/proc/mounts").read_text()
         assert Path("/etc/passwd").read_bytes() == accounts

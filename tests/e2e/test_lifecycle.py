@@ -48,10 +48,10 @@ def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
     # Not by --export=NodeCommands=value: 26.05 then logs the user in, and these accounts have no shell.
     job = lab.sbatch("--gres=salus:1", MEMORY, "--wrap", "env", output=str(output), PYTHONPATH="/mine")
     lab.wait_state(job, "COMPLETED")
-    told = dict(line.partition("=")[::2] for line in output.read_text().splitlines())
-    assert told["SALUS_SOCKET"].endswith("salusd.sock")
-    assert told["PYTHONPATH"].endswith(":/mine")
-    assert told["CUDA_VISIBLE_DEVICES"] in ("0", "1")
+    environment = dict(line.partition("=")[::2] for line in output.read_text().splitlines())
+    assert environment["SALUS_SOCKET"].endswith("salusd.sock")
+    assert environment["PYTHONPATH"].endswith(":/mine")
+    assert environment["CUDA_VISIBLE_DEVICES"] in ("0", "1")
     plain = lab.sbatch("--wrap", "env", output=str(output))
     lab.wait_state(plain, "COMPLETED")
     assert "SALUS_SOCKET" not in output.read_text()
@@ -136,7 +136,7 @@ def test_a_node_that_goes_down_releases_its_jobs_and_comes_back(lab):
 
 @pytest.fixture
 def no_epilog(lab):
-    """An Epilog that does nothing: as if it had been killed, or salusd had not been told of it."""
+    """An Epilog that does nothing, as if it had been killed or could not reach salusd."""
     script = lab.cluster.plan.path("etc", "epilog")
     usual = script.read_text()
 
@@ -193,7 +193,7 @@ def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice
             row["persistent_bytes"] // MIB for node in ("node1", "node2") for row in lab.node_status(node)["devices"]
         ]
 
-    # Until a job has told its memory anew, salusd may count more for it, never less.
+    # Until a job has reported its memory again, salusd may count more for it, never less.
     assert sum(held()) >= 3 * 150
     wait_for(lambda: sum(held()) == 3 * 150, lambda: f"three jobs of 150 MiB: {held()}, {lab.sessions()}")
     lab.run("scancel", *jobs)

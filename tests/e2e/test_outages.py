@@ -81,7 +81,7 @@ def stopped_admitd(lab):
     lab.cluster.start("admitd")
 
 
-def test_a_service_that_is_down_is_told_at_once_and_the_job_gets_a_device_of_its_own(lab, stopped_admitd):
+def test_a_service_that_is_down_is_reported_at_once_and_the_job_gets_a_device_of_its_own(lab, stopped_admitd):
     log = PluginLog(lab)
     done = timed_sbatch(lab, *SHARED)[0]
     assert (done.returncode, "gets a device of its own" in done.stderr) == (0, True), done.stderr
@@ -129,14 +129,14 @@ def test_many_submits_at_once_hold_slurmctld_up_hardly_longer_than_one(lab):
     log = PluginLog(lab)
     with hung_admitd(lab), contextlib.ExitStack() as ended:
         submits = [ended.enter_context(lab.background(*argv, user="games")) for _ in range(8)]
-        told = [submit.communicate(timeout=60) for submit in submits]
-    assert [submit.returncode for submit in submits] == [0] * 8, told
-    assert all("gets a device of its own" in complaint for _, complaint in told), told
+        outputs = [submit.communicate(timeout=60) for submit in submits]
+    assert [submit.returncode for submit in submits] == [0] * 8, outputs
+    assert all("gets a device of its own" in complaint for _, complaint in outputs), outputs
     assert len(log.seconds()) == 3, log.text()
     assert log.text().count("not asked again yet") == 5
     # All of it, not each: three whole waits would be 1.5 s, eight without the pause 4 s.
     assert sum(log.seconds()) < 2 * DELAY_S_MAX - 0.2, log.text()
-    for number, _ in told:
+    for number, _ in outputs:
         assert lab.charge(number.split()[-1]) == lab.whole_device
     wait_asked_again(lab)
 

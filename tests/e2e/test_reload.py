@@ -42,18 +42,18 @@ def test_salusd_takes_a_changed_file_by_signal_and_by_command_and_keeps_its_jobs
     conf("Policy=srtf")
     os.kill(lab.cluster.pid("salusd.node1"), signal.SIGHUP)
     wait_for(lambda: policies(lab, "node1") == {"srtf"}, "salusd to take the file")
-    # Each daemon is told for itself.
+    # Each daemon reloads separately.
     assert policies(lab, "node2") == {"fair"}
-    told = reload(lab, "node2")
-    assert (told.returncode, policies(lab, "node2")) == (0, {"srtf"}), told.stderr
+    done = reload(lab, "node2")
+    assert (done.returncode, policies(lab, "node2")) == (0, {"srtf"}), done.stderr
     assert [row["job"] for row in lab.sessions()] == [job]
     assert lab.state(job) == "RUNNING"
 
 
 def test_salusd_refuses_a_file_with_a_finding_and_keeps_the_old_one(lab, conf):
     conf("Polcy=srtf")
-    told = reload(lab, "node1")
-    assert (told.returncode, "salus.conf:1: Polcy: unknown key; did you mean Policy?" in told.stderr) == (2, True)
+    done = reload(lab, "node1")
+    assert (done.returncode, "salus.conf:1: Polcy: unknown key; did you mean Policy?" in done.stderr) == (2, True)
     os.kill(lab.cluster.pid("salusd.node2"), signal.SIGHUP)
     wait_for(lambda: "not reloaded" in lab.story("node2"), lambda: lab.story("node2"))
     assert policies(lab, "node1") == policies(lab, "node2") == {"fair"}

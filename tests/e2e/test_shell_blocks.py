@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import SLURM_ROOT
 from tests.support.lab import wait_for
-from tests.support.shell_blocks import TOLD, Block, blocks_of, script_of
+from tests.support.shell_blocks import BLOCK_KINDS, Block, blocks_of, script_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/user-guide.md", "docs/admin-guide.md")
@@ -35,7 +35,7 @@ def run_as_user(cluster, script):
 
 def test_every_block_says_what_it_is():
     for page in PAGES:
-        assert {block.kind for block in blocks_of(ROOT / page)} <= TOLD, page
+        assert {block.kind for block in blocks_of(ROOT / page)} <= BLOCK_KINDS, page
 
 
 def test_every_shell_block_runs(lab):
@@ -50,8 +50,8 @@ def test_every_shell_block_runs(lab):
     wait_for(lambda: not lab.ask("squeue", "-h", "-u", "games").strip(), lambda: lab.ask("squeue"), 180)
     # What was submitted, too, came to a good end: the user would look next.
     numbers = {line.split()[-1] for line in done.stdout.splitlines() if line.startswith("Submitted batch job")}
-    told = json.loads(lab.ask("sacct", "-X", "--json", "-j", ",".join(sorted(numbers))))
-    states = {job["job_id"]: job["state"]["current"] for job in told["jobs"]}
+    document = json.loads(lab.ask("sacct", "-X", "--json", "-j", ",".join(sorted(numbers))))
+    states = {job["job_id"]: job["state"]["current"] for job in document["jobs"]}
     assert set(states.values()) == {"COMPLETED"}, (states, done.stdout)
 
 

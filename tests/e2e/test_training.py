@@ -105,12 +105,12 @@ def test_two_users_never_map_the_same_lane_memory(lab, training):
     mapped, domains, lane_users = {"games": set(), "news": set()}, set(), []
 
     def both_have_run():
-        told = lab.node_status("node1")
-        users = {row["session"]: row["user"] for row in told["sessions"]}
-        for row in told["sessions"]:
+        status = lab.node_status("node1")
+        users = {row["session"]: row["user"] for row in status["sessions"]}
+        for row in status["sessions"]:
             if row["pid"] and Path(f"/proc/{row['pid']}").exists():
                 mapped[row["user"]] |= lane_inodes(row["pid"])
-        for lane in told["lanes"]:
+        for lane in status["lanes"]:
             owners = {users[session] for session in lane["sessions"] if session in users}
             lane_users.append(owners)
             domains.add(lane["domain"])
@@ -225,8 +225,8 @@ def test_an_unknown_job_is_put_back_after_it_was_measured_and_runs_on_with_its_r
     (session,) = lab.sessions(put_back)
     assert session["persistent_bytes"] == segment.persistent_bytes
     # Never srun, salloc or a job that must not start twice.
-    told = lab.run("sbatch", "-H", "-p", "back", "--no-requeue", "--gres=salus:1", "--wrap", "true", user="games")
-    once = told.stdout.split()[-1]
+    done = lab.run("sbatch", "-H", "-p", "back", "--no-requeue", "--gres=salus:1", "--wrap", "true", user="games")
+    once = done.stdout.split()[-1]
     assert lab.segment(once).kind == "exclusive"
     lab.run("scancel", once)
 
@@ -250,7 +250,7 @@ def test_training_goes_on_through_suspension_a_killed_slurmstepd_and_restarts(la
     lab.ask("scontrol", "resume", paused)
     for job in (paused, whole):
         wait_for(lambda job=job: is_served(lab, job), lambda job=job: f"{job} to be back: {lab.story('node1')}", 60)
-    # Its slurmstepd cannot tell of its end: Slurm holds it for running until it is cancelled.
+    # Its slurmstepd cannot report its end, so Slurm considers it running until it is cancelled.
     wait_for(lambda: "checksum" in orphan_output.read_text(), "the orphan to end", 120)
     wait_for(lambda: not any(row["is_connected"] for row in lab.sessions(orphan)), "its session to leave")
     lab.run("scancel", orphan)

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
+from nodedaemon.core.fairness import jain
 from nodedaemon.service.journal.dispatcher import replay
 from nodedaemon.service.journal.segments import read_journal
-from tests.support.example_jobs import EXAMPLES, ExampleJobs, HighWaits, jain
+from tests.support.example_jobs import EXAMPLES, ExampleJobs, HighWaits
 from tests.support.salusd import wait_until
 
 POLICIES = ("fifo", "srtf", "pack", "fair", "priority")

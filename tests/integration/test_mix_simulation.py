@@ -18,5 +18,5 @@ def test_salus_simulate_and_the_draws_go_by_one_arithmetic(name):
     """What the table says of a configuration is what the other seeds are drawn with."""
     ran = {job.name: Ended(job.name, 0.0, 0.0, "node1", {}, 0.0) for job in JOBS}
     by_kind = {kind.name: Demand(1.0, 100.0, 0.5, 0.25) for kind in mix.KINDS}
-    told = simulate_jobs(name, KINDS, JOBS, ran, [by_kind[job.kind.name] for job in JOBS])
-    assert told.average_completion_s == pytest.approx(simulated_average_s(name, KINDS, by_kind, JOBS), rel=1e-3)
+    report = simulate_jobs(name, KINDS, JOBS, ran, [by_kind[job.kind.name] for job in JOBS])
+    assert report.average_completion_s == pytest.approx(simulated_average_s(name, KINDS, by_kind, JOBS), rel=1e-3)

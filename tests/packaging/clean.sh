@@ -26,7 +26,7 @@ if [ "${1:-}" = --inside ]; then
   mount --rbind /sys "$root/sys"
   mount --rbind /dev "$root/dev"
   mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
-  # pip may be told to use folders of this machine.
+  # The environment may point pip to folders of this machine.
   for place in $(python3 -m pip config list 2>/dev/null | grep -oE "(file://)?/[^' ,]+" | sed -e 's,^file://,,' -e 's,/simple$,,' | sort -u); do
     [ -d "$place" ] || continue
     mkdir -p "$root$place"

@@ -115,5 +115,5 @@ def test_bash_completes_commands_of_both(installed: Path, tmp_path: Path) -> Non
         function = f"_{program.replace('-', '_')}_completion"
         setting = f"COMP_WORDS=({program} {begun}); COMP_CWORD=1"
         lines = f'PATH="{installed}:$PATH"; . {script}; {setting}; {function} {program}; echo "${{COMPREPLY[@]}}"'
-        told = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
-        assert told.stdout.split() == [wanted]
+        shown = subprocess.run(["bash", "-c", lines], capture_output=True, text=True, check=True)
+        assert shown.stdout.split() == [wanted]

@@ -26,9 +26,9 @@ def library() -> ctypes.CDLL:
     region, word = ctypes.c_void_p, ctypes.c_uint64
     library.region_open.argtypes = library.region_limit.argtypes = [region, word]
     library.region_drop.argtypes = library.region_is_sound.argtypes = [region]
-    library.region_take.argtypes = [region, word, word, word]
-    library.region_give.argtypes = [region, word]
-    library.region_take.restype = library.region_give.restype = word
+    library.region_allocate.argtypes = [region, word, word, word]
+    library.region_free.argtypes = [region, word]
+    library.region_allocate.restype = library.region_free.restype = word
     library.region_next.argtypes = [region, region]
     library.region_next.restype = region
     library.region_is_sound.restype = ctypes.c_bool
@@ -58,7 +58,7 @@ class Model:
         return lines_bytes if lines_bytes < PAGE_BYTES else -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def take(self, size_bytes: int, align_bytes: int = 64) -> bool:
-        offset = self._library.region_take(self._region, size_bytes, align_bytes, 1)
+        offset = self._library.region_allocate(self._region, size_bytes, align_bytes, 1)
         need = self.rounded(size_bytes) // LINE_BYTES
         align = max(align_bytes, PAGE_BYTES if self.rounded(size_bytes) >= PAGE_BYTES else LINE_BYTES)
         if offset == NONE:
@@ -81,7 +81,7 @@ class Model:
         offset, offsets[position] = offsets[position], offsets[-1]
         offsets.pop()
         size_bytes = self.blocks.pop(offset)
-        assert self._library.region_give(self._region, offset) == size_bytes
+        assert self._library.region_free(self._region, offset) == size_bytes
         need = self.rounded(size_bytes) // LINE_BYTES
         first = offset // LINE_BYTES
         self.lines[first : first + need] = bytes(need)
@@ -166,15 +166,15 @@ def test_a_block_that_fills_a_page_shares_it_with_nobody(model: Model) -> None:
 
 def test_what_is_not_a_live_block_cannot_be_given_back(library: ctypes.CDLL, model: Model) -> None:
     model.take(PAGE_BYTES)
-    assert library.region_give(model._region, 64) == NONE
+    assert library.region_free(model._region, 64) == NONE
     model.give(0)
-    assert library.region_give(model._region, 0) == NONE
+    assert library.region_free(model._region, 0) == NONE
 
 
 def test_a_lowered_limit_binds_new_blocks_and_a_raised_one_gives_room(library: ctypes.CDLL, model: Model) -> None:
     model.take(LIMIT_BYTES // 2)
     assert library.region_limit(model._region, LIMIT_BYTES // 2) == 0
-    assert library.region_take(model._region, 1, 64, 0) == NONE
+    assert library.region_allocate(model._region, 1, 64, 0) == NONE
     assert library.region_limit(model._region, 2 * LIMIT_BYTES) == 0
-    assert library.region_take(model._region, LIMIT_BYTES, 64, 0) == LIMIT_BYTES // 2
+    assert library.region_allocate(model._region, LIMIT_BYTES, 64, 0) == LIMIT_BYTES // 2
     assert library.region_is_sound(model._region)

@@ -17,10 +17,10 @@ def main(control: str, library: str, fields: str, command: list[str]) -> None:
             answer = json.loads(answers.readline())
     if not answer["ok"]:
         raise SystemExit(f"cuda_job: {answer}")
-    given = dict(entry.split("=", 1) for entry in answer["env"])
+    options = dict(entry.split("=", 1) for entry in answer["env"])
     if library:
-        given["LD_PRELOAD"] = library
-    os.execve(sys.executable, [sys.executable, *command], {**os.environ, **given})
+        options["LD_PRELOAD"] = library
+    os.execve(sys.executable, [sys.executable, *command], {**os.environ, **options})
 
 
 if __name__ == "__main__":

@@ -146,14 +146,14 @@ def _running(command: Sequence[object], ready: bytes, end: signal.Signals) -> It
         stderr=subprocess.PIPE,
         cwd="/",
     )
-    told: list[bytes] = []
+    output: list[bytes] = []
     is_ready = threading.Event()
 
     def read() -> None:
         assert server.stderr is not None
         for line in server.stderr:
-            del told[:-100]
-            told.append(line)
+            del output[:-100]
+            output.append(line)
             if ready in line:
                 is_ready.set()
         is_ready.set()
@@ -161,8 +161,8 @@ def _running(command: Sequence[object], ready: bytes, end: signal.Signals) -> It
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        came = is_ready.wait(START_DEADLINE_S) and any(ready in line for line in told)
-        assert came, f"{command} did not come up: {b''.join(told).decode(errors='replace')}"
+        came = is_ready.wait(START_DEADLINE_S) and any(ready in line for line in output)
+        assert came, f"{command} did not come up: {b''.join(output).decode(errors='replace')}"
         yield server.pid
     finally:
         if server.poll() is None:

@@ -148,14 +148,10 @@ def _checksum(output: str) -> str:
     return found[-1]
 
 
-def jain(values: Sequence[int]) -> float:
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-
-
 class HighWaits:
     """From the journal: for each wait of a class high session, how many grants of others began while it lasted.
 
-    A grant begins by salusd's word or by a mate's hand-over to the successor that it was named.
+    salusd starts a grant, or a peer hands it over to the successor that salusd named.
     """
 
     def __init__(self, daemon: Salusd) -> None:

@@ -37,10 +37,10 @@ class IdleSessions:
             text=True,
         )
         assert self._process.stdout is not None
-        self.told = self._process.stdout.readline()
+        self.answer = self._process.stdout.readline()
 
     def __enter__(self) -> Self:
-        assert self.told == "ready\n", self.told
+        assert self.answer == "ready\n", self.answer
         return self
 
     def __exit__(self, *_: object) -> None:

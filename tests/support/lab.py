@@ -97,8 +97,8 @@ class Lab:
 
     def sbatch(self, *argv, user="games", output="/dev/null", **environment) -> str:
         """Submit and return the job's id. `environment` follows into the job, as a user's own does."""
-        told = self.ask("sbatch", "--parsable", "-o", output, *argv, user=user, **environment)
-        return told.strip().splitlines()[-1].partition(";")[0]
+        text = self.ask("sbatch", "--parsable", "-o", output, *argv, user=user, **environment)
+        return text.strip().splitlines()[-1].partition(";")[0]
 
     def refusal(self, *argv, user="games", command="sbatch") -> str:
         """What the user reads when a submit is refused."""
@@ -111,8 +111,8 @@ class Lab:
         return {str(job["job_id"]): job for job in json.loads(self.ask("squeue", "--json"))["jobs"]}
 
     def field(self, job, name) -> str:
-        told = self.ask("scontrol", "-o", "show", "job", job).splitlines()[0]
-        found = re.search(rf"(?:^| ){name}=(\S*)", told)
+        text = self.ask("scontrol", "-o", "show", "job", job).splitlines()[0]
+        found = re.search(rf"(?:^| ){name}=(\S*)", text)
         return found[1] if found else ""
 
     def state(self, job) -> str:
@@ -132,11 +132,11 @@ class Lab:
 
     def device(self, job) -> tuple[str, str]:
         """Node and device index on which a running job was placed."""
-        told = self.ask("scontrol", "-d", "-o", "show", "job", job).splitlines()[0]
-        node = re.search(r" Nodes=(\S+)", told)
-        index = re.search(r"(?:shard|gpu):\d+\(IDX:(\d+)\)", told)
+        text = self.ask("scontrol", "-d", "-o", "show", "job", job).splitlines()[0]
+        node = re.search(r" Nodes=(\S+)", text)
+        index = re.search(r"(?:shard|gpu):\d+\(IDX:(\d+)\)", text)
         if index is None:
-            uses = re.search(r"shard:\d+\(([^)]*)\)", told)
+            uses = re.search(r"shard:\d+\(([^)]*)\)", text)
             counts = [piece.split("/")[0] for piece in uses[1].split(",")] if uses else []
             return node[1], next(str(i) for i, count in enumerate(counts) if count != "0")
         return node[1], index[1]

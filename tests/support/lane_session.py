@@ -101,10 +101,10 @@ class _Session:
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(str(LIBSALUS / "build" / "libsalus-points.so"))
-        self.library.salus_block_take.restype = ctypes.c_void_p
-        self.library.salus_block_take.argtypes = [ctypes.c_uint64]
-        self.library.salus_block_give.argtypes = [ctypes.c_void_p]
-        self.library.salus_block_give.restype = None
+        self.library.salus_block_allocate.restype = ctypes.c_void_p
+        self.library.salus_block_allocate.argtypes = [ctypes.c_uint64]
+        self.library.salus_block_free.argtypes = [ctypes.c_void_p]
+        self.library.salus_block_free.restype = None
         self.library.salus_is_lane.argtypes = [ctypes.c_void_p]
         self.blocks: dict[str, tuple[int, int]] = {}
         self.thread: threading.Thread | None = None
@@ -211,14 +211,14 @@ class _Session:
 
     def take(self, name: str, size: int, fill: int) -> list[Any]:
         """Address (0: none) and whether it lies in the lane."""
-        address = self.library.salus_block_take(size) or 0
+        address = self.library.salus_block_allocate(size) or 0
         if address:
             self.blocks[name] = (address, size)
             ctypes.memset(address, fill, size)
         return [address, bool(address and self.library.salus_is_lane(address))]
 
     def give(self, name: str) -> None:
-        self.library.salus_block_give(self.blocks.pop(name)[0])
+        self.library.salus_block_free(self.blocks.pop(name)[0])
 
     def is_filled(self, name: str, fill: int) -> bool:
         address, size = self.blocks[name]

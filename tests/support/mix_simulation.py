@@ -72,7 +72,7 @@ def alone(name, kinds, kind_name):
     if name in WHOLE:
         return Demand(kind["plain_queued_s"], kind["plain_iteration_ms"], 0.0)
     side = "known" if name in POLICIES else "plain"
-    of_all = lambda key: statistics.median(told[f"{side}_{key}"] for told in kinds.values())  # noqa: E731
+    of_all = lambda key: statistics.median(report[f"{side}_{key}"] for report in kinds.values())  # noqa: E731
     return Demand(
         kind[f"{side}_startup_cpu_s"], kind[f"{side}_iteration_ms"], of_all("latency_s"), of_all("beside_cpu_s")
     )
@@ -83,7 +83,7 @@ def startups_s(name, jobs, runs):
     kind_of, found = {job.name: job.kind.name for job in jobs}, []
     for ended in runs:
         if name in WHOLE:
-            found += [(kind_of[job.name], held_s - sum(job.told["spans"])) for job, held_s in followers(ended)]
+            found += [(kind_of[job.name], held_s - sum(job.report["spans"])) for job, held_s in followers(ended)]
         else:
             found += [(kind_of[job.name], job.startup_cpu_s) for job in ended.values()]
     overall_s = statistics.median(value for _, value in found)
@@ -92,7 +92,7 @@ def startups_s(name, jobs, runs):
 
 
 def iterations_s(name, ended):
-    return sum(ended.told["spans"]) if name in WHOLE else ended.told["cpu_s"]
+    return sum(ended.report["spans"]) if name in WHOLE else ended.report["cpu_s"]
 
 
 def learned(name, kinds, jobs, runs):
@@ -153,19 +153,19 @@ def startup_weight():
 
 def beside_cluster(simulated, demands):
     """What `simulated(slowness)` tells when the cluster's own work takes its share of the cores all the time."""
-    told = simulated(1.0)
+    report = simulated(1.0)
     beside_s = sum(demand.beside_s for demand in demands)
     if beside_s:
-        share = beside_s / (mix.DEVICE_COUNT * told.makespan_s)
+        share = beside_s / (mix.DEVICE_COUNT * report.makespan_s)
         assert share < 1, f"the cluster's own work fills the cores: {beside_s:.1f} s"
-        told = simulated(1 / (1 - share))
+        report = simulated(1 / (1 - share))
     latencies_s = [demand.latency_s for demand in demands]
-    average_s = told.average_completion_s + statistics.mean(latencies_s)
-    return Told(average_s, told.makespan_s + min(latencies_s))
+    average_s = report.average_completion_s + statistics.mean(latencies_s)
+    return Forecast(average_s, report.makespan_s + min(latencies_s))
 
 
 @dataclass(frozen=True)
-class Told:
+class Forecast:
     average_completion_s: float
     makespan_s: float
 
@@ -190,8 +190,8 @@ def simulate_jobs(name, kinds, jobs, ran, demands):
                     rows.writerow([job.name, f"{submit_s:.3f}", job.kind.name, kind["persistent_mib"],
                                    kind["ephemeral_mib"], f"{demand.iteration_ms * slowness:.3f}", job.iterations,
                                    f"{demand.startup_s * slowness:.3f}"])  # fmt: skip
-            told = simulate(path, *options)[SIMULATED[name]]
-        return Told(told["average_completion_s"], told["makespan_s"])
+            report = simulate(path, *options)[SIMULATED[name]]
+        return Forecast(report["average_completion_s"], report["makespan_s"])
 
     return beside_cluster(simulated, demands)
 
@@ -202,7 +202,7 @@ def predict(kinds, jobs, ran, found, say):
     for name in found:
         ended = ran[name]
         real = {"real_s": found[name]["average_s"], "real_makespan_s": found[name]["makespan_s"]}
-        others = {other: told for other, told in like(name, ran).items() if other != name}
+        others = {other: report for other, report in like(name, ran).items() if other != name}
         by_kind = learned(name, kinds, jobs, others)
         ways = {
             "alone": [alone(name, kinds, job.kind.name) for job in jobs],
@@ -211,13 +211,13 @@ def predict(kinds, jobs, ran, found, say):
         }
         for way, demands in ways.items():
             if demands is not None:
-                told = simulate_jobs(name, kinds, jobs, ended, demands)
-                error = told.average_completion_s / real["real_s"] - 1
+                report = simulate_jobs(name, kinds, jobs, ended, demands)
+                error = report.average_completion_s / real["real_s"] - 1
                 real[way] = {
-                    "average_s": round(told.average_completion_s, 3),
+                    "average_s": round(report.average_completion_s, 3),
                     "error": round(error, 4),
                     "distance": round(abs(error), 4),
-                    "makespan_s": round(told.makespan_s, 3),
+                    "makespan_s": round(report.makespan_s, 3),
                 }
         predicted[name] = real
         say(f"{name}: {real}")

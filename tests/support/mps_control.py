@@ -1,4 +1,4 @@
-"""A stand-in for MPS's control program: daemonises, keeps a pid file, takes orders, and can be told to misbehave.
+"""A stand-in for MPS's control program: daemonises, keeps a pid file, obeys commands, and misbehaves on request.
 
 It is no MPS: it only does what Salus may rely on by MPS's documentation. Where the test gives it an emulator's control
 program, it turns the emulated device's sharing on and off with itself.

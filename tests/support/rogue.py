@@ -1,6 +1,6 @@
-"""A session that speaks the protocol by hand and lies, as its commands say. One command a line, one JSON answer a line.
+"""A session that speaks the protocol by hand and lies on command: one command per line, one JSON answer per line.
 
-It runs as another process, and as another user where `--uid` is given, because identity is the kernel's word.
+It is a process of its own, run by another user with `--uid`, because the daemon identifies sessions through the kernel.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.support.worker import MIB, start_run
 
 
 class Rogue:
-    def __init__(self, given: argparse.Namespace) -> None:
-        self.given = given
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(30)
         self.pages: list[int] = []
@@ -28,11 +28,11 @@ class Rogue:
         self.maps: list[mmap.mmap] = []
 
     def run(self, **fields: object) -> dict[str, object]:
-        sizes = {"persistent_bytes": self.given.persistent * MIB, "ephemeral_bytes": self.given.ephemeral * MIB}
-        return start_run(self.given.control, {"name": "rogue", "wait_ms": 30000, **sizes, **fields})
+        sizes = {"persistent_bytes": self.arguments.persistent * MIB, "ephemeral_bytes": self.arguments.ephemeral * MIB}
+        return start_run(self.arguments.control, {"name": "rogue", "wait_ms": 30000, **sizes, **fields})
 
     def hello(self) -> dict[str, object]:
-        self.connection.connect(self.given.socket)
+        self.connection.connect(self.arguments.socket)
         framing.send(self.connection, Hello())
         message, self.pages = framing.receive(self.connection)
         return {"kind": message.kind.name, "text": getattr(message, "text", "")}
@@ -116,11 +116,11 @@ def main() -> None:
     parser.add_argument("--persistent", type=int, default=4)
     parser.add_argument("--ephemeral", type=int, default=8)
     parser.add_argument("--uid", type=int, default=0)
-    given = parser.parse_args()
-    if given.uid:
-        os.setresgid(given.uid, given.uid, given.uid)
-        os.setresuid(given.uid, given.uid, given.uid)
-    rogue = Rogue(given)
+    arguments = parser.parse_args()
+    if arguments.uid:
+        os.setresgid(arguments.uid, arguments.uid, arguments.uid)
+        os.setresuid(arguments.uid, arguments.uid, arguments.uid)
+    rogue = Rogue(arguments)
     for line in sys.stdin:
         name, _, argument = line.strip().partition(" ")
         answer = getattr(rogue, name)(**(json.loads(argument) if argument else {}))

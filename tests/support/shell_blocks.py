@@ -1,11 +1,11 @@
-"""The shell blocks of a page: what its reader is told to type, each with its line, so that a test can run them."""
+"""The shell blocks of a page, each with its line number, so that a test can run what a reader would type."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 #: What a fence may be called in a page whose blocks are run; anything else could hide commands that nobody runs.
-TOLD = {"sh", "python", "text", "{toctree}"}
+BLOCK_KINDS = {"sh", "python", "text", "{toctree}"}
 #: Commands that are tested elsewhere, or are the tests.
 EXCEPTED = ("make demo", "make test", "make deb")
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nodedaemon.core.fairness import jain
 from nodedaemon.core.types import MIB
 from slurm_plugin.cluster import control
 from slurm_plugin.cluster.plan import ClusterPlan
@@ -76,7 +77,7 @@ class Ended:
     submitted: float
     ended: float
     node: str
-    told: dict
+    report: dict
     cpu_s: float
     #: When its script began.
     started: float = 0.0
@@ -90,12 +91,12 @@ class Ended:
     @property
     def startup_cpu_s(self):
         """Processor time of the job itself beside its iterations: interpreter, imports, end."""
-        return self.cpu_s - self.told["cpu_s"]
+        return self.cpu_s - self.report["cpu_s"]
 
 
 @contextmanager
 def cluster_of(device_mib, reserve_mib, *, devices=2, say, salus_lines=()):
-    """A cluster with one device a node and a core for each; jobs go to the node with the fewest."""
+    """A cluster with one device per node and a core for each; jobs go to the node with the fewest."""
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     directory.chmod(0o755)
     plan = ClusterPlan(
@@ -159,8 +160,8 @@ class Stage:
         changes = (["update", f"JobId={number}", f"gres={shards[0]}"], ["release", number]) if shards else ()
         for change in changes:
             submitted = time.time()
-            if (told := self.cluster.run(["scontrol", *change])).returncode != 0:
-                raise LostError(f"{order.name}: scontrol {' '.join(change)}: {told.stderr.strip()}")
+            if (report := self.cluster.run(["scontrol", *change])).returncode != 0:
+                raise LostError(f"{order.name}: scontrol {' '.join(change)}: {report.stderr.strip()}")
         return number, submitted
 
     def run(self, name, orders, seconds=300.0):
@@ -206,12 +207,12 @@ class Stage:
         code, ended, node = (folder / f"{name}.end").read_text().split()
         if code != "0":
             raise LostError(f"{folder.name}: {name} failed: {(folder / f'{name}.err').read_text()[-2000:]}")
-        told = json.loads((folder / f"{name}.out").read_text().splitlines()[-1])
+        report = json.loads((folder / f"{name}.out").read_text().splitlines()[-1])
         # The second line is of the shell's children, user and system, as 0m1.234s.
         parts = [part.rstrip("s").split("m") for part in (folder / f"{name}.cpu").read_text().splitlines()[1].split()]
         cpu_s = sum(int(m) * 60 + float(s) for m, s in parts)
         started = float((folder / f"{name}.start").read_text())
-        return Ended(name, submitted, float(ended), node, told, cpu_s, started)
+        return Ended(name, submitted, float(ended), node, report, cpu_s, started)
 
     def check_books(self, name, numbers):
         """Slurm's own books must say that every job completed."""
@@ -223,7 +224,7 @@ class Stage:
             states.update(line.split("|") for line in lines)
             return len(states) == len(numbers) and not {"RUNNING", "PENDING"} & set(states.values())
 
-        wait_for(are_all_ended, lambda: f"the books of {name}: {states}", 30)
+        wait_for(are_all_ended, lambda: f"the accounting of {name}: {states}", 30)
         wrong = {number: state for number, state in states.items() if state != "COMPLETED"}
         if wrong:
             raise LostError(f"{name}: not completed: {wrong}")
@@ -270,23 +271,18 @@ def quantile(values, share):
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def jain(values):
-    """Jain's index: 1 where all are equal, 1/n where one has everything."""
-    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
-
-
 def figures(ended, solo_s, device_count):
-    """What is told of a configuration. `solo_s` is how long each job takes alone, from submit to end."""
+    """The figures of one configuration. `solo_s` is how long each job takes alone, from submit to end."""
     completions = [job.completion_s for job in ended.values()]
     slowdowns = [job.completion_s / solo_s[name] for name, job in ended.items()]
     first, last = min(job.submitted for job in ended.values()), max(job.ended for job in ended.values())
-    busy_s = sum(job.told["cpu_s"] for job in ended.values())
+    busy_s = sum(job.report["cpu_s"] for job in ended.values())
     return {
         "average_s": round(statistics.mean(completions), 3),
         "median_s": round(statistics.median(completions), 3),
         "p95_s": round(quantile(completions, 0.95), 3),
         "makespan_s": round(last - first, 3),
-        "queueing_s": round(statistics.mean(job.told["first"] - job.submitted for job in ended.values()), 3),
+        "queueing_s": round(statistics.mean(job.report["first"] - job.submitted for job in ended.values()), 3),
         "busy_share": round(busy_s / ((last - first) * device_count), 4),
         "slowdown": round(statistics.mean(slowdowns), 3),
         "jain": round(jain([1 / value for value in slowdowns]), 4),

@@ -2,7 +2,7 @@
 
 Each iteration is inside an entry point, as a framework's are: between its start and its end the lane is its own.
 Run as a program. Each line on standard output is a JSON object: what it did and when (monotonic). Commands come on
-standard input, one a line: `go` starts the loop, end of file ends it after the present iteration.
+standard input, one per line: `go` starts the loop, end of file ends it after the present iteration.
 """
 
 from __future__ import annotations
@@ -71,32 +71,32 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def join_job(given: argparse.Namespace) -> bool:
+def join_job(arguments: argparse.Namespace) -> bool:
     """Become a job of `salus run`."""
     answer = start_run(
-        given.control,
+        arguments.control,
         {
             "name": "worker",
-            "class": given.job_class,
-            "persistent_bytes": given.persistent * MIB,
-            "ephemeral_bytes": given.ephemeral * MIB,
-            "remaining_s": given.remaining,
+            "class": arguments.job_class,
+            "persistent_bytes": arguments.persistent * MIB,
+            "ephemeral_bytes": arguments.ephemeral * MIB,
+            "remaining_s": arguments.remaining,
             "wait_ms": 60000,
-            "signature": given.signature,
+            "signature": arguments.signature,
         },
     )
     tell("job", **{key: answer.get(key) for key in ("ok", "why", "job", "session", "is_admitted")})
     return bool(answer["ok"])
 
 
-def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
+def iterate(arguments: argparse.Namespace, library: ctypes.CDLL) -> None:
     waited_ns = ran_ns = count = 0
     is_off = False
     collected: list[dict[str, object]] = []
-    while count < given.iterations and not (has_line() and not sys.stdin.readline()):
+    while count < arguments.iterations and not (has_line() and not sys.stdin.readline()):
         before_ns = time.monotonic_ns()
         code = library.salus_boundary()
-        if code >= 0 and not given.outside:
+        if code >= 0 and not arguments.outside:
             # A machine that held us up since may have lent the lane on; then this waits for it.
             code = library.salus_enter()
         start_ns = time.monotonic_ns()
@@ -104,26 +104,26 @@ def iterate(given: argparse.Namespace, library: ctypes.CDLL) -> None:
             # As a real job it runs on without lanes.
             is_off = True
             tell("off", code=code)
-        if given.tell_inside:
+        if arguments.tell_inside:
             tell("inside")
-        spin_until(start_ns + given.iteration_us * 1000)
-        if given.break_us:
+        spin_until(start_ns + arguments.iteration_us * 1000)
+        if arguments.break_us:
             library.salus_exit()
-            spin_until(time.monotonic_ns() + given.break_us * 1000)
+            spin_until(time.monotonic_ns() + arguments.break_us * 1000)
             library.salus_enter()
         end_ns = time.monotonic_ns()
-        if not given.outside:
+        if not arguments.outside:
             library.salus_exit()
         waited_ns += start_ns - before_ns
         ran_ns += end_ns - start_ns
         count += 1
-        if given.collect:
+        if arguments.collect:
             collected.append({"what": "iteration", "asked_ns": before_ns, "start_ns": start_ns, "end_ns": end_ns})
-        elif not given.quiet:
+        elif not arguments.quiet:
             print(f'{{"what": "iteration", "number": {count}, "start_ns": {start_ns}, "end_ns": {end_ns}}}', flush=True)
-        if given.pause_us:
+        if arguments.pause_us:
             library.salus_leave()
-            spin_until(time.monotonic_ns() + given.pause_us * 1000)
+            spin_until(time.monotonic_ns() + arguments.pause_us * 1000)
     for one in collected:
         print(json.dumps(one))
     tell("done", count=count, waited_ns=waited_ns, ran_ns=ran_ns)
@@ -140,25 +140,25 @@ def open_gpu() -> ctypes.CDLL:
 
 
 def main() -> None:
-    given = parse_arguments()
+    arguments = parse_arguments()
     # Before the user changes: a stranger may not look into the clone, where that is in root's home.
     library = None if "SALUS_TEST_GPU" in os.environ else ctypes.CDLL(str(LIBRARY))
-    if given.uid:
-        os.setresgid(given.uid, given.uid, given.uid)
-        os.setresuid(given.uid, given.uid, given.uid)
-    if not given.no_run and not join_job(given):
+    if arguments.uid:
+        os.setresgid(arguments.uid, arguments.uid, arguments.uid)
+        os.setresuid(arguments.uid, arguments.uid, arguments.uid)
+    if not arguments.no_run and not join_job(arguments):
         return
     library = library or open_gpu()
-    options = HelloOptions(size_bytes=ctypes.sizeof(HelloOptions), timeout_ms=given.hello_timeout_ms)
+    options = HelloOptions(size_bytes=ctypes.sizeof(HelloOptions), timeout_ms=arguments.hello_timeout_ms)
     tell("says hello")
-    tell("hello", code=library.salus_hello(given.socket.encode(), ctypes.byref(options), None))
+    tell("hello", code=library.salus_hello(arguments.socket.encode(), ctypes.byref(options), None))
     if "SALUS_TEST_GPU" in os.environ:
         # On a host device the process itself is what it keeps; a GPU sees only what was asked of it.
         block = ctypes.c_uint64()
-        if code := library.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(given.persistent * MIB)):
+        if code := library.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(arguments.persistent * MIB)):
             tell("no memory", code=code)
     sys.stdin.readline()
-    iterate(given, library)
+    iterate(arguments, library)
     library.salus_bye()
     tell("bye")
 

@@ -8,7 +8,7 @@ from tests.bench.sidebyside import in_turn
 from tests.support import mix
 from tests.support.mix_simulation import (
     Demand,
-    Told,
+    Forecast,
     as_it_ran,
     beside_cluster,
     followers,
@@ -16,14 +16,14 @@ from tests.support.mix_simulation import (
     like,
     startups_s,
 )
-from tests.support.slurm_mix import Ended, figures, jain, machine_cpu_s, quantile, slurm_time
+from tests.support.slurm_mix import Ended, figures, machine_cpu_s, quantile, slurm_time
 
 ITERATION_MS = {"small": 40.0, "medium": 70.0, "large": 125.0, "huge": 185.0}
 
 
 def ended(name, submitted, first, end, iterations_s, *, node="node1", cpu_s=0.0, beside_cpu_s=0.0, spans=()):
-    told = {"first": first, "cpu_s": iterations_s, "spans": spans}
-    return Ended(name, submitted, end, node, told, cpu_s, beside_cpu_s=beside_cpu_s)
+    report = {"first": first, "cpu_s": iterations_s, "spans": spans}
+    return Ended(name, submitted, end, node, report, cpu_s, beside_cpu_s=beside_cpu_s)
 
 
 def test_a_seed_gives_the_same_jobs():
@@ -63,12 +63,12 @@ def test_a_random_order_keeps_jobs_and_times():
 
 def test_figures_of_two_jobs():
     jobs = {"a": ended("a", 100.0, 103.0, 110.0, 6.0), "b": ended("b", 102.0, 104.0, 122.0, 5.0)}
-    told = figures(jobs, {"a": 5.0, "b": 5.0}, device_count=2)
-    assert (told["average_s"], told["makespan_s"], told["queueing_s"]) == (15.0, 22.0, 2.5)
-    assert told["busy_share"] == pytest.approx(11 / 44)
-    assert told["slowdown"] == 3.0
-    assert told["jain"] == pytest.approx((0.5 + 0.25) ** 2 / (2 * (0.25 + 0.0625)))
-    assert told["completion_s"] == [10.0, 20.0]
+    report = figures(jobs, {"a": 5.0, "b": 5.0}, device_count=2)
+    assert (report["average_s"], report["makespan_s"], report["queueing_s"]) == (15.0, 22.0, 2.5)
+    assert report["busy_share"] == pytest.approx(11 / 44)
+    assert report["slowdown"] == 3.0
+    assert report["jain"] == pytest.approx((0.5 + 0.25) ** 2 / (2 * (0.25 + 0.0625)))
+    assert report["completion_s"] == [10.0, 20.0]
 
 
 def test_who_waited_for_a_device_held_it_from_the_end_of_the_one_before():
@@ -135,14 +135,14 @@ def test_the_clusters_own_work_slows_the_devices_by_its_share():
 
     def simulated(slowness):
         asked.append(slowness)
-        return Told(4.0 * slowness, 10.0 * slowness)
+        return Forecast(4.0 * slowness, 10.0 * slowness)
 
     # Four seconds beside on two cores for ten: a fifth of them.
-    told = beside_cluster(simulated, [Demand(1.0, 1.0, 0.5, 2.0)] * 2)
+    report = beside_cluster(simulated, [Demand(1.0, 1.0, 0.5, 2.0)] * 2)
     assert asked == [1.0, 1.25]
-    assert told == Told(5.5, 13.0)
+    assert report == Forecast(5.5, 13.0)
     asked.clear()
-    assert beside_cluster(simulated, [Demand(1.0, 1.0, 0.0)] * 2) == Told(4.0, 10.0)
+    assert beside_cluster(simulated, [Demand(1.0, 1.0, 0.0)] * 2) == Forecast(4.0, 10.0)
     assert asked == [1.0]
 
 
@@ -163,7 +163,5 @@ def test_the_machines_processor_time_grows_with_work():
 
 
 def test_small_arithmetic():
-    assert jain([1.0, 1.0]) == 1.0
-    assert jain([1.0, 0.0]) == 0.5
     assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
     assert (slurm_time(0.2), slurm_time(61.0), slurm_time(3600.5)) == ("00:00:01", "00:01:01", "01:00:01")

@@ -1,11 +1,11 @@
-"""Memory over time: persistent, ephemeral (lanes), foreign and free, which add up to the capacity."""
+"""Memory over time: persistent, ephemeral (lanes) and free, which add up to the capacity."""
 
 from collections import defaultdict
 
 from accounting.reports.bins import MemoryBin
 from accounting.reports.charts import ReportCharts
 from cli.acct.job_text import size
-from cli.acct.page.chart import BLUE, GREY, ORANGE, SKY, Chart, ChartTable, step_line, time_axis
+from cli.acct.page.chart import BLUE, ORANGE, SKY, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
 
 GIB = 1 << 30
@@ -15,7 +15,6 @@ DEVICES_MAX = 6
 KINDS = (
     ("Persistent", "persistent_bytes", BLUE, "rgba(0,114,178,0.85)", ""),
     ("Ephemeral (lanes)", "ephemeral_bytes", ORANGE, "rgba(230,159,0,0.85)", "/"),
-    ("Foreign", "foreign_bytes", GREY, "rgba(120,120,120,0.85)", "x"),
     ("Free", "free_bytes", SKY, "rgba(86,180,233,0.18)", ""),
 )
 
@@ -33,22 +32,19 @@ def memory(charts: ReportCharts) -> list[Chart]:
 
 
 def _sum(steps: list[MemoryBin]) -> list[MemoryBin]:
-    sums: dict[tuple[int, int], list[int]] = defaultdict(lambda: [0] * len(KINDS))
+    by_time: dict[tuple[int, int], list[MemoryBin]] = defaultdict(list)
     for step in steps:
-        for number, (_, name, _, _, _) in enumerate(KINDS):
-            sums[step.start_utc_ns, step.span_ns][number] += getattr(step, name)
+        by_time[step.start_utc_ns, step.span_ns].append(step)
+    names = [name for _, name, _, _, _ in KINDS]
     return [
         MemoryBin(
             start_utc_ns=start_ns,
             span_ns=span_ns,
             node="",
             device="",
-            persistent_bytes=values[0],
-            ephemeral_bytes=values[1],
-            foreign_bytes=values[2],
-            free_bytes=values[3],
+            **{name: sum(getattr(step, name) for step in group) for name in names},
         )
-        for (start_ns, span_ns), values in sorted(sums.items())
+        for (start_ns, span_ns), group in sorted(by_time.items())
     ]
 
 
@@ -79,5 +75,5 @@ def _chart(charts: ReportCharts, key: str, title: str, steps: list[MemoryBin]) -
         note="Mean per step. Ephemeral is the memory of the lanes, whichever job runs in them.",
         traces=traces if steps else (),
         layout={"xaxis": time_axis(charts), "yaxis": {"title": {"text": "GiB"}, "rangemode": "tozero"}},
-        table=ChartTable(("From", *(name for name, _, _, _, _ in KINDS)), rows, frozenset({1, 2, 3, 4})),
+        table=ChartTable(("From", *(name for name, _, _, _, _ in KINDS)), rows, frozenset({1, 2, 3})),
     )

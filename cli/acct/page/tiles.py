@@ -1,7 +1,5 @@
 """The key figures at the top of the page."""
 
-from dataclasses import dataclass
-
 from accounting.reports.report import Report
 from cli.acct.report_fields import Scale
 from cli.output.moments import format_duration
@@ -9,35 +7,22 @@ from cli.output.moments import format_duration
 HOUR_NS = 3_600 * 1_000_000_000
 
 
-@dataclass(frozen=True)
-class Tile:
-    """One figure: its name, its value, and what it means."""
-
-    name: str
-    value: str
-    note: str
-
-
-def tiles(report: Report) -> list[Tile]:
-    """The key figures of a report."""
+def tiles(report: Report) -> list[tuple[str, str, str]]:
+    """The key figures of a report: name, value, and what the value means."""
     total, summary = report.total, report.summary
     scale = Scale(unit=None, total=total)
-    avoided = summary.refused_count + summary.made_to_wait_count
+    refused, waited = summary.refused_count, summary.made_to_wait_count
     return [
-        Tile("Held", f"{total.held_ns / HOUR_NS:.2f} h", "device-hours if each job had whole devices"),
-        Tile("Occupied", f"{total.occupied_ns / HOUR_NS:.2f} h", "device-hours that the jobs took"),
-        Tile("Busy", f"{total.busy_ns / HOUR_NS:.2f} h", "device-hours with an iteration running"),
-        Tile("Efficiency", _percent(total.efficiency), "busy / occupied"),
-        Tile("Sharing gain", _times(total.sharing_gain), "alone / occupied"),
-        Tile("Slowdown", _times(total.slowdown), "elapsed / alone"),
-        Tile("Memory saved", _memory(scale.memory(total.memory_saved_mib_ms)), "sum of peaks minus memory held"),
-        Tile("Fairness", "n/a" if total.jain is None else f"{total.jain:.2f}", "Jain index"),
-        Tile("Median wait", _duration(summary.wait_median_ns), f"p95 {_duration(summary.wait_p95_ns)}"),
-        Tile(
-            "OOM avoided",
-            str(avoided),
-            f"{summary.refused_count} refused at submit, {summary.made_to_wait_count} made to wait",
-        ),
+        ("Held", f"{total.held_ns / HOUR_NS:.2f} h", "device-hours if each job had whole devices"),
+        ("Occupied", f"{total.occupied_ns / HOUR_NS:.2f} h", "device-hours that the jobs took"),
+        ("Busy", f"{total.busy_ns / HOUR_NS:.2f} h", "device-hours with an iteration running"),
+        ("Efficiency", _percent(total.efficiency), "busy / occupied"),
+        ("Sharing gain", _times(total.sharing_gain), "alone / occupied"),
+        ("Slowdown", _times(total.slowdown), "elapsed / alone"),
+        ("Memory saved", _memory(scale.memory(total.memory_saved_mib_ms)), "sum of peaks minus memory held"),
+        ("Fairness", "n/a" if total.jain is None else f"{total.jain:.2f}", "Jain index"),
+        ("Median wait", _duration(summary.wait_median_ns), f"p95 {_duration(summary.wait_p95_ns)}"),
+        ("OOM avoided", str(refused + waited), f"{refused} refused at submit, {waited} made to wait"),
     ]
 
 

@@ -53,6 +53,11 @@ uint64_t blocks_note(struct blocks *blocks, uintptr_t address, uint64_t size_byt
     return stale_bytes;
 }
 
+bool blocks_hold(const struct blocks *blocks, uintptr_t address)
+{
+    return blocks->capacity_count && blocks->entries[find(blocks, address)].address;
+}
+
 uint64_t blocks_forget(struct blocks *blocks, uintptr_t address)
 {
     uint64_t mask = blocks->capacity_count - 1;

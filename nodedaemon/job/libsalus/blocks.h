@@ -1,11 +1,11 @@
 /*
- * Sizes of the framework's private blocks by address: free() does not say them, and
- * malloc_usable_size is not what was asked for. Open addressing, grows by doubling. The caller
- * holds session.memory_lock.
+ * Sizes of blocks by address. free() does not get the size, and malloc_usable_size is not the size
+ * that was requested. Open addressing; grows by doubling. The caller holds session.memory_lock.
  */
 #ifndef SALUS_BLOCKS_H
 #define SALUS_BLOCKS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct blocks_entry {
@@ -19,11 +19,13 @@ struct blocks {
     uint64_t used_count;
 };
 
-/* Size that was noted for this address before (a stale note), else 0. A note is dropped if memory
- * is short. */
+/* Records the size of a block. Returns the size that an earlier, stale record of this address had,
+ * else 0. Without memory to grow, the block is not recorded. */
 uint64_t blocks_note(struct blocks *blocks, uintptr_t address, uint64_t size_bytes);
 
-/* Size of the block, forgotten now; 0 if unknown. */
+/* Removes the record of a block and returns its size; 0 if there is none. */
 uint64_t blocks_forget(struct blocks *blocks, uintptr_t address);
+
+bool blocks_hold(const struct blocks *blocks, uintptr_t address);
 
 #endif

@@ -19,7 +19,7 @@
 #include "session.h"
 
 #define TIMEOUT_MS_DEFAULT 2000
-#define NOTICED_MS         60000 /* salusd repeats its NOTICE three times as often */
+#define NOTICED_MS         60000 /* salusd repeats its NOTICE every 20 s */
 #define SEND_TIMEOUT_S     1
 #define BACKOFF_MS_MIN     50
 #define BACKOFF_MS_MAX     5000
@@ -35,7 +35,7 @@ static struct {
     int stop_fd;
     pthread_t thread;
     bool is_listening;
-    uint32_t serial;        /* of the last question */
+    uint32_t serial;        /* of the last OVERRUN */
     uint32_t serial_answer; /* of the last answer */
     bool is_allowed;
 } client = {
@@ -72,7 +72,7 @@ int client_send(void *frame, enum salus_message_kind kind, uint32_t size_bytes)
         error = -ENOTCONN;
     } else if (send(client.fd, frame, size_bytes, MSG_NOSIGNAL) < 0) {
         error = -errno;
-        /* A frame is lost, so both sides must agree anew: the receiver sees the end and resumes. */
+        /* A lost frame breaks the protocol. Close: the receiver sees the end and reconnects. */
         shutdown(client.fd, SHUT_RDWR);
     }
     pthread_mutex_unlock(&client.send_lock);
@@ -104,7 +104,7 @@ static int ask(enum salus_overrun_kind what, uint64_t persistent_bytes, uint64_t
     return client_send(&frame, SALUS_OVERRUN, sizeof(frame));
 }
 
-void client_tell_overrun(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
+void client_report_overrun(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
     pthread_mutex_lock(&client.answer_lock);
     ask(SALUS_OVERRUN_EPHEMERAL, persistent_bytes, ephemeral_bytes);
@@ -185,8 +185,8 @@ static int send_hello(int fd, struct salus_hello *hello, const int *fds, uint32_
 }
 
 /*
- * Reads WELCOME or REJECT. 0 welcome, -EACCES refused, else -errno; `packet` keeps the frame.
- * A NOTICE before them says that salusd has heard us and is not ready yet: it is given longer.
+ * Reads WELCOME (0) or REJECT (-EACCES), else -errno; `packet` keeps the frame. A NOTICE before
+ * them means that salusd is not ready yet, and extends the time-out.
  */
 static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
 {
@@ -294,13 +294,13 @@ static void drop_socket(void)
         close(client.fd);
     __atomic_store_n(&client.fd, -1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
-    /* Whoever waits for an answer will not get one. */
+    /* Nobody will answer the thread that waits for ALLOW or DENY. */
     pthread_mutex_lock(&client.answer_lock);
     pthread_cond_broadcast(&client.answered);
     pthread_mutex_unlock(&client.answer_lock);
 }
 
-/* 0 resumed, -EACCES not known there any more, else try again later. */
+/* 0: resumed; -EACCES: salusd does not know the session; otherwise try again later. */
 static int resume(void)
 {
     struct salus_hello hello = {
@@ -345,7 +345,7 @@ static int resume(void)
     return 0;
 }
 
-/* 1 if the receiver is to end. */
+/* True if the receiver must end. */
 static int wait_stop(int timeout_ms)
 {
     struct pollfd stop = {.fd = client.stop_fd, .events = POLLIN};
@@ -402,7 +402,7 @@ int client_listen(void)
     client.stop_fd = eventfd(0, EFD_CLOEXEC);
     if (client.stop_fd < 0)
         return -errno;
-    /* The job's handlers must never run on a thread of ours. */
+    /* The job's signal handlers must never run on our thread. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     error = -pthread_create(&client.thread, NULL, listen_main, NULL);

@@ -1,8 +1,8 @@
 /*
- * The session socket: hello, frames out, and a receiver thread for frames in.
+ * The session socket: HELLO, sending frames, and a receiver thread.
  *
- * A thread, not a look at each boundary: an idle session must still answer UNMAP. It is started
- * with all signals blocked, allocates nothing of the framework and never counts as activity.
+ * The receiver is a thread because an idle session must still answer UNMAP. All signals are blocked
+ * in it, it makes no framework blocks, and it never counts as activity.
  */
 #ifndef SALUS_CLIENT_H
 #define SALUS_CLIENT_H
@@ -13,7 +13,7 @@
 #include "../../wire/salus_wire.h"
 #include "salus.h"
 
-/* Connects, says HELLO, reads the answer and fills session and gate. 0, -EACCES (refused) or
+/* Connects, sends HELLO, reads the answer and fills session and gate. 0, -EACCES (rejected) or
  * -errno. */
 int client_hello(const char *path, const struct salus_hello_options *options,
                  struct salus_welcome *welcome);
@@ -21,28 +21,28 @@ int client_hello(const char *path, const struct salus_hello_options *options,
 /* Starts the receiver. 0 or -errno. */
 int client_listen(void);
 
-/* Sends a frame; the header is filled in here. 0 or -errno; never blocks for long, never raises
- * SIGPIPE. */
+/* Fills in the header and sends the frame. 0 or -errno. Never blocks for long, never raises
+ * SIGPIPE.
+ */
 int client_send(void *frame, enum salus_message_kind kind, uint32_t size_bytes);
 
 /* Async-signal-safe FAULT. */
 void client_send_fault(const char *text, bool is_off);
 
-/* Asks for higher caps and waits for the answer. 0 allowed (caps are raised), -EDQUOT denied or
- * nobody answered. */
+/* Asks for higher caps and waits for the answer. 0: the caps are raised; -EDQUOT: denied, or no
+ * answer in time. */
 int client_ask(enum salus_overrun_kind what, uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
-/* Asks without waiting; an ALLOW raises the caps when it comes. */
-void client_tell_overrun(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
+/* Asks for higher caps without waiting. ALLOW raises them when it arrives. */
+void client_report_overrun(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
-/* Says BYE if `is_polite`, ends the receiver and closes the socket. Not from the receiver thread.
+/* Sends BYE if `is_polite`, ends the receiver and closes the socket. Not for the receiver thread.
  */
 void client_close(bool is_polite);
 
-/* In a forked child: the descriptors are the parent's. */
+/* In a forked child: forgets the descriptors, which belong to the parent. */
 void client_forget(void);
 
-/* True while the socket is up. */
 bool client_is_connected(void);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * The real CUDA driver behind ours: opened by absolute path, called through one table.
+ * The real CUDA driver: opened by absolute path, called through one table.
  *
- * Ours has the SONAME libcuda.so.1 and is preloaded, so whoever asks for the driver gets us; a path
- * is the only way to the real one. Every function that is not wrapped jumps through the table.
+ * Our library has the SONAME libcuda.so.1 and is preloaded, so a lookup by name finds ours; only a
+ * path leads to the real driver. Functions that we do not wrap jump through the table.
  */
 #ifndef SALUS_CUDA_DRIVER_H
 #define SALUS_CUDA_DRIVER_H
@@ -41,8 +41,7 @@ extern const unsigned int cuda_name_count __attribute__((visibility("hidden")));
  */
 #define REAL(name) ((cuda_function)cuda_table[REAL_##name])
 
-/* Opens the driver and fills the table, once. Called by the trampolines and before the first REAL.
- */
+/* Opens the driver and fills the table, once. The trampolines and the first use of REAL need it. */
 __attribute__((visibility("hidden"))) void cuda_resolve(void);
 
 /* The context that lanes and stash belong to, current to the calling thread until cuda_pop. 0 or
@@ -50,7 +49,7 @@ __attribute__((visibility("hidden"))) void cuda_resolve(void);
 int cuda_push(void);
 void cuda_pop(void);
 
-/* Remembers the calling thread's context, the first time that it has one. */
+/* Records the calling thread's context the first time it has one. */
 void cuda_note_context(void);
 
 /* Ordinal of the device, for VMM calls. */

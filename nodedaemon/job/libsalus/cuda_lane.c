@@ -307,17 +307,6 @@ uint64_t stash_total_bytes(struct lane *lane)
     return size_bytes;
 }
 
-static void count_promotions(struct lane *lane, uint64_t iteration)
-{
-    struct region_extent *block = NULL;
-
-    while ((block = region_next(&lane->region, block)))
-        if (!block->is_promoted && block->birth + 2 <= iteration) {
-            block->is_promoted = true;
-            lane->promotion_count++;
-        }
-}
-
 int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
 {
     uint64_t size_bytes = 0;
@@ -334,7 +323,7 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
         work_open();
         return -EIO;
     }
-    count_promotions(lane, iteration);
+    lane->promotion_count += region_promote(&lane->region, iteration);
     stash.pieces = make_pieces(lane, &count, &size_bytes);
     if (stash.pieces && count &&
         !REAL(cuMemAlloc_v2)(&stash.address, size_bytes ? size_bytes : (cuda_word)1)) {

@@ -1,4 +1,4 @@
-/* What the GPU part adds to libsalus's calls, and what its files share. */
+/* Calls that the CUDA part adds to libsalus, and what its files share. */
 #ifndef SALUS_CUDA_LANE_H
 #define SALUS_CUDA_LANE_H
 
@@ -13,20 +13,20 @@ struct salus_cuda_range {
 
 /*
  * For a framework that caches device memory: `segments` are the driver allocations that it caches,
- * `blocks` the live ones inside them. Good for the next boundary only: a list that is not renewed
- * is not believed. Allocations that no segment names are kept whole. 0, or -ENOMEM.
+ * `blocks` the live blocks inside them. Valid for the next boundary only. Allocations that are not
+ * in `segments` are kept whole. 0, or -ENOMEM.
  */
 SALUS_API int salus_cuda_live(const struct salus_cuda_range *segments, uint32_t segment_count,
                               const struct salus_cuda_range *blocks, uint32_t block_count);
 
-/* 1 if the next boundary will hand over as things stand: the moment to make a list. One load. */
+/* 1 if the next boundary would hand over now, so that a list is useful. Costs one load. */
 SALUS_API int salus_cuda_will_yield(void);
 
 /* Kernels launched so far. */
 SALUS_API uint64_t salus_cuda_launch_count(void);
 
-/* Maps a handle's memory for reading and writing; makes a handle of the job's own. The driver's
- * code. */
+/* Maps a handle's memory for reading and writing; creates a handle for the job. They return the
+ * driver's code. */
 int cuda_map(uint64_t address, uint64_t size_bytes, uint64_t handle);
 int cuda_create(uint64_t size_bytes, uint64_t *handle);
 

@@ -40,7 +40,7 @@ static int reserve(void)
     return answer;
 }
 
-int own_take(uint64_t size_bytes, uint64_t *address)
+int own_allocate(uint64_t size_bytes, uint64_t *address)
 {
     uint64_t offset_bytes, handle;
     int answer;
@@ -49,7 +49,7 @@ int own_take(uint64_t size_bytes, uint64_t *address)
     answer = reserve();
     if (answer)
         goto unlock;
-    offset_bytes = region_take(&region, size_bytes, CUDA_GRANULE_BYTES, 0);
+    offset_bytes = region_allocate(&region, size_bytes, CUDA_GRANULE_BYTES, 0);
     if (offset_bytes == REGION_NONE) {
         answer = CUDA_OUT_OF_MEMORY;
         goto unlock;
@@ -60,7 +60,7 @@ int own_take(uint64_t size_bytes, uint64_t *address)
         REAL(cuMemRelease)(handle);
     }
     if (answer)
-        region_give(&region, offset_bytes);
+        region_free(&region, offset_bytes);
     else
         *address = base + offset_bytes;
 unlock:
@@ -68,13 +68,13 @@ unlock:
     return answer;
 }
 
-int own_give(uint64_t address)
+int own_free(uint64_t address)
 {
     uint64_t size_bytes;
     int answer = CUDA_INVALID_VALUE;
 
     pthread_mutex_lock(&own_lock);
-    size_bytes = region_give(&region, address - base);
+    size_bytes = region_free(&region, address - base);
     if (size_bytes != REGION_NONE)
         answer = REAL(cuMemUnmap)(address, size_bytes);
     pthread_mutex_unlock(&own_lock);

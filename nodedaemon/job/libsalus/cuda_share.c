@@ -7,7 +7,8 @@
 
 #include <stdio.h>
 
-#include "cuda_memory.h"
+#include "memory.h"
+#include "memory_cuda.h"
 #include "session.h"
 
 #define CAPTURE_INVALIDATED 901
@@ -61,44 +62,45 @@ CAPTURE(cuStreamBeginCaptureToGraph_ptsz, begun, TO_GRAPH_PARAMETERS, TO_GRAPH_A
 CAPTURE(cuStreamEndCapture, ended, (cuda_word stream, cuda_word graph), (stream, graph))
 CAPTURE(cuStreamEndCapture_ptsz, ended, (cuda_word stream, cuda_word graph), (stream, graph))
 
-/* A pool is only advice where Salus places the block; while a stream is captured the allocation is
- * a node of the graph, and the driver's. */
-static int take_from_pool(uint64_t *address, size_t size_bytes, cuda_word pool, cuda_word stream,
-                          enum cuda_place real)
+/* Salus ignores the pool when it places the block. During a capture the allocation becomes a node
+ * of the graph, so the driver makes it. */
+static int allocate_from_pool(uint64_t *address, size_t size_bytes, cuda_word pool,
+                              cuda_word stream, enum cuda_place real)
 {
     cuda_resolve();
     if (session.phase != PHASE_GATED || !pool || capture_has(stream))
         return ((cuda_function)cuda_table[real])(address, size_bytes, pool, stream);
-    return memory_take(address, size_bytes);
+    return cuda_allocate(address, size_bytes);
 }
 
 WRAP(cuMemAllocFromPoolAsync, uint64_t *address, size_t size_bytes, cuda_word pool,
      cuda_word stream)
 {
-    return take_from_pool(address, size_bytes, pool, stream, REAL_cuMemAllocFromPoolAsync);
+    return allocate_from_pool(address, size_bytes, pool, stream, REAL_cuMemAllocFromPoolAsync);
 }
 
 WRAP(cuMemAllocFromPoolAsync_ptsz, uint64_t *address, size_t size_bytes, cuda_word pool,
      cuda_word stream)
 {
-    return take_from_pool(address, size_bytes, pool, stream, REAL_cuMemAllocFromPoolAsync_ptsz);
+    return allocate_from_pool(address, size_bytes, pool, stream, REAL_cuMemAllocFromPoolAsync_ptsz);
 }
 
-/* May move between host and device, so it is no lane's; but it counts. */
+/* Managed memory may move between host and device, so it is not in the lane; it is counted. */
 WRAP(cuMemAllocManaged, uint64_t *address, size_t size_bytes, unsigned int flags)
 {
     int answer;
 
     cuda_resolve();
-    if (!memory_is_allowed(size_bytes))
+    if (!memory_is_within_cap(size_bytes))
         return CUDA_OUT_OF_MEMORY;
     answer = REAL(cuMemAllocManaged)(address, size_bytes, (cuda_word)flags);
     if (!answer)
-        memory_count(*address, size_bytes);
+        cuda_note_private(*address, size_bytes);
     return answer;
 }
 
-/* A lane is lent and an own block's memory may change: neither can be given to another process. */
+/* Others use the lane in turn, and the memory behind our own range may change, so neither can be
+ * shared with another process. */
 static int refuse(const char *call)
 {
     fprintf(stderr,
@@ -111,13 +113,13 @@ static int refuse(const char *call)
 WRAP(cuIpcGetMemHandle, void *handle, uint64_t address)
 {
     cuda_resolve();
-    return memory_is_ours(address) ? refuse("cuIpcGetMemHandle")
+    return cuda_is_placed(address) ? refuse("cuIpcGetMemHandle")
                                    : REAL(cuIpcGetMemHandle)(handle, address);
 }
 
 WRAP(cuMemPoolExportPointer, void *data, uint64_t address)
 {
     cuda_resolve();
-    return memory_is_ours(address) ? refuse("cuMemPoolExportPointer")
+    return cuda_is_placed(address) ? refuse("cuMemPoolExportPointer")
                                    : REAL(cuMemPoolExportPointer)(data, address);
 }

@@ -1,4 +1,4 @@
-/* Captures of streams and memory shared beyond the process: what Salus must know of them. */
+/* Stream captures, and memory that is shared between processes. */
 #ifndef SALUS_CUDA_SHARE_H
 #define SALUS_CUDA_SHARE_H
 
@@ -6,10 +6,10 @@
 
 #include "cuda_driver.h"
 
-/* A stream of this process is being captured: nothing may wait for the device until that ends. */
+/* True while a stream is being captured: nothing may wait for the device until that ends. */
 bool capture_is_open(void);
 
-/* Whether this stream is. */
+/* True while this stream is being captured. */
 bool capture_has(cuda_word stream);
 
 #endif

@@ -11,8 +11,8 @@
 #include "session.h"
 
 /*
- * A held session still makes one launch each time this has passed: the high class can slow it down,
- * never stop it, and an iteration under way always ends, so that nobody waits for a lane for ever.
+ * A held session still launches one kernel per interval. The high class can slow it down but never
+ * stop it, so its iteration ends and other sessions get the lane.
  */
 #define HOLD_BOUND_NS   100000000ull
 #define IN_FLIGHT_MAX   64u
@@ -21,7 +21,7 @@
 #define LIMIT_OF(word)  ((uint32_t)((word) >> 32) & 0x7fffffffu)
 #define IS_HELD(word)   ((uint32_t)(word))
 
-static uint32_t work_count; /* calls under way */
+static uint32_t work_count; /* calls in progress */
 static uint32_t is_closed;
 static uint64_t launch_count;
 static void *in_flight[IN_FLIGHT_MAX];
@@ -37,7 +37,7 @@ void work_enter(void)
         __atomic_sub_fetch(&work_count, 1, __ATOMIC_SEQ_CST);
         if (session.phase != PHASE_GATED || gate_enter() < 0)
             work_open();
-        /* The grant may be here while survivors are still being put back. */
+        /* The grant may be held while survivors are still being copied back. */
         sched_yield();
     }
     gate_mark_activity();
@@ -73,7 +73,7 @@ uint64_t work_launch_count(void)
     return __atomic_load_n(&launch_count, __ATOMIC_RELAXED);
 }
 
-/* While the high class is at work, wait for its end; salusd wakes us. */
+/* Waits while the high class runs; salusd wakes us. */
 static void wait_while_held(const uint64_t *word)
 {
     const struct timespec bound = {.tv_nsec = HOLD_BOUND_NS};
@@ -89,7 +89,8 @@ static void wait_while_held(const uint64_t *word)
     }
 }
 
-/* Waits until fewer than the limit are under way; the slot whose event the new launch records. */
+/* Waits until fewer than `limit` kernels are in flight. Returns the slot for the new launch's
+ * event. */
 static void **reserve_slot(uint32_t limit)
 {
     void **slot;
@@ -106,7 +107,7 @@ static void **reserve_slot(uint32_t limit)
     return slot;
 }
 
-/* Before a kernel; a slot to record after it, or NULL. */
+/* Call before a kernel. Returns the slot to record after it, or NULL. */
 static void **launch_enter(cuda_word stream)
 {
     const struct salus_gate_page *page = __atomic_load_n(&session.gate.page, __ATOMIC_ACQUIRE);

@@ -1,6 +1,6 @@
 /*
- * Launches, copies and sets: nothing of this process may start while it holds no grant, and nothing
- * may still run when the lane is lent. Every such call passes here; without contention that is two
+ * Launches, copies and memsets. None may start while the process holds no grant, and none may still
+ * run when the grant is returned. Each such call passes here; without contention that costs two
  * atomic additions.
  */
 #ifndef SALUS_CUDA_WORK_H
@@ -11,12 +11,11 @@
 
 #include "cuda_driver.h"
 
-/* Around a call that starts work; enter waits while the lane is not ours. */
+/* Before and after a call that starts work. work_enter waits while no grant is held. */
 void work_enter(void);
 void work_leave(void);
 
-/* No new work from now on; waits until what was started has ended. 0, or -EIO if the driver cannot
- * say. */
+/* Blocks new work and waits for the end of started work. 0, or -EIO if the driver fails. */
 int work_close(void);
 
 /* Work may start again. */

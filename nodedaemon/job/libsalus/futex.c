@@ -6,7 +6,7 @@
 
 #include "page_words.h"
 
-/* The pages are shared between processes: never the FUTEX_PRIVATE_FLAG. */
+/* Not FUTEX_PRIVATE_FLAG: the pages are shared between processes. */
 int futex_wait(uint32_t *word, uint32_t seen, const struct timespec *timeout)
 {
     return syscall(SYS_futex, word, FUTEX_WAIT, seen, timeout, NULL, 0) < 0 ? -errno : 0;

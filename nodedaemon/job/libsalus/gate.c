@@ -1,22 +1,70 @@
+/*
+ * The session's side of the gate. Theory of operation.
+ *
+ * One lane runs one session at a time. A session may touch lane memory only while the `state` word
+ * of its gate page says RUNNING, and the lane is what its `lane` and `lane_epoch` words name. Every
+ * grant has an epoch. salusd hands out epochs in increasing order and never uses one twice.
+ *
+ * States of a session, in the low byte of `state`:
+ *
+ *   OUT      holds no grant and wants none         -> WAITING  by want()
+ *   WAITING  wants a grant                         -> RUNNING  by try_start()
+ *   RUNNING  holds the grant `epoch`               -> WAITING, OUT by hand_over(), -> IDLE by
+ * idle.c IDLE     holds it, survivors stashed           -> RUNNING  by the session, -> REVOKED by
+ * salusd REVOKED  salusd took it back from IDLE         -> WAITING  by the next entry
+ *
+ * Who writes which word. salusd: lease, grant, lane, lane_epoch, successor (the holder may replace
+ * it by 0), launch. The session: its counts, returned_epoch and returned_counts, and in its own
+ * slot cpu and sleepers. The predecessor: offer and owed in its successor's slot. Anyone: bell,
+ * which only increases. `state` is the only word with two writers; it changes by compare-and-swap,
+ * and every change increments its sequence, so that a swap based on an old value fails.
+ *
+ * Memory order. All words that decide who holds the lane are accessed with sequentially consistent
+ * operations. Counts are relaxed: the sequentially consistent change of `state` that follows makes
+ * them visible. A sleeper writes `sleepers`, then sleeps if `bell` still has the old value; a waker
+ * increments `bell`, then reads `sleepers`. One of the two sees the other, so no wake-up is lost.
+ *
+ * No grant is doubled. A waiter starts only an epoch that (1) is newer than its last one, (2) is
+ * named by `grant` or `offer`, (3) matches the epoch half of `lease`, and (4) survives the swap of
+ * `state`. To take an armed grant back, salusd clears `lease`, then increments the sequence.
+ * try_start() reads the sequence before it checks `lease` again: either it sees the cleared lease,
+ * or its swap fails. A named successor is taken by exchange with 0, by the holder or by salusd.
+ * Exactly one gets it: the holder starts it, or salusd disarms it. The holder leaves RUNNING before
+ * it writes the offer, so two sessions never run in one lane.
+ *
+ * No grant is lost. A grant ends in a RETURN, in a STARTED that the successor sends instead, or in
+ * the death of the holder, which salusd learns from the pidfd. Death at each point of hand_over():
+ *
+ *   before `state` changes      salusd sees RUNNING: the grant ends, the successor is disarmed
+ *   after it, offer not written successor never starts: salusd disarms it and grants again
+ *   offer written, not woken    the bell has changed or the receiver's nudge comes within a second;
+ *                               salusd's disarm fails if the successor runs, and then it is the
+ * holder woken, RETURN not sent      the same: `state` of the successor tells what happened
+ *
+ * A waiter that dies before its swap holds nothing; after it, it is a holder that dies. Each of
+ * these places is a SALUS_POINT (point.h), and tests/integration/libsalus/test_kills.py kills a
+ * session at every one of them.
+ *
+ * Locks: gate_lock serialises everything that changes who holds the grant, except the fast path of
+ * a boundary, which is a load and a compare in the one thread that passes boundaries.
+ */
 #define _GNU_SOURCE
 #include "gate.h"
 
 #include <errno.h>
-#include <linux/membarrier.h>
 #include <sched.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 #include "client.h"
-#include "host.h"
+#include "idle.h"
 #include "lending.h"
+#include "memory.h"
 #include "point.h"
 #include "session.h"
 
 /*
- * A futex wake-up on another CPU costs 30 to 50 us, a spin that succeeds under 1 us; on one CPU a
- * spin only keeps the peer from running. So: spin this long, only if the peer was last seen
- * elsewhere and the last wait was as short.
+ * A futex wake-up on another CPU costs 30 to 50 us, a spin that succeeds less than 1 us. On the
+ * same CPU a spin only keeps the peer from running. So we spin for this long, and only if the peer
+ * ran on another CPU and the last wait was short.
  */
 #define SPIN_NS 20000ull
 
@@ -32,7 +80,7 @@ static void store_relaxed(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
-static void set_calm(bool is_calm)
+void gate_set_calm(bool is_calm)
 {
     __atomic_store_n(&gate->entry.is_calm, is_calm, __ATOMIC_SEQ_CST);
 }
@@ -59,13 +107,14 @@ static void end_iteration(uint64_t now_ns)
         gate->iteration_since_ns = 0;
     }
     pthread_mutex_lock(&session.memory_lock);
-    host_roll_iteration();
+    memory_roll_iteration();
     pthread_mutex_unlock(&session.memory_lock);
 }
 
 /*
- * The rest of an iteration that was counted under the grant before. It uses the new grant up like
- * one that starts, or mates would be overtaken once more than salusd has allowed.
+ * Continues an iteration that was counted under the previous grant. It uses up one iteration of the
+ * new lease, as a new iteration would; otherwise the session would run once more than salusd
+ * allowed.
  */
 static void resume_iteration(void)
 {
@@ -73,13 +122,13 @@ static void resume_iteration(void)
     gate->resumed_count = 1;
 }
 
-/* Whether a lease word of ours lets another iteration start. */
+/* True if this lease word, which is of our epoch, allows another iteration. */
 static bool has_room(uint64_t word)
 {
     return (uint64_t)gate->started_count + gate->resumed_count < (uint32_t)word;
 }
 
-/* Moves `state` on from whatever salusd left there; only the session itself leaves RUNNING. */
+/* Changes `state` whatever salusd has made of it; only the session itself leaves RUNNING. */
 static void set_state(enum salus_gate_state state)
 {
     uint64_t seen = load(&gate->page->state);
@@ -99,21 +148,21 @@ void gate_ring(void)
     }
 }
 
-void gate_tell_started(void)
+void gate_send_started(void)
 {
-    uint64_t epoch = __atomic_exchange_n(&gate->told_epoch, 0, __ATOMIC_RELAXED);
+    uint64_t epoch = __atomic_exchange_n(&gate->started_due_epoch, 0, __ATOMIC_RELAXED);
     struct salus_started frame = {.epoch = epoch};
 
     if (!epoch)
         return;
     client_send(&frame, SALUS_STARTED, sizeof(frame));
-    SALUS_POINT(POINT_STARTED_TOLD);
+    SALUS_POINT(POINT_STARTED_SENT);
 }
 
 /*
- * On one CPU whatever we do before we sleep keeps the successor from running, and waking salusd is
- * the dearest of it (a call and, where its CPU sleeps, an interrupt to that CPU). So the successor
- * tells salusd in our place, once it is at work; on another CPU it runs while we tell it ourselves.
+ * On one CPU everything we do before we sleep delays the successor, and waking salusd costs most of
+ * it: a system call and, if its CPU sleeps, an interrupt. So the successor sends STARTED once it
+ * runs. On another CPU the successor runs already while we send RETURN ourselves.
  */
 static bool is_relay_useful(const struct salus_turn_slot *slot, bool wants_next)
 {
@@ -127,8 +176,8 @@ void gate_nudge(void)
         futex_wake(&gate->slot->bell);
 }
 
-/* Starts the successor that salusd has named, if any; its epoch, or 0. `is_relayed`: it tells
- * salusd. */
+/* Starts the successor that salusd has named. Its epoch, or 0. `is_relayed`: the successor will
+ * send STARTED in place of our RETURN. */
 static uint64_t start_successor(bool wants_next, bool *is_relayed)
 {
     uint64_t word = __atomic_exchange_n(&gate->page->successor, 0, __ATOMIC_SEQ_CST);
@@ -155,13 +204,13 @@ static uint64_t start_successor(bool wants_next, bool *is_relayed)
     return word >> 16;
 }
 
-static void note_return(uint32_t iteration_count, uint32_t contended_count)
+void gate_note_return(uint32_t iteration_count, uint32_t contended_count)
 {
     store_relaxed(&gate->page->returned_epoch, gate->epoch);
     store_relaxed(&gate->page->returned_counts, (uint64_t)contended_count << 32 | iteration_count);
 }
 
-/* 0: the grant is back; 1: it must be kept for another iteration. gate_lock held. */
+/* 0: the grant is returned; 1: it is kept for another iteration. Caller holds gate_lock. */
 static int hand_over(bool wants_next)
 {
     struct salus_return frame = {
@@ -172,17 +221,17 @@ static int hand_over(bool wants_next)
     };
     bool is_relayed;
 
-    gate_tell_started();
+    gate_send_started();
     SALUS_POINT(POINT_BEFORE_RETURN);
     if (lending_shut_or_ask())
         return 1;
     SALUS_POINT(POINT_STASHED);
     gate->lease_seen = 0;
-    set_calm(false);
+    gate_set_calm(false);
     gate->is_asking = wants_next;
-    note_return(frame.iteration_count, frame.contended_count);
+    gate_note_return(frame.iteration_count, frame.contended_count);
     SALUS_POINT(POINT_RETURN_NOTED);
-    /* Before the state: a count of this grant must not be taken for one of the next. */
+    /* Before `state`: salusd must not read a count of this grant as one of the next. */
     store_relaxed(&gate->page->started_count, 0);
     set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
     SALUS_POINT(POINT_STATE_LEFT);
@@ -198,7 +247,7 @@ static int hand_over(bool wants_next)
     return 0;
 }
 
-/* The epoch that may start under this lease word, or 0. */
+/* The epoch that this lease word allows to start, or 0. */
 static uint64_t startable_epoch(uint64_t lease)
 {
     uint64_t epochs[2] = {load(&gate->page->grant), load(&gate->slot->offer)};
@@ -220,15 +269,14 @@ static bool try_start(void)
 
     if (!epoch || state_of(seen) != SALUS_STATE_WAITING)
         return false;
-    /* The sequence was read before the lease is looked at again: a disarm in between makes the swap
+    /* `seen` was read before this second look at the lease: a disarm in between makes the swap
      * fail. */
     if (load(&gate->page->lease) != lease)
         return false;
-    /* salusd has what was started before it took a lease back: a limit that comes now counts from
-     * here. */
+    /* salusd adds a new limit to this count, so it must be 0 before the grant starts. */
     store_relaxed(&gate->page->started_count, 0);
     pthread_mutex_lock(&session.memory_lock);
-    /* LANE may still be with the receiver, which rings when it is mapped. */
+    /* The receiver may still be handling MAP; it rings the bell when the lane is mapped. */
     is_started = lane->mapped_bytes && lane->id == load(&gate->page->lane) &&
                  lane->epoch == load(&gate->page->lane_epoch) &&
                  __atomic_compare_exchange_n(
@@ -244,10 +292,10 @@ static bool try_start(void)
         gate->lease_seen = load(&gate->page->lease);
         if (load(&gate->slot->offer) == epoch &&
             __atomic_exchange_n(&gate->slot->owed, 0, __ATOMIC_RELAXED))
-            __atomic_store_n(&gate->told_epoch, epoch, __ATOMIC_RELAXED);
+            __atomic_store_n(&gate->started_due_epoch, epoch, __ATOMIC_RELAXED);
         SALUS_POINT(POINT_OWED_TAKEN);
         lane_open(lane);
-        set_calm(true);
+        gate_set_calm(true);
         SALUS_POINT(POINT_LANE_OPEN);
     }
     pthread_mutex_unlock(&session.memory_lock);
@@ -278,13 +326,13 @@ static void spin(uint32_t bell)
     } while (clock_ns() < end_ns);
 }
 
-/* Half of it: the receiver's second began before this wait did. */
+/* Half the interval: the receiver's timer started before this wait. */
 static bool is_nudged(uint64_t since_ns)
 {
     return clock_ns() - since_ns >= NUDGE_MS * 500000ull;
 }
 
-/* Until a grant is ours. 0; -EINTR, also after a second of waiting; -ENOTCONN when the session was
+/* Waits for a grant. 0; -EINTR after a signal or a second of waiting; -ENOTCONN if the session was
  * switched off meanwhile. */
 static int wait_turn(uint64_t since_ns)
 {
@@ -310,11 +358,11 @@ static int wait_turn(uint64_t since_ns)
         }
         __atomic_store_n(&gate->slot->sleepers, 1, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_RAISED);
-        /* Without a time-out, which would cost a sixth of the hand-over: the receiver nudges. */
+        /* No time-out, which would cost a sixth of a hand-over; the receiver nudges instead. */
         error = futex_wait(&gate->slot->bell, bell, NULL);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
-        /* A signal that came just before the sleep interrupts nothing: a nudge lets it be seen. */
+        /* A signal that arrived just before the sleep did not interrupt it; a nudge ends it too. */
         if (session.is_interruptible && (error == -EINTR || is_nudged(since_ns))) {
             gate->wait_ns += clock_ns() - since_ns;
             return -EINTR;
@@ -343,8 +391,7 @@ void gate_want_again(void)
         client_send(&frame, SALUS_WANT, sizeof(frame));
 }
 
-/* A grant is held when this answers 0 and one iteration may start. gate_lock held, no grant held.
- */
+/* Gets a grant that allows an iteration, or an error. Caller holds gate_lock and no grant. */
 static int acquire(void)
 {
     int error;
@@ -357,7 +404,7 @@ static int acquire(void)
         if (error)
             return error;
         gate->is_asking = false;
-        /* Revoked before it began: give it back and go on waiting. */
+        /* Revoked before it started: return it and wait again. */
         if ((uint32_t)gate->lease_seen || gate->lease_seen >> 32 != (uint32_t)gate->epoch)
             return 0;
         if (hand_over(true))
@@ -365,33 +412,7 @@ static int acquire(void)
     }
 }
 
-/* The receiver found us idle: take the lease back, unless salusd was faster. gate_lock held. */
-static void end_idle(void)
-{
-    uint64_t seen = load(&gate->page->state);
-    uint64_t next =
-        state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_RUNNING);
-
-    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
-    if (!gate->lease_seen)
-        return;
-    pthread_mutex_lock(&session.memory_lock);
-    if (state_of(seen) == SALUS_STATE_IDLE && session.lane->mapped_bytes &&
-        __atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
-        SALUS_POINT(POINT_IDLE_ENDED);
-        lane_open(session.lane);
-        set_calm(true);
-    } else {
-        gate->lease_seen = 0;
-        /* A boundary that was held up while the lease was taken back falls under the next grant. */
-        gate->is_interrupted = gate->started_count == gate->idle_count;
-        gate->iteration_count -= gate->started_count - gate->idle_count;
-    }
-    pthread_mutex_unlock(&session.memory_lock);
-}
-
-/* Everything but the fast path; gate_lock held. */
+/* Everything but the fast path. Caller holds gate_lock. */
 static int renew(bool is_boundary, uint64_t now_ns)
 {
     uint64_t word;
@@ -401,14 +422,14 @@ static int renew(bool is_boundary, uint64_t now_ns)
     if (session.phase != PHASE_GATED)
         return -ENOTCONN;
     if (gate->is_pausing)
-        end_idle();
+        idle_end();
     if (gate->lease_seen) {
         word = load(&gate->page->lease);
         if (!is_boundary)
             return 0;
         if (word != gate->lease_seen)
             gate->contended_from = gate->started_count;
-        /* A word of another epoch is no lease of ours: the grant is over. */
+        /* A lease of another epoch is not ours: the grant is over. */
         if (word >> 32 == (uint32_t)gate->epoch && has_room(word)) {
             gate->lease_seen = word;
         } else if (!hand_over(true)) {
@@ -446,7 +467,7 @@ int gate_enter(void)
     return answer;
 }
 
-/* The load and the compare. */
+/* The fast path of a boundary. */
 static bool is_lease_open(void)
 {
     uint64_t word = load(&gate->page->lease);
@@ -487,7 +508,7 @@ int gate_leave(void)
 
     pthread_mutex_lock(&session.gate_lock);
     if (gate->is_pausing)
-        end_idle();
+        idle_end();
     if (gate->lease_seen) {
         end_iteration(clock_ns());
         answer = hand_over(false);
@@ -495,52 +516,4 @@ int gate_leave(void)
     gate->is_interrupted = false;
     pthread_mutex_unlock(&session.gate_lock);
     return answer;
-}
-
-/* Orders the entries' plain stores against our look at them, so that the fast path needs no fence.
- */
-static bool fence_all_threads(void)
-{
-    return !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) ||
-           (!syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) &&
-            !syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0));
-}
-
-bool gate_try_idle(uint64_t activity)
-{
-    uint64_t seen, next;
-    bool is_idle = false;
-
-    if (pthread_mutex_trylock(&session.gate_lock))
-        return false;
-    if (session.phase != PHASE_GATED || !gate->lease_seen || gate->is_pausing)
-        goto unlock;
-    __atomic_store_n(&gate->is_pausing, 1, __ATOMIC_SEQ_CST);
-    set_calm(false);
-    if (!fence_all_threads() || __atomic_load_n(&gate->entry.depth, __ATOMIC_SEQ_CST) ||
-        __atomic_load_n(&gate->entry.activity, __ATOMIC_SEQ_CST) != activity)
-        goto resume;
-    gate_tell_started();
-    is_idle = !lending_shut();
-    if (!is_idle)
-        goto resume;
-    /* Time without work is no part of an iteration. */
-    gate->iteration_since_ns = 0;
-    /* What salusd finds should it take the lease back, whatever a thread that is held up counts. */
-    gate->idle_count = __atomic_load_n(&gate->started_count, __ATOMIC_RELAXED);
-    note_return(gate->idle_count, 0);
-    seen = load(&gate->page->state);
-    next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_IDLE);
-    /* Only ours to change while RUNNING, so this cannot fail for long. */
-    while (!__atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST))
-        ;
-    SALUS_POINT(POINT_IDLE);
-    goto unlock;
-resume:
-    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
-    set_calm(true);
-unlock:
-    pthread_mutex_unlock(&session.gate_lock);
-    return is_idle;
 }

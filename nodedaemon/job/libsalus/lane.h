@@ -2,11 +2,10 @@
  * A lane as this process sees it: a fixed range of addresses, its blocks, and for each page whether
  * the lane's memory or private memory lies behind it.
  *
- * The stash is in place. When the lane is lent, the pages of survivors are copied into private
- * pages that take over the same addresses, so a survivor can be read and written at any time and
- * nothing is copied back. A private page goes back to lane memory at the next stash if no live
- * block is left on it; one that holds a block for longer is what the design calls promoted. The
- * caller holds session.memory_lock throughout.
+ * The stash is in place. When the grant is returned, the pages of survivors are copied to private
+ * pages at the same addresses. A survivor can be read and written at any time, and nothing is
+ * copied back. At the next stash a private page without a live block becomes lane memory again; a
+ * block that stays longer counts as promoted. The caller holds session.memory_lock throughout.
  */
 #ifndef SALUS_LANE_H
 #define SALUS_LANE_H
@@ -23,16 +22,16 @@ struct lane {
     uint64_t epoch;
     uint64_t mapped_bytes; /* 0: no lane memory here, the range is unreadable */
     int fd;
-    bool is_self; /* private memory laid out like a lane: ungated sessions are measured with it */
-    bool is_open; /* the grant is held: blocks may be made and touched */
+    bool is_self;    /* private memory laid out like a lane, to measure an ungated session */
+    bool is_open;    /* the grant is held: blocks may be made and accessed */
     bool is_trapped; /* unreadable while not open */
     struct region region;
-    uint64_t *private_bits; /* a bit a page: private memory lies there */
+    uint64_t *private_bits; /* one bit per page: private memory is there */
     uint64_t *needed_bits;  /* scratch of the stash; all zero between calls */
     uint64_t private_pages;
     uint64_t copied_bytes;
     uint64_t promotion_count;
-    /* Raised while pages are write-protected for copying: a fault then waits (trap.c). */
+    /* 1 while pages are write-protected for copying: a fault then waits (trap.c). */
     uint32_t copying;
 };
 
@@ -44,21 +43,21 @@ struct lane_run {
 /* Reserves addresses for lanes up to `bytes`. 0 or -errno. */
 int lane_reserve(struct lane *lane, uint64_t bytes);
 
-/* Backs [0, bytes) with private memory: a lane that is never lent. */
+/* Backs [0, bytes) with private memory. No other session uses it. */
 int lane_map_self(struct lane *lane, uint64_t bytes);
 
-/* Puts the lane's memory behind every page that is not private. Takes `fd` over if it succeeds. */
+/* Maps the lane's memory behind every page that is not private. Owns `fd` on success. */
 int lane_map(struct lane *lane, int fd, uint64_t id, uint64_t epoch, uint64_t bytes,
              uint64_t limit_bytes);
 
-/* Drops the lane's memory; survivors have been stashed. */
+/* Unmaps the lane's memory; survivors must have been stashed. */
 void lane_unmap(struct lane *lane);
 
 /* The grant is held from now on / no longer. */
 int lane_open(struct lane *lane);
 void lane_shut(struct lane *lane);
 
-/* In a forked child: lane memory was not inherited; keeps its addresses reserved. */
+/* In a forked child, which does not inherit lane memory: keeps the addresses reserved. */
 void lane_disown(struct lane *lane);
 
 static inline bool lane_holds(const struct lane *lane, const void *address)

@@ -8,7 +8,7 @@
 
 #include "client.h"
 #include "gate.h"
-#include "host.h"
+#include "memory.h"
 #include "session.h"
 #include "trap.h"
 
@@ -34,10 +34,8 @@ static int stash_and_shut(void)
     if (session.has_stash && (lane->region.used_count || lane->private_pages)) {
         if (cap_bytes && lane->region.used_count && bytes_with_stash() > cap_bytes)
             return -EDQUOT;
-        /*
-         * Always guarded: a logger or an asynchronous checkpoint may write to a survivor while it
-         * is copied, and waits in the handler then.
-         */
+        /* Guarded: a logger or an asynchronous checkpoint may write to a survivor during the copy;
+         * it then waits in the SIGSEGV handler. */
         error = trap_install();
         if (!error)
             error = stash_keep(lane, session.gate.iteration_count, true);
@@ -62,7 +60,7 @@ int lending_shut_or_ask(void)
     uint64_t wanted_bytes;
     int error = lending_shut();
 
-    /* Blocks may be freed or made by other threads while we ask: the answer may not do any more. */
+    /* Other threads may allocate or free while we ask, so the new cap may not suffice either. */
     while (error == -EDQUOT) {
         pthread_mutex_lock(&session.memory_lock);
         wanted_bytes = bytes_with_stash();
@@ -73,7 +71,7 @@ int lending_shut_or_ask(void)
         error = lending_shut();
     }
     if (error)
-        client_send_fault("stash: survivors: the system gives no memory; the grant is kept", false);
+        client_send_fault("stash: survivors: out of memory; the grant is kept", false);
     return error;
 }
 
@@ -88,7 +86,7 @@ static void finish_unmap(void)
     if (session.lane && session.lane->mapped_bytes && session.lane->id == frame.lane &&
         session.lane->epoch == frame.epoch)
         lane_unmap(session.lane);
-    frame.persistent_bytes = host_persistent_bytes();
+    frame.persistent_bytes = memory_persistent_bytes();
     pthread_mutex_unlock(&session.memory_lock);
     client_send(&frame, SALUS_UNMAPPED, sizeof(frame));
 }
@@ -148,7 +146,7 @@ void lending_raise_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
     if (lane && lane->mapped_bytes && !lane->is_self) {
         if (limit_bytes > lane->mapped_bytes)
             limit_bytes = lane->mapped_bytes;
-        /* Short of memory for one node the old limit stays, which is safe. */
+        /* If this fails for lack of memory, the old limit stays, which is safe. */
         if (limit_bytes > lane->region.limit_bytes)
             region_limit(&lane->region, limit_bytes);
     }

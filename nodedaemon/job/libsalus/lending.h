@@ -1,29 +1,28 @@
 /*
- * What happens to lane memory when the grant goes: survivors are stashed, the lane is shut, and
- * what UNMAP or LANE asked for meanwhile is done. All take memory_lock themselves.
+ * What happens to lane memory when the grant is returned: survivors are stashed, the lane is shut,
+ * and an UNMAP or MAP that arrived meanwhile is carried out. All functions take memory_lock
+ * themselves.
  */
 #ifndef SALUS_LENDING_H
 #define SALUS_LENDING_H
 
 #include <stdint.h>
 
-/* 0: survivors are safe and the lane is shut. -EDQUOT: they do not fit the cap; -ENOMEM: no memory.
- */
+/* Stashes survivors and shuts the lane. 0; -EDQUOT: they exceed the cap; -ENOMEM. */
 int lending_shut(void);
 
-/* The same, asking the daemon for a higher cap if need be. 0, or an error: the grant must be kept.
- */
+/* The same, but asks salusd for a higher cap if needed. On an error the grant must be kept. */
 int lending_shut_or_ask(void);
 
-/* Carries out an UNMAP that came while the lane was held. */
+/* Carries out an UNMAP that arrived while the lane was held. */
 void lending_finish(void);
 
-/* By the receiver: UNMAP, now or when the grant is back; LANE. */
+/* By the receiver: UNMAP, at once or when the grant is returned; MAP. */
 void lending_unmap(uint64_t lane, uint64_t epoch);
 void lending_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes,
                  uint64_t ephemeral_bytes);
 
-/* The caps that ALLOW gives; a larger share of the mapped lane is used at once. */
+/* Sets the caps of ALLOW. A larger share of the mapped lane is usable at once. */
 void lending_raise_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
 #endif

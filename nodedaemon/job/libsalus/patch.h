@@ -1,5 +1,4 @@
-/* Replaces what a loaded library calls, by writing to its relocated slots. No preload and no symbol
- * of ours is needed. */
+/* Redirects the calls of a loaded library by writing to its relocated slots, without a preload. */
 #ifndef SALUS_PATCH_H
 #define SALUS_PATCH_H
 
@@ -12,12 +11,12 @@ struct patch {
 
 /*
  * Patches every slot of `symbol` in each loaded library whose file name starts with `library`.
- * Answers how many slots were written; 0 if no such library is loaded or it does not use the
- * symbol; -errno if a slot could not be written.
+ * Returns the number of slots written, 0 if no such library is loaded or it does not use the
+ * symbol, or -errno if a slot could not be written.
  */
 int patch_library(const char *library, const struct patch *patch);
 
-/* 1 if such a library is loaded; `start` and `end` are then the addresses it takes. */
+/* 1 if such a library is loaded; `start` and `end` are its addresses. */
 int patch_find(const char *library, uintptr_t *start, uintptr_t *end);
 
 #endif

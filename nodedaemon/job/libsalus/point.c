@@ -1,7 +1,7 @@
 #define _GNU_SOURCE
 #include "point.h"
 
-/* The kill test's switch; only in the build that SALUS_FAULT_POINTS makes. */
+/* Kills the process at a point; only in builds with SALUS_FAULT_POINTS. */
 
 #ifdef SALUS_FAULT_POINTS
 #include <signal.h>
@@ -14,9 +14,9 @@ static enum salus_point armed, called;
 static uint32_t remaining_count;
 static void (*callback)(void);
 
-/* Dies at the `nth` pass (from 1) through this point. */
+/* The process dies when it reaches this point for the `nth` time, counted from 1. */
 SALUS_API void salus_point_arm(uint32_t point, uint32_t nth);
-/* At the next pass through this point the function is called, and may take its time. */
+/* The function is called when this point is reached next; it may block. */
 SALUS_API void salus_point_call(uint32_t point, void (*function)(void));
 SALUS_API uint32_t salus_point_count(void);
 
@@ -47,5 +47,5 @@ void salus_point(enum salus_point point)
     }
 }
 #else
-typedef int salus_point_is_off; /* ISO C wants something in each file. */
+typedef int salus_point_is_off; /* ISO C does not allow an empty file. */
 #endif

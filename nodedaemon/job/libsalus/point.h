@@ -1,6 +1,6 @@
 /*
- * Numbered points around every write to shared state, for the test that kills a session at each of
- * them. Compiled to nothing unless SALUS_FAULT_POINTS is defined.
+ * Numbered points around every write to shared state. A test kills a session at each of them.
+ * Compiled to nothing unless SALUS_FAULT_POINTS is defined.
  */
 #ifndef SALUS_POINT_H
 #define SALUS_POINT_H
@@ -11,12 +11,12 @@ enum salus_point {
     POINT_COUNT_STORED,     /* boundary: iteration counts written */
     POINT_BEFORE_RETURN,    /* hand-over: nothing written yet */
     POINT_STASHED,          /* survivors are private, lane still held */
-    POINT_RETURN_NOTED,     /* what RETURN says is on the page, the grant still held */
+    POINT_RETURN_NOTED,     /* the counts of RETURN are on the page, the grant still held */
     POINT_STATE_LEFT,       /* state says WAITING or OUT */
     POINT_SUCCESSOR_TAKEN,  /* successor exchanged with 0 */
-    POINT_OWED_WRITTEN,     /* who tells salusd is settled, nothing offered */
-    POINT_OFFER_WRITTEN,    /* the successor's offer is there, its bell is not raised */
-    POINT_BELL_RAISED,      /* bell raised, not woken */
+    POINT_OWED_WRITTEN,     /* decided who reports to salusd, nothing offered */
+    POINT_OFFER_WRITTEN,    /* offer written, bell not incremented */
+    POINT_BELL_RAISED,      /* bell incremented, not woken */
     POINT_WOKEN,            /* successor woken, RETURN not sent */
     POINT_RETURN_SENT,      /* RETURN sent, not waiting yet */
     POINT_CPU_STORED,       /* waiter: cpu written */
@@ -25,7 +25,7 @@ enum salus_point {
     POINT_STARTED,          /* state says RUNNING, nothing else done */
     POINT_OWED_TAKEN,       /* started, STARTED to be sent */
     POINT_LANE_OPEN,        /* started, lane accessible */
-    POINT_STARTED_TOLD,     /* STARTED sent in the predecessor's place */
+    POINT_STARTED_SENT,     /* STARTED sent in place of the predecessor's RETURN */
     POINT_IDLE,             /* state says IDLE */
     POINT_IDLE_ENDED,       /* state says RUNNING again */
     POINT_LAST,

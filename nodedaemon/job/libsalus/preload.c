@@ -17,19 +17,19 @@ static struct preload_plain next;
 static const struct preload_route *current;
 static __thread bool is_searching;
 
-/* At the first call and not in a constructor: other constructors may allocate before ours. */
+/* At the first call, not in a constructor: other constructors may allocate before ours runs. */
 static bool find_next(void)
 {
-    if (__atomic_load_n(&next.give, __ATOMIC_ACQUIRE))
+    if (__atomic_load_n(&next.free, __ATOMIC_ACQUIRE))
         return true;
-    /* The search itself may allocate: what it gives back then is lost, a few bytes once. */
+    /* dlsym may allocate; a few bytes that it frees meanwhile are lost, once. */
     if (is_searching)
         return false;
     is_searching = true;
-    *(void **)&next.take = dlsym(RTLD_NEXT, "posix_memalign");
-    __atomic_store_n((void **)&next.give, dlsym(RTLD_NEXT, "free"), __ATOMIC_RELEASE);
+    *(void **)&next.allocate = dlsym(RTLD_NEXT, "posix_memalign");
+    __atomic_store_n((void **)&next.free, dlsym(RTLD_NEXT, "free"), __ATOMIC_RELEASE);
     is_searching = false;
-    return next.give && next.take;
+    return next.free && next.allocate;
 }
 
 static bool is_ours(const struct preload_route *route, const void *caller)
@@ -44,8 +44,8 @@ int posix_memalign(void **address, size_t align_bytes, size_t size_bytes)
     if (!find_next())
         return ENOMEM;
     if (route && is_ours(route, __builtin_return_address(0)))
-        return route->take(address, align_bytes, size_bytes);
-    return next.take(address, align_bytes, size_bytes);
+        return route->allocate(address, align_bytes, size_bytes);
+    return next.allocate(address, align_bytes, size_bytes);
 }
 
 void free(void *address)
@@ -55,11 +55,11 @@ void free(void *address)
     if (!address || !find_next())
         return;
     if (!route)
-        next.give(address);
+        next.free(address);
     else if (is_ours(route, __builtin_return_address(0)))
-        route->give(address);
+        route->free(address);
     else
-        route->give_elsewhere(address);
+        route->free_elsewhere(address);
 }
 
 void salus_preload_set(const struct preload_route *route, struct preload_plain *plain)

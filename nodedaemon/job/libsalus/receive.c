@@ -8,33 +8,23 @@
 #include <unistd.h>
 
 #include "gate.h"
+#include "idle.h"
 #include "lending.h"
 #include "session.h"
 
-#define IDLE_LOOKS 4 /* looks per idle_release_ns */
+#define IDLE_CHECKS 4 /* checks per idle_release_ns */
+
+/* Sizes of the frames that a session may receive. */
+static const uint32_t frame_bytes[] = {
+    [SALUS_WELCOME] = sizeof(struct salus_welcome), [SALUS_REJECT] = sizeof(struct salus_reject),
+    [SALUS_MAP] = sizeof(struct salus_map),         [SALUS_UNMAP] = sizeof(struct salus_unmap),
+    [SALUS_ALLOW] = sizeof(struct salus_allow),     [SALUS_DENY] = sizeof(struct salus_deny),
+    [SALUS_NOTICE] = sizeof(struct salus_notice),   [SALUS_BYE] = sizeof(struct salus_bye),
+};
 
 static uint32_t size_of_kind(uint16_t kind)
 {
-    switch (kind) {
-    case SALUS_WELCOME:
-        return sizeof(struct salus_welcome);
-    case SALUS_REJECT:
-        return sizeof(struct salus_reject);
-    case SALUS_MAP:
-        return sizeof(struct salus_map);
-    case SALUS_UNMAP:
-        return sizeof(struct salus_unmap);
-    case SALUS_ALLOW:
-        return sizeof(struct salus_allow);
-    case SALUS_DENY:
-        return sizeof(struct salus_deny);
-    case SALUS_NOTICE:
-        return sizeof(struct salus_notice);
-    case SALUS_BYE:
-        return sizeof(struct salus_bye);
-    default:
-        return 0;
-    }
+    return kind < sizeof(frame_bytes) / sizeof(*frame_bytes) ? frame_bytes[kind] : 0;
 }
 
 void packet_close(struct packet *packet)
@@ -43,7 +33,7 @@ void packet_close(struct packet *packet)
         close(packet->fds[--packet->fd_count]);
 }
 
-static void take_fds(struct msghdr *message, struct packet *packet)
+static void read_descriptors(struct msghdr *message, struct packet *packet)
 {
     struct cmsghdr *part;
 
@@ -77,7 +67,7 @@ int packet_read(int fd, struct packet *packet)
     } while (size_bytes < 0 && errno == EINTR);
     if (size_bytes < 0)
         return -errno;
-    take_fds(&message, packet);
+    read_descriptors(&message, packet);
     if (!size_bytes)
         return 0;
     if ((size_t)size_bytes < sizeof(*header) || header->magic != SALUS_MAGIC ||
@@ -121,7 +111,7 @@ static void serve(struct packet *packet)
     packet_close(packet);
 }
 
-/* Remembers when activity was last seen to change; true when it has rested for long enough. */
+/* Records when activity last changed; true if the session has been idle for long enough. */
 static bool is_resting(uint64_t *activity, uint64_t *since_ns)
 {
     uint64_t now_ns = clock_ns();
@@ -137,13 +127,13 @@ static bool is_resting(uint64_t *activity, uint64_t *since_ns)
 int receive_until_end(int fd, int stop_fd)
 {
     struct pollfd ready[2] = {{.fd = fd, .events = POLLIN}, {.fd = stop_fd, .events = POLLIN}};
-    uint64_t look_ms = session.idle_release_ns / IDLE_LOOKS / 1000000;
+    uint64_t check_ms = session.idle_release_ns / IDLE_CHECKS / 1000000;
     int timeout_ms = NUDGE_MS;
     uint64_t activity = 0, since_ns = clock_ns(), nudged_ns = since_ns;
     struct packet packet;
 
-    if (session.idle_release_ns && look_ms < NUDGE_MS)
-        timeout_ms = look_ms ? (int)look_ms : 1;
+    if (session.idle_release_ns && check_ms < NUDGE_MS)
+        timeout_ms = check_ms ? (int)check_ms : 1;
     for (;;) {
         int count = poll(ready, 2, timeout_ms);
 
@@ -163,6 +153,6 @@ int receive_until_end(int fd, int stop_fd)
             gate_nudge();
         }
         if (session.idle_release_ns && is_resting(&activity, &since_ns))
-            gate_try_idle(activity);
+            idle_try(activity);
     }
 }

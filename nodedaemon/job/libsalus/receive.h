@@ -1,4 +1,4 @@
-/* Frames in: reading one packet, and what the receiver thread does with each kind. */
+/* Receiving frames: reading one packet, and what the receiver thread does with each kind. */
 #ifndef SALUS_RECEIVE_H
 #define SALUS_RECEIVE_H
 
@@ -22,10 +22,11 @@ struct packet {
     uint32_t fd_count;
 };
 
-/* 1 a frame of our version and of its kind's size, 0 end, -errno (-EPROTO: not a frame of ours). */
+/* 1: a frame of our version and of the size of its kind; 0: end; -EPROTO: not such a frame; -errno.
+ */
 int packet_read(int fd, struct packet *packet);
 
-/* Closes the descriptors that nobody took. */
+/* Closes the descriptors that are still in the packet. */
 void packet_close(struct packet *packet);
 
 /* Serves frames and idle release until the socket ends (0 or -errno) or `stop_fd` is readable

@@ -350,8 +350,8 @@ static uint32_t carve(struct region *region, uint32_t index, uint64_t offset_byt
     return index;
 }
 
-uint64_t region_take(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
-                     uint64_t birth)
+uint64_t region_allocate(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
+                         uint64_t birth)
 {
     uint64_t wanted_bytes = size_bytes;
     struct region_extent *extent;
@@ -404,7 +404,7 @@ struct region_extent *region_find(const struct region *region, uint64_t offset_b
     return NULL;
 }
 
-uint64_t region_give(struct region *region, uint64_t offset_bytes)
+uint64_t region_free(struct region *region, uint64_t offset_bytes)
 {
     struct region_extent *extent = region_find(region, offset_bytes);
     uint64_t wanted_bytes, grown_bytes;
@@ -445,6 +445,19 @@ struct region_extent *region_next(const struct region *region, const struct regi
     while (index && !at(region, index)->is_used)
         index = at(region, index)->after;
     return index ? at(region, index) : NULL;
+}
+
+uint64_t region_promote(struct region *region, uint64_t iteration)
+{
+    struct region_extent *block = NULL;
+    uint64_t count = 0;
+
+    while ((block = region_next(region, block)))
+        if (!block->is_promoted && block->birth + 2 <= iteration) {
+            block->is_promoted = true;
+            count++;
+        }
+    return count;
 }
 
 bool region_is_sound(const struct region *region)

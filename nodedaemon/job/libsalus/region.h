@@ -1,10 +1,9 @@
 /*
  * Allocator over the offsets [0, limit) of a lane.
  *
- * Metadata is out of band: nothing here ever touches lane memory, so a lane may be lent or unmapped
- * while its blocks are known. The lowest fitting offset is taken, because E is the highest offset
- * ever used. Every operation is O(log n) in the number of extents. Not thread-safe: the caller
- * holds the lane's lock.
+ * Metadata is kept outside lane memory, so blocks stay known while other sessions use the lane or
+ * it is unmapped. The lowest fitting offset is used, because E is the highest offset ever used.
+ * Every operation is O(log n) in the number of extents. Not thread-safe: the caller holds a lock.
  */
 #ifndef SALUS_REGION_H
 #define SALUS_REGION_H
@@ -19,7 +18,7 @@
 struct region_extent {
     uint64_t offset_bytes;
     uint64_t size_bytes;   /* rounded */
-    uint64_t wanted_bytes; /* as asked for; 0 while free */
+    uint64_t wanted_bytes; /* requested size; 0 while free */
     uint64_t fit_bytes;    /* largest free extent in the subtree */
     uint64_t birth;        /* iteration in which the block was made */
     uint32_t left, right, parent;
@@ -48,27 +47,29 @@ struct region {
 int region_open(struct region *region, uint64_t limit_bytes);
 void region_drop(struct region *region);
 
-/* Raises or lowers what new blocks may use; live blocks above a lowered limit stay. 0, or -ENOMEM.
- */
+/* Sets the limit for new blocks. Live blocks above a lowered limit stay. 0, or -ENOMEM. */
 int region_limit(struct region *region, uint64_t limit_bytes);
 
 /*
  * Offset of a new block, or REGION_NONE. `align_bytes` is a power of two. Blocks of a page or more
  * get whole pages of their own, so that they can be promoted without a neighbour.
  */
-uint64_t region_take(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
-                     uint64_t birth);
+uint64_t region_allocate(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
+                         uint64_t birth);
 
-/* Bytes asked for by the block at exactly this offset, now free; REGION_NONE if there is none. */
-uint64_t region_give(struct region *region, uint64_t offset_bytes);
+/* Frees the block at exactly this offset. Its requested size, or REGION_NONE if there is none. */
+uint64_t region_free(struct region *region, uint64_t offset_bytes);
 
-/* The live block at exactly this offset, or NULL. Valid until the next take or give. */
+/* The live block at exactly this offset, or NULL. Valid until the next allocate or free. */
 struct region_extent *region_find(const struct region *region, uint64_t offset_bytes);
 
 /* Live blocks by offset: start with NULL; NULL ends. */
 struct region_extent *region_next(const struct region *region, const struct region_extent *extent);
 
-/* True if order, links, sums and heap are right; for tests. O(n). */
+/* Marks blocks that were born two or more iterations ago as promoted. How many are newly so. */
+uint64_t region_promote(struct region *region, uint64_t iteration);
+
+/* True if order, links, sums and heap are consistent; for tests. O(n). */
 bool region_is_sound(const struct region *region);
 
 #endif

@@ -1,15 +1,14 @@
 /*
  * libsalus: placement of a job's memory in a lane, and the gate between iterations.
  *
- * Meant to be loaded by path (ctypes) into an unmodified job. Loading does nothing; without
- * salus_hook and salus_hello nothing changes. No call exits, prints to stdout or raises; where ours
- * fails the job goes on in plain memory and the daemon is told why. All calls are thread-safe; all
- * are no-ops that answer -ENOTCONN (or 0 for void) after salus_off or in a forked child that has
- * not said hello itself.
+ * An unmodified job loads it by path (ctypes). Loading it changes nothing until salus_hook or
+ * salus_hello is called. No call exits, prints to stdout or raises a signal. If Salus fails, the
+ * job continues in plain memory and salusd is informed. All calls are thread-safe. After salus_off,
+ * and in a forked child without a salus_hello of its own, calls do nothing and return -ENOTCONN.
  *
- * Order for a torch job:   import torch; salus_hook();  at the first entry point: salus_hello(path,
- * ...); then at every entry point either salus_boundary() (the rule says: a new iteration begins)
- * or salus_enter(); salus_exit() when the entry point returns; salus_report() now and then;
+ * Order for a torch job: import torch; salus_hook(); at the first entry point salus_hello(path,
+ * ...). Then at every entry point salus_boundary() if a new iteration begins, otherwise
+ * salus_enter(); salus_exit() when the entry point returns; salus_report() from time to time;
  * salus_bye() at exit.
  */
 #ifndef SALUS_H
@@ -20,14 +19,14 @@
 #define SALUS_API         __attribute__((visibility("default")))
 #define SALUS_API_VERSION 1u
 
-/* Enter and boundary answer -EINTR when a signal handler ran while they waited, and every second
- * of waiting, for one that ran just before: call again, the place is kept. */
+/* salus_enter and salus_boundary return -EINTR if a signal handler ran while they waited, and after
+ * each second of waiting. Call again: the place in the queue is kept. */
 #define SALUS_INTERRUPTIBLE 0x100u
 
 struct salus_hello_options {
-    uint32_t size_bytes; /* sizeof the caller's struct: later fields of a longer one are 0 here */
+    uint32_t size_bytes; /* sizeof the caller's struct; fields that it lacks count as 0 */
     uint32_t framework;  /* enum salus_framework of salus_wire.h */
-    uint32_t flags;      /* SALUS_HELLO_UNGATED, SALUS_INTERRUPTIBLE; FORKED is found out here */
+    uint32_t flags;      /* SALUS_HELLO_UNGATED, SALUS_INTERRUPTIBLE; FORKED is set by libsalus */
     uint32_t timeout_ms; /* for connect and answer; 0: 2000 */
     uint64_t model_hash;
     uint64_t input_hash;
@@ -36,7 +35,7 @@ struct salus_hello_options {
     uint64_t declared_ephemeral_bytes;
 };
 
-/* What WELCOME said. */
+/* The content of WELCOME. */
 struct salus_hello_view {
     uint64_t session;
     uint64_t device_bytes;
@@ -52,28 +51,28 @@ struct salus_hello_view {
     char rule[128];
 };
 
-/* Counters; all are right at the moment of the call. */
+/* Counters of the session. */
 struct salus_counters {
     uint64_t iteration_count;
     uint64_t handover_count;
-    uint64_t wait_ns;      /* in the gate, in all */
+    uint64_t wait_ns;      /* total time in the gate */
     uint64_t iteration_ns; /* median of the last 63, waits excluded; 0 before the second boundary */
-    uint64_t live_bytes;   /* framework blocks live now, as asked for */
+    uint64_t live_bytes;   /* framework blocks live now, requested sizes */
     uint64_t live_peak_bytes;
-    uint64_t iteration_start_bytes; /* live when the present iteration began */
-    uint64_t iteration_peak_bytes;  /* highest live figure of the present iteration */
-    uint64_t last_iteration_bytes;  /* the same of the iteration before */
+    uint64_t iteration_start_bytes; /* live when the current iteration began */
+    uint64_t iteration_peak_bytes;  /* highest live_bytes of the current iteration */
+    uint64_t last_iteration_bytes;  /* the same for the previous iteration */
     uint64_t live_persistent_bytes; /* running maximum of live bytes at boundaries */
     uint64_t live_ephemeral_bytes;  /* running maximum of peak less live, per iteration */
-    uint64_t persistent_bytes;      /* P of the design, running maximum */
-    uint64_t ephemeral_bytes;       /* E of the design: highest lane offset used */
-    uint64_t own_bytes;             /* of P: memory of the process that is no framework block */
+    uint64_t persistent_bytes;      /* P, running maximum */
+    uint64_t ephemeral_bytes;       /* E: highest lane offset used */
+    uint64_t own_bytes;             /* the part of P that is not framework blocks */
     uint64_t private_bytes;         /* framework blocks outside the lane, now */
     uint64_t lane_bytes;            /* framework blocks in the lane, now */
     uint64_t lane_count;            /* lane blocks made so far */
     uint64_t private_count;         /* other framework blocks made so far */
-    uint64_t stash_bytes;           /* pages held privately for lane blocks, now */
-    uint64_t stash_copied_bytes;    /* copied by hand-overs in all */
+    uint64_t stash_bytes;           /* private pages that hold lane blocks now */
+    uint64_t stash_copied_bytes;    /* total copied by hand-overs */
     uint64_t promotion_count;
     uint64_t spill_count;
     uint64_t spill_bytes_max;
@@ -85,47 +84,46 @@ struct salus_counters {
 SALUS_API uint32_t salus_version(void);
 
 /*
- * Redirects the allocation calls of the loaded libc10 to us, by its slots or, where these cannot be
- * written, by libsalus-preload.so if that was preloaded; everything is counted from then on and
- * still plain memory. 0; -ENOENT: no libc10 in the process; -ENOTSUP: it does not allocate the way
- * we know; -ECANCELED: SALUS_DISABLE is set; another -errno: its slots cannot be written.
+ * Redirects the allocation calls of the loaded libc10 to libsalus: by its slots or, if these cannot
+ * be written, by libsalus-preload.so. From then on blocks are counted; they are still plain memory.
+ * 0; -ENOENT: the process has no libc10; -ENOTSUP: libc10 allocates in an unknown way; -ECANCELED:
+ * SALUS_DISABLE is set; another -errno: its slots cannot be written.
  */
 SALUS_API int salus_hook(void);
 
 /*
  * Attaches this process to salusd at the SEQPACKET socket `path`, once. 0; -EALREADY; -ECANCELED
- * (SALUS_DISABLE); -EACCES: refused, the reason is in salus_reason; another -errno: nobody
- * answered. `view` may be NULL.
+ * (SALUS_DISABLE); -EACCES: rejected, salus_reason has the reason; another -errno: no answer.
+ * `view` may be NULL.
  */
 SALUS_API int salus_hello(const char *path, const struct salus_hello_options *options,
                           struct salus_hello_view *view);
 
 /*
- * An entry point is reached: the calling thread's blocks go to the lane from now on, and the
- * session holds a grant when this returns (it may wait). Counts as activity until the matching
- * salus_exit. 0, or -ENOTCONN.
+ * Call at an entry point. From now on the calling thread's blocks go to the lane. Waits for a grant
+ * if the session holds none. The session counts as active until the matching salus_exit. 0, or
+ * -ENOTCONN.
  */
 SALUS_API int salus_enter(void);
 SALUS_API void salus_exit(void);
 
 /*
- * What enter and exit look at and change. A caller for whom a call is dear may do the same by
- * itself, in the thread that passes the boundaries: raise `activity`, then raise `depth` (enter) or
- * lower it (exit); and on entering, call salus_enter all the same if `is_calm` is 0 afterwards,
- * less the one it has added to `depth`.
+ * What salus_enter and salus_exit read and change. If a call is too expensive, the thread that
+ * passes the boundaries may do the same itself: increment `activity`, then increment `depth`
+ * (enter) or decrement it (exit). If `is_calm` is 0 after entering, it must decrement `depth` again
+ * and call salus_enter.
  */
 struct salus_entry {
-    uint64_t activity; /* raised by entry points and blocks; unchanged for long means idle */
-    uint64_t
-        is_calm; /* 1: a grant is held (or none is needed) and nobody looks whether we are idle */
-    uint64_t depth; /* entry points under way */
+    uint64_t activity; /* incremented by entry points and blocks; idle if unchanged for long */
+    uint64_t is_calm; /* 1: a grant is held or not needed, and no check for idleness is under way */
+    uint64_t depth;   /* open entry points */
 };
 SALUS_API struct salus_entry *salus_entry_words(void);
 
 /*
- * An iteration is over and the next begins. 0: still under the same lease; 1: the lane was with
- * others in between (or this is the first grant); -ENOTCONN. Open entries of the thread are
- * forgotten. Without contention: a load and a compare, no system call.
+ * Ends an iteration and starts the next. 0: under the same lease; 1: under a new grant, others may
+ * have used the lane in between; -ENOTCONN. Forgets the open entries of the thread. Without
+ * contention it is a load and a compare, without a system call.
  */
 SALUS_API int salus_boundary(void);
 
@@ -176,47 +174,45 @@ SALUS_API void *salus_follow_backward_left(void *self, void *unused);
 SALUS_API void *salus_follow_step_entered(void *self, void *optimizer);
 SALUS_API void *salus_follow_step_left(void *self, void *optimizer);
 
-/* The iteration is over and no other begins: gives the grant back. The next enter or boundary asks
- * again. */
+/* Ends the iteration and returns the grant. The next enter or boundary asks for another. */
 SALUS_API int salus_leave(void);
 
-/* Between these, blocks of the calling thread are persistent (the first Optimizer.step). They nest.
- */
+/* Blocks that the calling thread makes between these calls are persistent, as in the first
+ * Optimizer.step. The calls nest. */
 SALUS_API void salus_persist_begin(void);
 SALUS_API void salus_persist_end(void);
 
-/* Reads the counters; works from salus_hook on. */
+/* Reads the counters; works after salus_hook. */
 SALUS_API void salus_counters(struct salus_counters *figures);
 
-/* Live bytes as the framework counts them itself, where its blocks are not ours to see (it caches
- * device memory): their running maxima stand in for ours. */
+/* Live bytes as the framework counts them. A framework that caches device memory hides its blocks
+ * from us; the running maxima of these values then replace our own. */
 SALUS_API void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
-/* P and E of the design as the framework's own allocator counts them in reserved segments of a
- * device that this library does not see (no stand-in for its driver): their running maxima are
- * reported. */
+/* P and E as the framework's allocator counts them, for a device whose driver we do not replace.
+ * The running maxima are reported. */
 SALUS_API void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
-/* Forgets the running maxima and the peak, so that measuring starts afresh (after learning). */
+/* Resets the running maxima and the peak, so that measuring starts again after learning. */
 SALUS_API void salus_counters_reset(void);
 
-/* Sends PROFILE with the present maxima. 0, or -errno. */
+/* Sends PROFILE_REPORT with the present maxima. 0, or -errno. */
 SALUS_API int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule);
 
-/* Tells the daemon that something of ours failed (FAULT). */
+/* Sends FAULT: Salus failed in this job. */
 SALUS_API int salus_fault(const char *text);
 
 /*
- * Switches ours off for good: lane blocks become private at their addresses, the grant goes back,
- * the daemon learns why. The job goes on as if Salus were absent.
+ * Switches Salus off for good. Lane blocks become private at their addresses, the grant is
+ * returned, and salusd gets the reason. The job continues as if Salus were absent.
  */
 SALUS_API int salus_off(const char *text);
 
-/* Reports, returns the grant and the lane, says BYE. Live lane blocks become private at their
+/* Reports, returns the grant and the lane, and sends BYE. Live lane blocks become private at their
  * addresses. */
 SALUS_API int salus_bye(void);
 
-/* Last REJECT, FAULT or NOTICE text, and forgets it; length, 0 if none. */
+/* Copies the last text of REJECT, FAULT or NOTICE and clears it. Its length, 0 if there is none. */
 SALUS_API int salus_reason(char *text, uint32_t size_bytes);
 
 /* 1 if `address` lies in the lane's range. */

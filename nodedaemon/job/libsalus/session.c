@@ -10,11 +10,11 @@
 
 #include "client.h"
 #include "gate.h"
-#include "host.h"
+#include "memory.h"
 #include "point.h"
 #include "trap.h"
 
-/* Addresses to set aside where the daemon does not say how large a device is. */
+/* Address space to reserve if salusd does not state the size of the device. */
 #define RESERVE_BYTES_DEFAULT (64ull << 30)
 
 struct session session = {
@@ -67,9 +67,9 @@ uint32_t salus_version(void)
 }
 
 /*
- * A child must see the blocks as they were at the fork, and the parent goes on writing to them: so
- * they become private in the parent before the fork, and copy-on-write does the rest. Other threads
- * may be at work: hence guarded.
+ * A child must see the blocks as they were at the fork, while the parent keeps writing to them. So
+ * they become private in the parent before the fork, and copy-on-write does the rest. The copy is
+ * guarded because other threads may write meanwhile.
  */
 static void before_fork(void)
 {
@@ -100,7 +100,7 @@ static void after_fork_in_child(void)
     }
     memset(&session.gate, 0, sizeof(session.gate));
     client_forget();
-    host_forget_threads();
+    memory_forget_threads();
     session.lane = NULL;
     session.session = 0;
     session.is_child = true;
@@ -122,12 +122,13 @@ int salus_hook(void)
     if (session.is_hooked)
         return 0;
     pthread_once(&fork_once, watch_fork);
-    error = host_hook();
+    error = memory_hook();
     session.is_hooked = !error;
     return error;
 }
 
-static void fill_view(struct salus_hello_view *view, const struct salus_welcome *welcome, bool is_gated)
+static void fill_view(struct salus_hello_view *view, const struct salus_welcome *welcome,
+                      bool is_gated)
 {
     memset(view, 0, sizeof(*view));
     view->session = welcome->session;
@@ -144,8 +145,8 @@ static void fill_view(struct salus_hello_view *view, const struct salus_welcome 
     memcpy(view->rule, welcome->rule, sizeof(view->rule) - 1);
 }
 
-/* Sets the range aside. An ungated session gets private memory there, laid out and measured like a
- * lane. */
+/* Reserves the address range. An ungated session gets private memory there, measured like a lane.
+ */
 static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
 {
     uint64_t bytes = welcome->device_bytes ? welcome->device_bytes : RESERVE_BYTES_DEFAULT;
@@ -162,7 +163,8 @@ static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
     return 0;
 }
 
-int salus_hello(const char *path, const struct salus_hello_options *options, struct salus_hello_view *view)
+int salus_hello(const char *path, const struct salus_hello_options *options,
+                struct salus_hello_view *view)
 {
     struct salus_hello_options full = {0};
     struct salus_welcome welcome;
@@ -210,7 +212,7 @@ int salus_hello(const char *path, const struct salus_hello_options *options, str
 unlock:
     pthread_mutex_unlock(&session.gate_lock);
     if (!error)
-        host_measure_own();
+        memory_measure_own();
     return error;
 }
 
@@ -231,7 +233,7 @@ static int count_iteration(bool is_boundary, uint64_t now_ns)
         gate->iteration_next++;
     }
     pthread_mutex_lock(&session.memory_lock);
-    host_roll_iteration();
+    memory_roll_iteration();
     pthread_mutex_unlock(&session.memory_lock);
     gate->iteration_count++;
     gate->iteration_since_ns = now_ns;
@@ -239,21 +241,21 @@ static int count_iteration(bool is_boundary, uint64_t now_ns)
     return 0;
 }
 
-static uint64_t spill_told_bytes;
+static uint64_t spill_reported_bytes;
 
-static bool is_spill_untold(void)
+static bool has_unreported_spill(void)
 {
-    return session.counts.spill_bytes_max > spill_told_bytes;
+    return session.counts.spill_bytes_max > spill_reported_bytes;
 }
 
-/* After a spill: tell once for each new maximum, so that the lane may grow at a boundary. */
-static void tell_spill(void)
+/* Reports each new maximum once, so that the lane can grow at a boundary. */
+static void report_spill(void)
 {
     uint64_t bytes = session.counts.spill_bytes_max;
 
-    spill_told_bytes = bytes;
-    client_tell_overrun(session.counts.cap_persistent_bytes,
-                        session.counts.cap_ephemeral_bytes + bytes);
+    spill_reported_bytes = bytes;
+    client_report_overrun(session.counts.cap_persistent_bytes,
+                          session.counts.cap_ephemeral_bytes + bytes);
 }
 
 struct salus_entry *salus_entry_words(void)
@@ -267,13 +269,13 @@ int salus_enter(void)
 
     if (!is_attached())
         return -ENOTCONN;
-    host_mark_thread();
+    memory_mark_thread();
     __atomic_add_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
     gate_mark_activity();
     if (session.phase != PHASE_GATED)
         return count_iteration(false, clock_ns());
     answer = gate_enter();
-    /* It comes again, and is to be counted once. */
+    /* The caller calls again; count the entry once. */
     if (answer == -EINTR)
         __atomic_sub_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
     return answer;
@@ -293,13 +295,13 @@ int salus_boundary(void)
 {
     if (!is_attached())
         return -ENOTCONN;
-    host_mark_thread();
+    memory_mark_thread();
     __atomic_store_n(&session.gate.entry.depth, 0, __ATOMIC_RELAXED);
     gate_mark_activity();
     if (session.phase == PHASE_UNGATED)
         return count_iteration(true, clock_ns());
-    if (is_spill_untold())
-        tell_spill();
+    if (has_unreported_spill())
+        report_spill();
     return gate_boundary();
 }
 
@@ -307,10 +309,10 @@ bool session_try_boundary(uint64_t now_ns)
 {
     struct gate *gate = &session.gate;
 
-    if (!__atomic_load_n(&gate->entry.is_calm, __ATOMIC_RELAXED) || is_spill_untold() ||
-        __atomic_load_n(&gate->told_epoch, __ATOMIC_RELAXED))
+    if (!__atomic_load_n(&gate->entry.is_calm, __ATOMIC_RELAXED) || has_unreported_spill() ||
+        __atomic_load_n(&gate->started_due_epoch, __ATOMIC_RELAXED))
         return false;
-    host_mark_thread();
+    memory_mark_thread();
     gate_mark_activity();
     if (session.phase == PHASE_UNGATED)
         return !count_iteration(true, now_ns);
@@ -332,8 +334,7 @@ void session_detach(void)
     pthread_mutex_lock(&session.memory_lock);
     lane = session.lane;
     session.lane = NULL;
-    /* Without memory for the copies the lane stays as it is: wrong for nobody but a peer that was
-     * told otherwise. */
+    /* Without memory for the copies the lane stays mapped. */
     if (lane && lane->mapped_bytes && !lane->is_self) {
         trap_install();
         if (!stash_keep(lane, session.gate.iteration_count, true))
@@ -342,10 +343,10 @@ void session_detach(void)
     pthread_mutex_unlock(&session.memory_lock);
 }
 
-/* Gives everything back; the lane's blocks stay where they are, in private memory. */
+/* Returns everything. Lane blocks stay at their addresses, in private memory. */
 static void part(const char *fault)
 {
-    /* A waiting thread leaves the gate and its lock, the caps no longer bind. */
+    /* A waiting thread leaves the gate and its lock; the cap no longer applies. */
     session.phase = PHASE_OFF;
     session.counts.cap_persistent_bytes = 0;
     gate_ring();

@@ -1,9 +1,9 @@
 /*
- * The one session of this process. The framework calls us without a context argument, so there is
- * one object for all.
+ * The one session of this process. It is global because the framework calls us without a context
+ * argument.
  *
- * Locks, in order: gate_lock (whoever changes who holds the grant), memory_lock (blocks, pages,
- * counters). Neither is held while waiting for the daemon or for a grant.
+ * Locks, in order: gate_lock (changes of who holds the grant), memory_lock (blocks, pages,
+ * counters). No lock is held while waiting for salusd or for a grant.
  */
 #ifndef SALUS_SESSION_H
 #define SALUS_SESSION_H
@@ -20,7 +20,7 @@
 #define LANES_MAX          4 /* ranges of ours: one, and one more for each generation of forked trainers */
 #define ITERATIONS_KEPT    63
 #define ANSWER_DEADLINE_NS 10000000000ull
-#define NUDGE_MS           1000 /* between two looks of the receiver at a thread that waits */
+#define NUDGE_MS           1000 /* interval at which the receiver wakes a waiting thread */
 #define THREAD_NAME_BYTES  16
 
 enum session_phase {
@@ -48,29 +48,26 @@ struct gate {
     struct salus_turn_page *turn;
     struct salus_turn_slot *slot;
     int page_fd, turn_fd;
-    uint64_t epoch;      /* of the grant held, or of the last one */
+    uint64_t epoch;      /* of the current or the last grant */
     uint64_t lease_seen; /* word under which the last iteration started; 0 while no grant is held */
     uint32_t started_count;
     uint32_t contended_from; /* started_count when the last limit was seen */
     uint32_t idle_count;     /* started_count when the receiver found us idle */
-    bool is_interrupted; /* salusd took the grant back from an idle session: the iteration is not
-                            over */
-    uint32_t
-        resumed_count; /* 1: the present grant began with the rest of an interrupted iteration */
+    bool is_interrupted;     /* salusd took the grant from the idle session in mid-iteration */
+    uint32_t resumed_count;  /* 1: the grant began with the rest of an interrupted iteration */
     uint64_t iteration_count;
     uint64_t handover_count;
     uint64_t wait_ns;
     uint64_t held_since_ns;
     uint64_t iteration_since_ns;
     uint64_t wait_last_ns;
-    uint32_t peer_slot; /* whom we last handed over to; SALUS_SLOT_COUNT: nobody */
+    uint32_t peer_slot; /* slot of our last successor; SALUS_SLOT_COUNT: none */
     uint64_t iteration_ns[ITERATIONS_KEPT];
     uint32_t iteration_next;
     struct salus_entry entry;
-    bool is_asking; /* the daemon knows that we wait; set while an interrupted wait is to be resumed
-                     */
-    uint64_t told_epoch; /* STARTED is to be sent for this epoch; 0: nothing to tell */
-    uint32_t is_pausing; /* the receiver looks whether we are idle: entries take the slow way */
+    bool is_asking;             /* salusd knows that we wait; stays set if a wait is interrupted */
+    uint64_t started_due_epoch; /* STARTED must be sent for this epoch; 0: none */
+    uint32_t is_pausing;        /* the receiver checks for idleness: entries take the slow path */
 };
 
 struct session {
@@ -81,7 +78,7 @@ struct session {
     bool is_child; /* forked from a hooked process */
     bool has_stash;
     bool is_interruptible;
-    bool may_relay; /* salusd takes STARTED for a predecessor's RETURN */
+    bool may_relay; /* salusd accepts STARTED in place of a predecessor's RETURN */
     uint64_t session;
     uint64_t idle_release_ns;
     struct lane lanes[LANES_MAX];
@@ -100,11 +97,12 @@ void session_reason(const char *text);
 /* True if SALUS_DISABLE is set to anything but "" or 0. */
 bool session_is_disabled(void);
 
-/* salus_boundary where that takes neither a wait nor a message; false, and nothing done, elsewhere.
+/* salus_boundary if that needs neither a wait nor a message. Otherwise does nothing and returns
+ * false.
  */
 bool session_try_boundary(uint64_t now_ns);
 
-/* Without a message: lane blocks become private, nothing waits any more. Takes both locks. */
+/* Makes lane blocks private and ends all waits, without a message. Takes both locks. */
 void session_detach(void);
 
 #endif

@@ -118,17 +118,6 @@ static int return_run(struct lane *lane, const struct lane_run *run)
     return part.page_count ? lane_reserve_run(lane, &part) : 0;
 }
 
-static void count_promotions(struct lane *lane, uint64_t iteration)
-{
-    struct region_extent *block = NULL;
-
-    while ((block = region_next(&lane->region, block)))
-        if (!block->is_promoted && block->birth + 2 <= iteration) {
-            block->is_promoted = true;
-            lane->promotion_count++;
-        }
-}
-
 int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
 {
     uint64_t end_page = lane->reserve_bytes / REGION_PAGE_BYTES;
@@ -141,7 +130,7 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
         return 0;
     if (top_page > end_page)
         top_page = end_page;
-    count_promotions(lane, iteration);
+    lane->promotion_count += region_promote(&lane->region, iteration);
     while ((block = region_next(&lane->region, block)))
         set_bits(lane->needed_bits, first_page(block), last_page(block) - first_page(block) + 1,
                  true);

@@ -12,8 +12,8 @@
 #include "client.h"
 #include "session.h"
 
-/* A write may meet copy after copy; a page that is usable by our books and still faults as often as
- * this is not. */
+/* A write may fault during several copies in a row. After this many faults on a page that we
+ * consider usable, the fault is the job's own. */
 #define TRIES_MAX 1000
 
 static struct sigaction earlier;
@@ -55,7 +55,7 @@ static void pass_on(int signal_number, siginfo_t *info, void *context)
     } else if (earlier.sa_handler != SIG_DFL && earlier.sa_handler != SIG_IGN) {
         earlier.sa_handler(signal_number);
     } else {
-        /* The instruction is tried again and the process ends as it would have without us. */
+        /* The instruction runs again, and the process ends as it would without us. */
         sigaction(SIGSEGV, &plain, NULL);
     }
 }

@@ -13,7 +13,7 @@ from nodedaemon.core.snapshots import DeviceSnapshot, SessionSnapshot
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.why import WhyView
-from nodedaemon.service.devices.lanes import LaneKeeper
+from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.readings import DeviceReadings
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.node import NodeIdentity
@@ -65,7 +65,7 @@ class StatusView:
         dispatcher: Dispatcher,
         roster: Roster,
         readings: DeviceReadings,
-        lanes: LaneKeeper,
+        lanes: LaneAllocator,
         why: WhyView,
     ) -> None:
         self._daemon = daemon

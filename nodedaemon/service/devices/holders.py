@@ -15,7 +15,7 @@ from nodedaemon.core.events import Event
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.sessions.executor import Executor
+from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.sessions.roster import Roster
 
 WATCH_INTERVAL_S = 0.02
@@ -26,13 +26,13 @@ class HolderWatch:
         self,
         dispatcher: Dispatcher,
         roster: Roster,
-        executor: Executor,
+        handover: Handover,
         loop: asyncio.AbstractEventLoop,
         log: Any,
     ) -> None:
         self._dispatcher = dispatcher
         self._roster = roster
-        self._executor = executor
+        self._handover = handover
         self._loop = loop
         self._log = log
         self._timer: asyncio.TimerHandle | None = None
@@ -62,7 +62,7 @@ class HolderWatch:
                 continue
             # Look again even if this grant has just come back: its next holder may go idle, and no event reports that.
             self.look_soon()
-            if self._executor.take_idle(live, facts) or self._executor.settle_over(live, facts):
+            if self._handover.take_idle(live, facts) or self._handover.settle_over(live, facts):
                 continue
             if facts.view.is_revoked:
                 self._look_at_process(facts.session)

@@ -25,7 +25,7 @@ from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
 from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.wire.messages import Map, Unmap
+from nodedaemon.wire.messages import Map, Unmap, Unmapped
 
 WATCHED_MAX = 256
 #: Time between two looks at a release that waits for a process.
@@ -52,7 +52,7 @@ class Release:
     asked: set[SessionId] = field(default_factory=set)
 
 
-class LaneKeeper:
+class LaneAllocator:
     def __init__(
         self,
         dispatcher: Dispatcher,
@@ -140,9 +140,9 @@ class LaneKeeper:
         self._releases[lane] = Release(lane, epoch, self._dispatcher.clock())
         self._advance(self._releases[lane])
 
-    def unmapped(self, lane: LaneId) -> None:
+    def on_unmapped(self, _live: LiveSession, _facts: SessionFacts, message: Unmapped) -> None:
         """A session reports that it has unmapped the lane; check that in /proc."""
-        release = self._releases.get(lane)
+        release = self._releases.get(LaneId(message.lane))
         if release is not None:
             self._advance(release)
 

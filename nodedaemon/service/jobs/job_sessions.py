@@ -7,13 +7,13 @@ import asyncio
 from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import JobFacts, SessionFacts
-from nodedaemon.service.sessions.attach import SessionDesk
+from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.executor import Executor
 from nodedaemon.service.sessions.roster import Roster
 
 
 class JobSessions:
-    def __init__(self, dispatcher: Dispatcher, roster: Roster, attach: SessionDesk, executor: Executor) -> None:
+    def __init__(self, dispatcher: Dispatcher, roster: Roster, attach: SessionAttach, executor: Executor) -> None:
         self._dispatcher = dispatcher
         self._roster = roster
         self._attach = attach

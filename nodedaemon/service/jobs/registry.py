@@ -9,7 +9,7 @@ from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.devices.memory_limits import MemoryLimits
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import CounterNote, JobFacts, JobGone, JobNote, ProcessFacts
-from nodedaemon.service.node import Clock
+from nodedaemon.service.node import NodeClock
 from nodedaemon.service.usage.recorder import UsageRecorder
 
 
@@ -20,7 +20,7 @@ class JobRegistry:
         configuration: ActiveConfiguration,
         memory_limits: MemoryLimits,
         recorder: UsageRecorder,
-        clock: Clock,
+        clock: NodeClock,
     ) -> None:
         self._dispatcher = dispatcher
         self.configuration = configuration

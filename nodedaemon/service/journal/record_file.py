@@ -1,7 +1,7 @@
-"""Files of checksummed records: what the journal and the ledger's spool are written in.
+"""Files of checksummed records, for the journal and for the ledger's spool.
 
-A record is `length, crc32, payload`, appended with one write. A reader stops a file at a torn tail, skips and counts a
-record whose checksum is wrong, and never raises for what a disk did: the daemon must come up.
+A record is `magic, length, crc32, payload`, appended with one write. A reader stops at a torn tail, skips records with
+a wrong checksum and counts them. It never raises because of damage: the daemon must start.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def frame(payload: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Damage:
-    """What a reader had to leave out; `places` are (file, offset) of the first few."""
+    """What a reader had to skip; `places` are (file, offset) of the first few."""
 
     record_count: int = 0
     byte_count: int = 0
@@ -38,7 +38,7 @@ class Damage:
 
 
 def read_records(path: Path, damage: Damage) -> Iterator[bytes]:
-    """Yield the good payloads of a file in order; after damage, go on at the next place that reads as a record."""
+    """Yield the good payloads of a file in order; after damage, continue at the next valid record."""
     content = path.read_bytes()
     offset = 0
     while offset + HEADER.size <= len(content):
@@ -58,7 +58,7 @@ def read_records(path: Path, damage: Damage) -> Iterator[bytes]:
 
 
 def good_prefix_bytes(path: Path) -> int:
-    """Where the readable beginning of a file ends; a writer cuts a torn tail there before it appends."""
+    """Length of the undamaged beginning of a file."""
     content = path.read_bytes()
     offset = 0
     while offset + HEADER.size <= len(content):
@@ -71,7 +71,7 @@ def good_prefix_bytes(path: Path) -> int:
 
 
 class RecordWriter:
-    """Appends records to one file. A failed write leaves no half record behind: the file is cut back."""
+    """Appends records to one file. A failed write leaves no partial record: the file is truncated again."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -80,7 +80,7 @@ class RecordWriter:
         self.size_bytes = os.fstat(self._fd).st_size
 
     def append(self, payload: bytes) -> None:
-        """Raises OSError when the disk does not take it; the file is then as before."""
+        """Raises OSError if the write fails; the file is unchanged then."""
         whole = frame(payload)
         try:
             written = os.write(self._fd, whole)

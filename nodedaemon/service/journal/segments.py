@@ -1,12 +1,12 @@
-"""The journal: every event, with its time, before the engine handles it; replaying it gives the engine's state again.
+"""The journal: every event with its time, written before the engine handles it. A replay gives the same state again.
 
-Segments `journal.NNNNNN` in the state directory. Each begins with a head (format, release, boot) and a snapshot of what
-the daemon knew, so old segments can go: the journal is bounded by `segment_bytes_max` times `segments_max`. Beside
-events it keeps notes, which the engine never sees: whose session is which process, which lane has which memory.
-Writes are not synced: a daemon that is killed loses nothing, and after a reboot no session is left to adopt.
+It consists of segments `journal.NNNNNN` in the state directory. Each begins with a head (format, release, boot) and a
+snapshot of the state, so old segments can be deleted: the journal never exceeds `segment_bytes_max` times
+`segments_max`. Besides events it holds notes, which only the shell reads (`journal.state`). Writes are not synced: a
+killed daemon loses nothing, and after a reboot no session is left to take back.
 
-A disk that takes no record makes a gap. A journal with a gap would replay to a state that never was, so its segment is
-set aside at once and the next segment begins with a snapshot as soon as the disk takes one.
+A failed write makes a gap. A journal with a gap would replay to a state that never existed, so its segment is set aside
+at once. The next segment begins with a snapshot as soon as the disk accepts one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nodedaemon.service.journal.record_file import Damage, RecordWriter, good_pr
 FORMAT = 3
 SEGMENT_BYTES_MAX = 32 * 1024 * 1024
 SEGMENTS_MAX = 4
-#: A full disk is asked again after this many events, so that a daemon under load does not spend its time on failures.
+#: Events between two attempts to write to a full disk: a busy daemon must not spend its time on failures.
 RETRY_EVENT_COUNT = 256
 
 _EVENT_TYPES: dict[str, type[Any]] = {
@@ -38,8 +38,7 @@ _EVENT_TYPES: dict[str, type[Any]] = {
 
 
 class Head(msgspec.Struct, tag="head", frozen=True, array_like=True):
-    """First record of a segment: who wrote it. State of another boot or format is not taken over; this stays as it is
-    in every format, so that a release knows what it cannot read."""
+    """First record of a segment: its writer. It is the same in every format, so any release can refuse any other."""
 
     format: int
     release: str
@@ -61,7 +60,7 @@ class EventRecord(msgspec.Struct, tag="event", frozen=True, array_like=True):
 
 
 class NoteRecord(msgspec.Struct, tag="note", frozen=True, array_like=True):
-    """Something only the shell must know again; `payload` is the shell's own encoding."""
+    """A note of the shell; `payload` is its encoding."""
 
     payload: bytes
 
@@ -77,7 +76,7 @@ def encode_event(event: Event, now_ns: int) -> bytes:
 
 
 def decode_event(record: EventRecord) -> Event:
-    """Raises `OperatingError` for an event that this release does not know."""
+    """Raises `OperatingError` for an event that this release cannot read."""
     kind = _EVENT_TYPES.get(record.name)
     if kind is None:
         raise OperatingError(f"replay journal: event {record.name}: unknown to this release")
@@ -108,7 +107,7 @@ def segment_paths(directory: Path) -> list[Path]:
 
 
 def read_head(path: Path) -> Head | None:
-    """Who wrote the segment; None where that cannot be told."""
+    """The head of a segment; None if it is unreadable."""
     for payload in read_records(path, Damage()):
         try:
             return msgspec.msgpack.decode(payload, type=Head)
@@ -118,7 +117,7 @@ def read_head(path: Path) -> Head | None:
 
 
 def read_segment(path: Path) -> Segment | None:
-    """None where the file does not begin with a head and a snapshot. A damaged record ends it: the rest is unsafe."""
+    """None if the file does not begin with a head and a snapshot. Nothing after a damaged record is read."""
     head = read_head(path)
     if head is None or head.format != FORMAT:
         return None
@@ -182,10 +181,10 @@ class Journal:
         self._skipped = 0
 
     def recover(self) -> Segment | None:
-        """The newest state worth taking over, or None: none, of another boot, of another format, or unreadable.
+        """The newest segment, or None if there is none of this boot and format that can be read.
 
-        A torn last record is cut off; a segment with damage before its end is kept aside for the admin. Another release
-        of the same format is taken over: its events are replayed, and its digests say whether they mean the same here.
+        A torn last record is ignored; a segment with damage before its end is set aside for the admin. A segment of
+        another release with the same format is used: its digests show whether a replay gives the same state here.
         """
         paths = segment_paths(self.directory)
         self._number = int(paths[-1].suffix[1:]) if paths else 0
@@ -206,7 +205,7 @@ class Journal:
         return segment
 
     def end(self) -> None:
-        """Leave nothing but a snapshot behind, so that the next release has no events to understand; then close."""
+        """Begin a segment that holds a snapshot only, so that the next release has no events to read; then close."""
         if self._writer is not None:
             self._begin_again()
         self.close()
@@ -225,7 +224,7 @@ class Journal:
             ) from error
 
     def append_event(self, event: Event, now_ns: int) -> None:
-        """Write before the event is handled. Never raises: a full disk makes a gap, counted, and the node goes on."""
+        """Write an event before it is handled. Never raises: a failed write makes a gap, and the node continues."""
         self._append(encode_event(event, now_ns))
         self.counters.event_count += 1
 
@@ -233,7 +232,7 @@ class Journal:
         self._append(_encoder.encode(NoteRecord(payload)))
 
     def rotate_if_due(self) -> None:
-        """Called between two events, where the state is whole."""
+        """Call this between two events only, when the state is consistent."""
         if self._writer is not None and self._writer.size_bytes < self._segment_bytes_max:
             return
         if self._writer is None and self._skipped < RETRY_EVENT_COUNT:
@@ -241,7 +240,7 @@ class Journal:
         self._begin_again()
 
     def retry(self) -> None:
-        """After a gap: try the disk again, also where few events come; called now and then."""
+        """After a gap: try the disk again, even if no events come."""
         if self._writer is None:
             self._begin_again()
 
@@ -289,7 +288,7 @@ class Journal:
             fresh.close()
             fresh.path.unlink(missing_ok=True)
             raise
-        # The name appears only when the snapshot is whole, so a kill between two writes leaves the old segment newest.
+        # Rename after the snapshot is complete: a kill before that leaves the old segment as the newest.
         fresh.path.rename(path)
         fresh.path = path
         self.close()

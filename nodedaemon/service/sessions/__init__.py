@@ -1,1 +1,1 @@
-"""Sessions: attach, serve, grant and hand over through gate memory, and take back after a restart."""
+"""Sessions: greet and attach processes, carry grants out on gate pages, and take sessions back after a restart."""

@@ -1,7 +1,8 @@
-"""Connections of the session socket: frames in, frames out, and limits that cost an abuser its own connection only.
+"""Connections of the session socket: frames in, frames out, and limits per user.
 
 A packet that begins with `{` is a request of Slurm's hooks; everything else is a frame. Reading and writing never
-block: a peer that does not read is cut off at `QUEUE_FRAMES_MAX`, one that talks too much at its user's rate.
+block. A peer that does not read loses its connection after `QUEUE_FRAMES_MAX` frames, a peer that sends more than its
+user's rate loses it at once. Both cost the abuser its own connection only.
 """
 
 from __future__ import annotations
@@ -11,30 +12,24 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import PeerCredentials, peer_credentials
+from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.wire import framing
 from nodedaemon.wire.envelope import PACKET_BYTES_MAX
 from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Message
 from nodedaemon.wire.rate import UserRate
 
 QUEUE_FRAMES_MAX = 64
-#: Frames taken from one connection before the others have their turn.
+#: Frames read from one connection before it is the turn of the others.
 BURST_COUNT = 16
-
-
-@dataclass(slots=True)
-class Limits:
-    """What one user may do; the same for all users."""
-
-    user_connections_max: int = 256
-    user_requests_per_s: int = 1000
-    hello_timeout_s: float = 5.0
+#: Connections of a user beyond its sessions: for hooks, and for a session that is told why it is refused.
+CONNECTIONS_SPARE = 16
 
 
 @dataclass(slots=True)
@@ -122,21 +117,43 @@ class Connection:
         self.socket.close()
 
 
-@dataclass(slots=True)
-class Connections:
-    """The listening socket and all peers. What is said is given to the three callbacks."""
+class FrameReceiver(Protocol):
+    def on_message(self, connection: Connection, message: Message, descriptors: list[int]) -> None:
+        """Handle a frame. `PeerError` closes the connection. Descriptors that stay in the list are closed."""
 
-    loop: asyncio.AbstractEventLoop
-    limits: Callable[[], Limits]
-    on_message: Callable[[Connection, Message, list[int]], None]
-    on_request: Callable[[Connection, bytes], None]
-    on_lost: Callable[[Connection], None]
-    log: Any
-    counters: Counters = field(default_factory=Counters)
-    _listener: socket.socket | None = None
-    _peers: set[Connection] = field(default_factory=set)
-    _by_uid: dict[int, int] = field(default_factory=dict)
-    _rate: UserRate = field(default_factory=lambda: UserRate(burst_s=2.0))
+
+class RequestReceiver(Protocol):
+    def on_request(self, connection: Connection, packet: bytes) -> None:
+        """Answer a request of Slurm's hooks with `Connection.answer`."""
+
+
+class LossReceiver(Protocol):
+    def on_disconnect(self, session: SessionId | None, connection: object) -> None:
+        """The connection is closed."""
+
+
+class Connections:
+    """The listening socket and all peers."""
+
+    def __init__(
+        self,
+        frames: FrameReceiver,
+        requests: RequestReceiver,
+        losses: LossReceiver,
+        configuration: ActiveConfiguration,
+        log: Any,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.counters = Counters()
+        self._frames = frames
+        self._requests = requests
+        self._losses = losses
+        self._configuration = configuration
+        self._log = log
+        self._listener: socket.socket | None = None
+        self._peers: set[Connection] = set()
+        self._by_uid: dict[int, int] = {}
+        self._rate = UserRate(burst_s=2.0)
 
     def __len__(self) -> int:
         return len(self._peers)
@@ -155,11 +172,11 @@ class Connections:
             self._remove(connection)
 
     def drop(self, connection: Connection, why: str) -> None:
-        """Close one connection; its session hears of it through `on_lost`."""
+        """Close one connection and report the loss to its session."""
         if connection not in self._peers:
             return
         if why:
-            self.log.info(
+            self._log.info(
                 "connection closed",
                 session=connection.session,
                 pid=connection.credentials.pid,
@@ -167,7 +184,7 @@ class Connections:
                 why=why,
             )
         self._remove(connection)
-        self.on_lost(connection)
+        self._losses.on_disconnect(connection.session, connection)
 
     def _remove(self, connection: Connection) -> None:
         self._peers.discard(connection)
@@ -189,8 +206,8 @@ class Connections:
             except BlockingIOError:
                 return
             except OSError as error:
-                # No descriptors left: those who wait in the backlog are served when somebody leaves.
-                self.log.error("connection not accepted", why=error.strerror)
+                # No descriptors left: peers in the backlog are accepted when others have disconnected.
+                self._log.error("connection not accepted", why=error.strerror)
                 self._pause()
                 return
             self._admit(peer)
@@ -204,16 +221,15 @@ class Connections:
     def _admit(self, peer: socket.socket) -> None:
         peer.settimeout(0)
         connection = Connection(peer, self)
-        uid, limits = connection.credentials.uid, self.limits()
-        # The margin above the session limit leaves room for hooks and for the connection that is told why.
-        if self._by_uid.get(uid, 0) >= limits.user_connections_max + 16:
+        uid, daemon = connection.credentials.uid, self._configuration.settings.daemon
+        if self._by_uid.get(uid, 0) >= daemon.user_sessions_max + CONNECTIONS_SPARE:
             self.counters.refused_count += 1
             connection.close()
             return
         self.counters.accepted_count += 1
         self._by_uid[uid] = self._by_uid.get(uid, 0) + 1
         self._peers.add(connection)
-        connection.start_timer(limits.hello_timeout_s)
+        connection.start_timer(daemon.hello_timeout_ns / 1e9)
         self.loop.add_reader(peer.fileno(), self._read, connection)
 
     def _read(self, connection: Connection) -> None:
@@ -237,14 +253,14 @@ class Connections:
 
     def _take(self, connection: Connection, packet: bytes, descriptors: list[int], flags: int) -> None:
         uid = connection.credentials.uid
-        if uid != 0 and not self._rate.allows(uid, self.limits().user_requests_per_s):
+        if uid != 0 and not self._rate.allows(uid, self._configuration.settings.daemon.user_requests_per_s):
             _close_all(descriptors)
             self.counters.flooded_count += 1
             self.drop(connection, "its user sends too many requests")
             return
         if packet[0] == 0x7B and connection.session is None:
             _close_all(descriptors)
-            self.on_request(connection, packet)
+            self._requests.on_request(connection, packet)
             return
         try:
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(packet) > FRAME_BYTES_MAX:
@@ -256,7 +272,7 @@ class Connections:
             self.drop(connection, str(error))
             return
         try:
-            self.on_message(connection, message, descriptors)
+            self._frames.on_message(connection, message, descriptors)
         except PeerError as error:
             self.drop(connection, str(error))
         finally:

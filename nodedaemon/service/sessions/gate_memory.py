@@ -1,8 +1,8 @@
-"""The daemon's side of the shared pages: gate page (one a session) and turn page (one a user, domain and device).
+"""The daemon's side of the shared pages: one gate page per session, one turn page per user, domain and device.
 
-docs/protocol.md says who writes which word and when; nodedaemon/wire/salus_wire.h has the layout. Words change by whole
-atomic operations, taken from the compiler's own library: Python's stores give no such promise. What a session wrote is
-believed only where a lie hurts nobody but itself.
+docs/protocol.md specifies who writes which word and when; nodedaemon/wire/salus_wire.h has the layout. Words are read
+and written by the atomic operations of the compiler's library, because Python's stores are not atomic. The daemon
+relies on a session's words only where a false one harms nobody but that session.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EPOCH_MASK = (1 << 48) - 1
 
 @dataclass(frozen=True, slots=True)
 class GateReading:
-    """The session's words, read one after the other; a wish, not a proof."""
+    """The session's words, read one after the other: untrusted, and not a consistent snapshot."""
 
     epoch: int
     sequence: int
@@ -48,7 +48,7 @@ class GateReading:
     iteration_count: int
     started_count: int
     boundary_ns: int
-    #: Of the grant that was given back last: its epoch, and what RETURN would have said of it.
+    #: The grant that was returned last: its epoch, and the counts that RETURN reports.
     returned_epoch: int
     returned_count: int
     returned_contended_count: int
@@ -122,7 +122,7 @@ class Page:
 
 
 class GatePage(Page):
-    """Lease, grant and successor go to the session, its state comes back."""
+    """Carries lease, grant and successor to the session, and the session's state back."""
 
     @classmethod
     def create(cls, session: int) -> GatePage:
@@ -131,7 +131,7 @@ class GatePage(Page):
         return page
 
     def arm(self, lane: int, lane_epoch: int, epoch: int, limit: int | None) -> None:
-        """Make ready for a start by `start` or by a predecessor's offer."""
+        """Prepare the session for `start`, or for a start by its predecessor."""
         self._words.store(GatePageOffset.SUCCESSOR, 0)
         self._words.store(GatePageOffset.LANE, lane)
         self._words.store(GatePageOffset.LANE_EPOCH, lane_epoch)
@@ -144,7 +144,7 @@ class GatePage(Page):
         self._words.store(GatePageOffset.LEASE, _lease(epoch, limit))
 
     def limit_further(self, epoch: int, iteration_count: int) -> None:
-        # Not started yet: the count still belongs to the grant before.
+        # Before the start, the count still belongs to the previous grant.
         has_started = self._words.load(GatePageOffset.STATE) >> 16 == epoch & _EPOCH_MASK
         started_count = self._words.load(GatePageOffset.STARTED_COUNT) & 0xFFFFFFFF if has_started else 0
         self._words.store(GatePageOffset.LEASE, _lease(epoch, min(started_count + iteration_count, UNLIMITED - 1)))
@@ -156,11 +156,8 @@ class GatePage(Page):
         """True when the holder had not taken it."""
         return self._words.exchange(GatePageOffset.SUCCESSOR, 0) != 0
 
-    def has_successor(self) -> bool:
-        return self._words.load(GatePageOffset.SUCCESSOR) != 0
-
     def hold_launches(self, limit: int, *, is_held: bool) -> None:
-        """Kernels of the session: none for now, or at most `limit` under way (0: any)."""
+        """Hold the session's kernel launches back, or allow at most `limit` at a time (0: no limit)."""
         word = limit << 32 | int(is_held)
         if self._words.exchange(GatePageOffset.LAUNCH, word) != word:
             self._words.wake(GatePageOffset.LAUNCH)
@@ -171,18 +168,18 @@ class GatePage(Page):
             return False
         self._words.store(GatePageOffset.LEASE, 0)
         for _ in range(1000):
-            # The session may be between its look at the lease and its swap: another sequence makes that swap fail.
+            # The session may be between reading the lease and its swap: a new sequence makes that swap fail.
             word = self._words.load(GatePageOffset.STATE)
             if word >> 16 >= epoch:
                 return False
             following = (word & ~0xFF00) | ((word + 0x100) & 0xFF00)
             if self._words.swap(GatePageOffset.STATE, word, following):
                 return True
-        # Only a session that changes its word without pause gets here; it is treated as one that runs.
+        # Only a session that changes its word without pause gets here; it counts as running.
         return False
 
     def take_idle(self, epoch: int) -> bool:
-        """Take the lease back from a session that is idle; False when it is not, or no longer."""
+        """Take the lease back from an idle session; False if it is not idle."""
         word = self._words.load(GatePageOffset.STATE)
         if word & 0xFF != GateState.IDLE or word >> 16 != epoch & _EPOCH_MASK:
             return False
@@ -220,7 +217,7 @@ class TurnPage(Page):
         self._words.ring(_slot_offset(slot) + TurnSlotOffset.BELL)
 
     def clear(self, slot: int) -> None:
-        """A slot that changes hands starts without an offer of the one before."""
+        """Remove the offer of the previous owner of the slot."""
         self._words.store(_slot_offset(slot) + TurnSlotOffset.OFFER, 0)
 
     def offer(self, slot: int) -> int:
@@ -231,7 +228,7 @@ PageType = TypeVar("PageType", bound=Page)
 
 
 def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
-    """Take back, after a restart, the page that a session kept; owns `fd`. Raises `PeerError` if it is another."""
+    """Map the page that a session kept over a restart; owns `fd`. Raises `PeerError` for any other descriptor."""
     try:
         is_ours = (
             page_identity(fd) == identity
@@ -261,7 +258,7 @@ def _lease(epoch: int, limit: int | None) -> int:
 
 
 class _Atomics:
-    """The compiler's atomic library: loaded with the first page, so that what never maps one need not have it."""
+    """The compiler's atomic library, loaded with the first page: programs that map none do not need it."""
 
     def __init__(self) -> None:
         try:

@@ -1,7 +1,7 @@
-"""What of a session lives only in this process: its pidfd, its pages, its connection.
+"""The part of a session that lives only in this process: its pidfd, its pages, its connection.
 
-`Roster` keeps them by session. Losing one of these objects loses no fact: after a restart they are made again from the
-journal and from what the session hands back.
+`Roster` keeps it by session. Nothing is lost with these objects: after a restart they are made again from the journal
+and from the descriptors that the session hands back.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from typing import Protocol
 
 from nodedaemon.core.types import DeviceId, Domain, SessionId
 from nodedaemon.drivers.process import Process
+from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage
 from nodedaemon.wire.messages import Message, ProfileReport
 from nodedaemon.wire.pages import SLOT_COUNT
 
 
 class Sender(Protocol):
-    """The daemon's end of a connection, as far as the executor needs it."""
+    """The daemon's end of a connection."""
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send or queue; a peer that does not read loses its connection, never the daemon's time."""
+        """Send or queue. Never blocks: a peer that does not read loses its connection."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,19 +39,34 @@ class LiveSession:
     admitted: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     overrun_serial: int = 0
-    overrun_what: int = 0
-    #: The last one that is not recorded yet.
+    #: The last report that is not recorded yet.
     profile: ProfileReport | None = None
     own_bytes_max: int = 0
     recorded_ns: int = 0
     lost_contact_ns: int = 0
-    #: Called when the session is dropped: readers of its pidfd and the like.
-    closers: list[Callable[[], None]] = field(default_factory=list)
+    #: Called when the engine admits the session.
+    on_admitted: Callable[[], None] | None = None
+    _watched_pidfd: int | None = None
+
+    def admit(self) -> None:
+        self.admitted.set()
+        if self.on_admitted is not None:
+            self.on_admitted()
+
+    def watch_death(self, on_death: Callable[[SessionId], None]) -> None:
+        assert self.process is not None
+        self._watched_pidfd = self.process.pidfd
+        asyncio.get_running_loop().add_reader(self._watched_pidfd, on_death, self.session)
+
+    def stop_watching(self) -> None:
+        if self._watched_pidfd is not None:
+            asyncio.get_running_loop().remove_reader(self._watched_pidfd)
+            self._watched_pidfd = None
 
 
 @dataclass(slots=True)
 class TurnGroup:
-    """Sessions of one uid, domain and device: they may start each other where they share a turn page."""
+    """Sessions of one uid, domain and device. Those with the same turn page can start each other."""
 
     pages: dict[str, TurnPage] = field(default_factory=dict)
     used: dict[str, set[int]] = field(default_factory=dict)
@@ -75,9 +91,9 @@ class Roster:
     def add(self, session: SessionId) -> LiveSession:
         return self._sessions.setdefault(session, LiveSession(session))
 
-    def take_slot(self, live: LiveSession, uid: int, domain: Domain, device: DeviceId) -> None:
-        """Give the session a slot of a turn page of its group; a 64th session gets a page of its own."""
-        group = self._groups.setdefault((uid, domain, device), TurnGroup())
+    def take_slot(self, live: LiveSession, facts: SessionFacts) -> None:
+        """Give the session a free slot on a turn page of its group, or on a new page if all are full."""
+        group = self._groups.setdefault((facts.uid, facts.view.domain, facts.device), TurnGroup())
         page = next((page for page in group.pages.values() if len(group.used[page.identity]) < SLOT_COUNT), None)
         if page is None:
             page = TurnPage.create()
@@ -87,25 +103,21 @@ class Roster:
         page.clear(live.slot)
         used.add(live.slot)
 
-    def adopt_slot(
-        self, live: LiveSession, uid: int, domain: Domain, device: DeviceId, page: TurnPage, slot: int
-    ) -> None:
-        """After a restart: the page that a session handed back, or the one a mate handed back before."""
-        group = self._groups.setdefault((uid, domain, device), TurnGroup())
-        known = group.pages.get(page.identity)
-        if known is None:
+    def adopt_slot(self, live: LiveSession, facts: SessionFacts, page: TurnPage) -> None:
+        """After a restart: use the page that a session handed back, unless a peer has handed it back before."""
+        group = self._groups.setdefault((facts.uid, facts.view.domain, facts.device), TurnGroup())
+        if page.identity not in group.pages:
             group.pages[page.identity], group.used[page.identity] = page, set()
         else:
             page.close()
-        group.used[page.identity].add(slot)
-        live.turn, live.slot = group.pages[page.identity], slot
+        group.used[page.identity].add(facts.slot)
+        live.turn, live.slot = group.pages[page.identity], facts.slot
 
     def drop(self, session: SessionId) -> None:
         live = self._sessions.pop(session, None)
         if live is None:
             return
-        for closer in live.closers:
-            closer()
+        live.stop_watching()
         if live.process is not None:
             live.process.close()
         if live.page is not None:

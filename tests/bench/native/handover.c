@@ -4,14 +4,14 @@
  *
  * usage: handover MODE ROUNDS CPU_A CPU_B BYTES
  *
- * MODE is boundary, contested, futex, mates, told, notice, trap or domain. Prints nanoseconds: the
+ * MODE is boundary, contested, futex, peers, told, notice, trap or domain. Prints nanoseconds: the
  * mean of a boundary, or the median of a hand-over, from the boundary of one to the start of the
  * other's iteration, each leaving BYTES of survivors. The parent stands in for salusd: it answers
- * HELLO, reads every RETURN and STARTED, and in mode `domain` has the lane unmapped and made anew.
- * Between mates the sessions do salusd's stores themselves before their boundary. Each iteration
- * makes a block, as real ones do. Mode `told` is mates of which each tells salusd itself before it
- * sleeps; mode `notice` gives how long the first block of an iteration takes, where the mate told
- * salusd in the other's place.
+ * HELLO, reads every RETURN and STARTED, and in mode `domain` has the lane unmapped and created again.
+ * In mode `peers` the sessions do salusd's stores themselves before their boundary. Each iteration
+ * allocates a block, as real ones do. In mode `told` each peer reports to salusd before it sleeps.
+ * Mode `notice` measures the first block of an iteration whose session reports in its
+ * predecessor's place.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -45,8 +45,8 @@
 /* An iteration is never empty: salusd has time to read one RETURN before the next. */
 #define ITERATION_NS 200000
 
-void *salus_block_take(uint64_t size_bytes);
-void salus_block_give(void *address);
+void *salus_block_allocate(uint64_t size_bytes);
+void salus_block_free(void *address);
 
 struct shared {
     uint64_t epoch;
@@ -189,8 +189,8 @@ static void run_futex(int index, int rounds)
     }
 }
 
-/* What salusd does for the next hand-over: arm the mate, then name it. */
-static void arm_mate(int index)
+/* What salusd does for the next hand-over: arm the peer, then name it. */
+static void arm_peer(int index)
 {
     uint64_t epoch = ++shared->epoch;
 
@@ -213,21 +213,21 @@ static void run_session(int index, int rounds, const char *path, const char *mod
         if (salus_boundary() < 0)
             fail("boundary");
         begin_ns = now_ns();
-        salus_block_give(salus_block_take(4096));
+        salus_block_free(salus_block_allocate(4096));
         block_ns = now_ns() - begin_ns;
         sample(round, is_notice ? block_ns : begin_ns - shared->left_ns);
         work(begin_ns);
         if (!is_domain)
-            arm_mate(index);
+            arm_peer(index);
         if (bytes) {
             /* As a hidden state does: the new one is made before the old one goes, so it lies
              * elsewhere. */
             void *last = survivor;
 
-            survivor = salus_block_take(bytes);
+            survivor = salus_block_allocate(bytes);
             memset(survivor, index + 1, bytes);
             if (last)
-                salus_block_give(last);
+                salus_block_free(last);
         }
         shared->left_ns = now_ns();
     }
@@ -301,7 +301,7 @@ static void start(int index, uint32_t limit_count)
     salus_page_grant(gates[index], turn, (uint32_t)index, lane_id, lane_epoch, epoch, limit_count);
 }
 
-/* A change of domain: the leaver unmaps, the lane is made anew, the other maps it and is granted.
+/* A change of domain: the leaver unmaps, the lane is created again, the other maps it and is granted.
  */
 static void serve_domain(int index)
 {
@@ -331,7 +331,7 @@ static void serve_domain(int index)
     }
 }
 
-static void serve_mates(int session_count)
+static void serve_peers(int session_count)
 {
     struct pollfd ready[2] = {{sockets[0], POLLIN, 0}, {sockets[1], POLLIN, 0}};
     char frame[SALUS_FRAME_BYTES_MAX];
@@ -398,7 +398,7 @@ int main(int argc, char **argv)
 
     if (rounds <= 0) {
         fprintf(stderr,
-                "usage: handover boundary|futex|mates|told|notice|trap|domain ROUNDS CPU_A CPU_B "
+                "usage: handover boundary|futex|peers|told|notice|trap|domain ROUNDS CPU_A CPU_B "
                 "BYTES\n");
         return 2;
     }
@@ -429,7 +429,7 @@ int main(int argc, char **argv)
         if (!is_domain && !is_boundary)
             send_lane(1);
         start(0, is_contested ? (uint32_t)rounds / 2 : is_boundary ? SALUS_UNLIMITED : 1);
-        is_domain ? serve_domain(0) : serve_mates(session_count);
+        is_domain ? serve_domain(0) : serve_peers(session_count);
         for (index = 0; index < session_count; index++)
             kill(children[index], SIGKILL);
     }

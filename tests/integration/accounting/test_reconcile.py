@@ -3,10 +3,11 @@
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.ingest.reconcile import JobMismatch, held_seconds, read_sacct, reconcile
+from accounting.ingest.reconcile import JobMismatch, read_sacct, reconcile
 from accounting.records import JobKey, JobRecord
 from accounting.storage.database import Database
 from nodedaemon.core.errors import RequestError
+from tests.support.held_time import sacct_held_s, stored_held_s
 from tests.support.scenario import END, T0, S, dump, key, records
 
 HEAD = (
@@ -48,7 +49,7 @@ def test_a_row_is_read_with_its_requeues_numbered() -> None:
     )
     rows = {(row.record.key.job_id, row.record.key.restart_count): row for row in read_sacct(text, cluster="alpha")}
     assert set(rows) == {(201, 0), (201, 1), (7, 0), (8, 0)}
-    assert (rows[201, 1].held_s, rows[201, 1].suspended_s) == (900, 300)
+    assert (sacct_held_s(rows[201, 1]), rows[201, 1].record.suspended_ns) == (900, 300 * S)
     assert rows[201, 0].record.state == "REQUEUED"
     array = rows[7, 0].record
     assert (array.array_job_id, array.array_task_id, array.admission, array.signature) == (5, 3, "a17", "sig-9")
@@ -58,7 +59,7 @@ def test_a_row_is_read_with_its_requeues_numbered() -> None:
 def test_times_in_the_local_format_and_long_durations_are_read() -> None:
     text = table(line("1", 0, 60, 60, "1-02:03:04").replace(str(E0), "2026-11-01T00:00:00", 1))
     (row,) = read_sacct(text, cluster="alpha")
-    assert row.suspended_s == 93_784
+    assert row.record.suspended_ns == 93_784 * S
 
 
 @pytest.mark.parametrize(("text", "why"), [("JobID|State\n1|X\n", "lacks AllocTRES"), (table("1|2|3"), "3 columns")])
@@ -83,8 +84,8 @@ def test_missing_runs_are_added_and_held_time_agrees_to_the_second(database: Dat
     assert [row.job_id for row in found.filled] == [555]
     assert found.disagreements == []
     reconcile(database, rows, window=WINDOW)
-    held = held_seconds(database, [row.record.key for row in rows])
-    expected = {row.record.key: row.held_s for row in rows if row.record.key.job_id != 555}
+    held = stored_held_s(database, [row.record.key for row in rows])
+    expected = {row.record.key: sacct_held_s(row) for row in rows if row.record.key.job_id != 555}
     assert {job: seconds for job, seconds in held.items() if job.job_id != 555} == expected
     assert held[key(555)] == 200
 
@@ -97,7 +98,7 @@ def test_a_difference_is_reported_and_slurms_value_adopted(database: Database) -
         JobMismatch(key(1), "user", "eve", "ada"),
         JobMismatch(key(1), "elapsed seconds", "75", "60"),
     ]
-    assert held_seconds(database, [key(1)]) == {key(1): 60}
+    assert stored_held_s(database, [key(1)]) == {key(1): 60}
     assert reconcile(database, rows, window=WINDOW).disagreements == []
 
 

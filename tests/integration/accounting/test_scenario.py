@@ -124,7 +124,7 @@ def test_the_bins_add_up_to_the_table_and_never_exceed_the_devices(filled: Datab
         # One term per job run and device, as in the table.
         assert max(step.measures.share_count for step in figures.bins) <= 3
         for step in figures.memory:
-            held = step.persistent_bytes + step.ephemeral_bytes + step.foreign_bytes
+            held = step.persistent_bytes + step.ephemeral_bytes
             assert held + step.free_bytes == pytest.approx(1024 * MIB, abs=4)
     bins = make_charts(filled, ROOT, DAY, now_utc_ns=END).bins
     assert sum(step.measures.busy_ns for step in bins) == total.busy_ns

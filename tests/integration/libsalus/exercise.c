@@ -17,8 +17,8 @@
 
 #define BLOCKS_MAX 64
 
-void *salus_block_take(uint64_t size_bytes);
-void salus_block_give(void *address);
+void *salus_block_allocate(uint64_t size_bytes);
+void salus_block_free(void *address);
 
 struct block {
     unsigned char *address;
@@ -45,14 +45,14 @@ static void replace(struct block *block, unsigned *seed)
 {
     if (block->address) {
         damaged_count += !is_whole(block);
-        salus_block_give(block->address);
+        salus_block_free(block->address);
         block->address = NULL;
     }
     if (rand_r(seed) % 3) {
         block->size_bytes = (size_t)1 << (rand_r(seed) % 18);
         block->size_bytes += (size_t)rand_r(seed) % block->size_bytes;
         block->fill = (unsigned char)rand_r(seed);
-        block->address = salus_block_take(block->size_bytes);
+        block->address = salus_block_allocate(block->size_bytes);
         if (block->address)
             memset(block->address, block->fill, block->size_bytes);
     }
@@ -202,7 +202,7 @@ int main(int argc, char **argv)
     for (index = 0; index < BLOCKS_MAX; index++) {
         if (blocks[index].address) {
             damaged_count += !is_whole(&blocks[index]);
-            salus_block_give(blocks[index].address);
+            salus_block_free(blocks[index].address);
         }
     }
     salus_counters(&figures);

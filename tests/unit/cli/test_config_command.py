@@ -43,7 +43,7 @@ def test_check_reports_all_findings_and_exits_with_1(salus):
         "salus.conf:1: MaxLane: unknown key; did you mean MaxLanes?",
         "salus.conf:2: Policy: 'srft' is not one of fifo, srtf, pack, fair, priority; did you mean srtf?",
     ]
-    assert err == "salus: config check: salus.conf: 2 findings; mend them all\n"
+    assert err == "salus: config check: salus.conf: 2 findings; fix all of them\n"
 
 
 def test_check_as_json(salus):

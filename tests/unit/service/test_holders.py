@@ -62,8 +62,8 @@ def test_the_next_holder_is_watched_after_a_grant_is_found_over():
         taken.extend(facts.session for one in idle if one is facts)
         return facts in idle
 
-    executor = SimpleNamespace(settle_over=settle_over, take_idle=take_idle)
-    HolderWatch(dispatcher, roster, executor, timers, structlog.get_logger()).look_soon()
+    handover = SimpleNamespace(settle_over=settle_over, take_idle=take_idle)
+    HolderWatch(dispatcher, roster, handover, timers, structlog.get_logger()).look_soon()
     timers.ring()
     idle.append(second)
     timers.ring()

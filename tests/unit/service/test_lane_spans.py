@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from accounting.records import JobKey, LaneSpanRecord
-from nodedaemon.service.node import Clock, NodeIdentity
+from nodedaemon.service.node import NodeClock, NodeIdentity
 from nodedaemon.service.usage.lane_spans import LaneSpans
 
 JOB = JobKey(cluster="alpha", job_id=7)
@@ -16,7 +16,7 @@ def spans_of(records: list[object]) -> list[tuple[int, int, int, int]]:
 
 def make() -> tuple[LaneSpans, list[object]]:
     records: list[object] = []
-    node = NodeIdentity("node1", "alpha", "1", "boot", "first", Clock(utc_ns=lambda: 1_000_000))
+    node = NodeIdentity("node1", "alpha", "1", "boot", "first", NodeClock(utc_ns=lambda: 1_000_000))
     return LaneSpans(node, records.append), records
 
 

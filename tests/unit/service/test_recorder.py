@@ -8,7 +8,7 @@ from nodedaemon.core.events import SessionLeft
 from nodedaemon.core.sessions import Session, SessionState
 from nodedaemon.core.types import DeviceId, Domain, JobClass, JobId, SessionId
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
-from nodedaemon.service.node import Clock, NodeIdentity
+from nodedaemon.service.node import NodeClock, NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.recorder import PROFILE_INTERVAL_NS, UsageRecorder
 from nodedaemon.wire.messages import ProfileReport
@@ -26,7 +26,7 @@ def make_recorder(records):
             view, session, JobId("7"), DEVICE, 1000, process=ProcessFacts(number, number)
         )
     device = SimpleNamespace(uuid=DEVICE, model="m", index=0, usable_bytes=1 << 30)
-    clock = Clock(lambda: PROFILE_INTERVAL_NS + 1, lambda: 2)
+    clock = NodeClock(lambda: PROFILE_INTERVAL_NS + 1, lambda: 2)
     node = NodeIdentity("n", "c", "0", "b", "i", clock)
     ledger = SimpleNamespace(record=records.append, flush_soon=lambda: None)
     recorder = UsageRecorder(node, state, {DEVICE: device}, ledger, log=None)

@@ -117,7 +117,7 @@ def test_a_reload_with_any_fault_changes_nothing(place, broken):
     assert asyncio.run(scenario()) == "7"
 
 
-def test_keys_that_need_a_restart_are_told(place):
+def test_keys_that_need_a_restart_are_reported(place):
     service = make(place)
     (place / "salus.conf").write_text(BASE.replace("AdmissionPort=0", "AdmissionPort=7001") + "SubmitRate=5\n")
     with pytest.raises(RequestError, match="SubmitRate"):

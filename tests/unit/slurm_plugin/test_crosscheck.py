@@ -71,7 +71,7 @@ def test_the_plugins_own_line_must_say_what_salus_conf_says(tmp_path, line, coun
         ("PrologFlags=Alloc\n", "", "lacks Alloc"),
         ("Epilog=/etc/salus/epilog\n", "", "slurm.conf Epilog: is not set"),
         ("ClusterName=lab", "ClusterName=other", "slurm.conf has other"),
-        ("SlurmUser=slurm", "SlurmUser=daemon", "turns slurmctld away"),
+        ("SlurmUser=slurm", "SlurmUser=daemon", "refuses slurmctld"),
         ("gpu:1,shard:48,salus:48", "gpu:1,salus:48", "salus without gpu and shard"),
     ],
 )

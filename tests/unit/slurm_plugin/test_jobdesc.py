@@ -41,7 +41,7 @@ def test_a_charge_keeps_the_spelling_and_the_rest_of_the_request(mark):
         ({"tres_per_node": "gres/salus:1", "tres_per_job": "gres/gpu:1"}, "--gpus or --tres-per-job asks for gpu"),
         ({"tres_per_node": "gres:shard:3"}, "ask for --gres=salus:1 instead"),
         ({"tres_per_node": "gres:salus:1,gres:shard:3"}, "shards are what Salus charges"),
-        ({"tres_per_task": "gres/salus:1"}, "counted by node"),
+        ({"tres_per_task": "gres/salus:1"}, "counts it per node"),
     ],
 )
 def test_a_request_that_cannot_be_says_what_to_do(fields, words):

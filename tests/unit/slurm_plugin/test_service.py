@@ -1,4 +1,4 @@
-"""salus-admitd's answers with a database and a Slurm that behave as told: known, unknown, away, slow."""
+"""salus-admitd's answers with a fake database, which may be slow or absent, and a fake Slurm."""
 
 import asyncio
 import threading
@@ -242,16 +242,18 @@ def test_jobs_of_others_and_jobs_that_started_meanwhile_are_left_alone():
     assert readmit(known, FakeSlurm([queued("salus:1;adm=x;N=48;K=exclusive;S=job:ab")], refuses=True)).changes == {}
 
 
-TOLD = "STATUS:          Success (0)\nENCODE_TIME:     2026-11-16 06:00:00 +0000 (1000)\nUID:             games (5)\n\n"
+UNMUNGED = (
+    "STATUS:          Success (0)\nENCODE_TIME:     2026-11-16 06:00:00 +0000 (1000)\nUID:             games (5)\n\n"
+)
 
 
 def test_a_credential_is_good_for_its_request_and_its_time():
     asked = {"verb": "status"}
-    assert check(TOLD + digest(asked), {**asked, "credential": "x"}, 60, 1010) == 5
+    assert check(UNMUNGED + digest(asked), {**asked, "credential": "x"}, 60, 1010) == 5
     with pytest.raises(NotPermittedError, match="another request"):
-        check(TOLD + digest(asked), {"verb": "profiles"}, 60, 1010)
+        check(UNMUNGED + digest(asked), {"verb": "profiles"}, 60, 1010)
     with pytest.raises(NotPermittedError, match="too old"):
-        check(TOLD + digest(asked), asked, 60, 1061)
+        check(UNMUNGED + digest(asked), asked, 60, 1061)
     with pytest.raises(NotPermittedError, match="did not name its user"):
         check("", asked, 60, 1010)
 

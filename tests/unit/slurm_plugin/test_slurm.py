@@ -82,9 +82,9 @@ def test_an_interface_is_read_from_a_source_distribution(tmp_path):
             entry = tarfile.TarInfo(f"pyslurm-1/{name}")
             entry.size = len(text)
             made.addfile(entry, io.BytesIO(text.encode()))
-    told = pyslurm_interface.interface(pyslurm_interface.read_distribution(archive))
-    assert told["version"] == "1.2"
-    assert told["classes"] == {
+    interface = pyslurm_interface.interface(pyslurm_interface.read_distribution(archive))
+    assert interface["version"] == "1.2"
+    assert interface["classes"] == {
         "Jobs": ["load"], "Job": ["id"], "Nodes": [], "Node": ["name"], "Partitions": [], "Partition": [],
         "errors": ["PyslurmError"],
     }  # fmt: skip

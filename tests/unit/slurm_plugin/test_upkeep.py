@@ -1,4 +1,4 @@
-"""The upkeep beside admission: Slurm's times, summaries once a job's usage is there, retention by its keys."""
+"""salus-admitd's background work: Slurm's times, summaries when a job's usage has arrived, and retention."""
 
 import shutil
 from collections.abc import Iterator
