@@ -23,7 +23,7 @@ from nodedaemon.sim.line import Spread
 
 if TYPE_CHECKING:
     from nodedaemon.sim.results import RunResult
-    from nodedaemon.sim.run import Prepared, Progress
+    from nodedaemon.sim.run import Prepared, Progress, SimulationSetup
     from nodedaemon.sim.workload import Workload
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ def simulate(
         replay_journal(replay, is_json=json, is_quiet=parsable)
         return
     from cli.simulation.report import gains_of, write_report
-    from nodedaemon.sim.run import SimulationSetup, prepare
+    from nodedaemon.sim.run import prepare
     from nodedaemon.sim.run import simulate as run_policies
     from nodedaemon.sim.tables import read_pair_speeds
 
@@ -145,15 +145,7 @@ def simulate(
     }
 
     def prepared(drawn: Workload) -> Prepared:
-        device_count = gpus or drawn.device_count
-        setup = SimulationSetup(
-            device_bytes=memory_bytes or drawn.device_bytes or 16 * GIB,
-            device_count=device_count,
-            node_count=min(nodes or drawn.node_count, device_count),
-            turns_per_job=turns_per_job or drawn.turns_per_job,
-            **options,
-        )
-        return prepare(drawn, setup)
+        return prepare(drawn, _setup(drawn, gpus, nodes, memory_bytes, turns_per_job, options))
 
     def results_of(runs: Iterable[Prepared]) -> list[RunResult]:
         return [result for run in runs for result in run_policies(run, policies, progress)]
@@ -163,6 +155,26 @@ def simulate(
         results = results_of(runs)
         gains = gains_of([results_of(map(prepared, draw(seed + other + 1))) for other in range(seeds)])
     write_report(form, runs, results, gains, seeds, pair_speed)
+
+
+def _setup(
+    drawn: Workload,
+    gpus: int | None,
+    nodes: int | None,
+    memory_bytes: int | None,
+    turns_per_job: int | None,
+    options: dict[str, Any],
+) -> SimulationSetup:
+    from nodedaemon.sim.run import SimulationSetup
+
+    device_count = gpus or drawn.device_count
+    return SimulationSetup(
+        device_bytes=memory_bytes or drawn.device_bytes or 16 * GIB,
+        device_count=device_count,
+        node_count=min(nodes or drawn.node_count, device_count),
+        turns_per_job=turns_per_job or drawn.turns_per_job,
+        **options,
+    )
 
 
 def _policies(text: str) -> tuple[str, ...]:
