@@ -5,10 +5,8 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/__init__.py",
     },
     "vague_names": {
-        "cli",
         "nodedaemon/__main__.py",
         "nodedaemon/core",
-        "nodedaemon/sim",
         "tests/bench",
         "tests/integration",
         "tests/property",
@@ -24,8 +22,6 @@ OFFENDERS: dict[str, set[str]] = {
         "emulator",
     },
     "banned_phrases": {
-        "cli",
-        "docs/man",
         "docs/policies.md",
         "docs/protocol.md",
         "nodedaemon/core",
