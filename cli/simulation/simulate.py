@@ -23,7 +23,7 @@ from nodedaemon.sim.line import Spread
 
 if TYPE_CHECKING:
     from nodedaemon.sim.results import RunResult
-    from nodedaemon.sim.run import Prepared, Progress, SimulationSetup
+    from nodedaemon.sim.run import Prepared, Progress
     from nodedaemon.sim.workload import Workload
 
 T = TypeVar("T")
@@ -125,8 +125,6 @@ def simulate(
         replay_journal(replay, is_json=json, is_quiet=parsable)
         return
     from cli.simulation.report import gains_of, write_report
-    from nodedaemon.sim.run import prepare
-    from nodedaemon.sim.run import simulate as run_policies
     from nodedaemon.sim.tables import read_pair_speeds
 
     form = form_of(json=json, parsable=parsable)
@@ -145,36 +143,41 @@ def simulate(
     }
 
     def prepared(drawn: Workload) -> Prepared:
-        return prepare(drawn, _setup(drawn, gpus, nodes, memory_bytes, turns_per_job, options))
-
-    def results_of(runs: Iterable[Prepared]) -> list[RunResult]:
-        return [result for run in runs for result in run_policies(run, policies, progress)]
+        return _prepare(drawn, gpus, nodes, memory_bytes, turns_per_job, options)
 
     runs = [prepared(drawn) for drawn in draw(seed)]
     with _progress(shown=form is Form.TABLE) as progress:
-        results = results_of(runs)
-        gains = gains_of([results_of(map(prepared, draw(seed + other + 1))) for other in range(seeds)])
+        results = _run(runs, policies, progress)
+        others = (map(prepared, draw(other)) for other in range(seed + 1, seed + 1 + seeds))
+        gains = gains_of([_run(other, policies, progress) for other in others])
     write_report(form, runs, results, gains, seeds, pair_speed)
 
 
-def _setup(
+def _prepare(
     drawn: Workload,
     gpus: int | None,
     nodes: int | None,
     memory_bytes: int | None,
     turns_per_job: int | None,
     options: dict[str, Any],
-) -> SimulationSetup:
-    from nodedaemon.sim.run import SimulationSetup
+) -> Prepared:
+    from nodedaemon.sim.run import SimulationSetup, prepare
 
     device_count = gpus or drawn.device_count
-    return SimulationSetup(
+    setup = SimulationSetup(
         device_bytes=memory_bytes or drawn.device_bytes or 16 * GIB,
         device_count=device_count,
         node_count=min(nodes or drawn.node_count, device_count),
         turns_per_job=turns_per_job or drawn.turns_per_job,
         **options,
     )
+    return prepare(drawn, setup)
+
+
+def _run(runs: Iterable[Prepared], policies: tuple[str, ...], progress: Progress | None) -> list[RunResult]:
+    from nodedaemon.sim.run import simulate as run_policies
+
+    return [result for run in runs for result in run_policies(run, policies, progress)]
 
 
 def _policies(text: str) -> tuple[str, ...]:
