@@ -148,8 +148,7 @@ def simulate(
     runs = [prepared(drawn) for drawn in draw(seed)]
     with _progress(shown=form is Form.TABLE) as progress:
         results = _run(runs, policies, progress)
-        others = (map(prepared, draw(other)) for other in range(seed + 1, seed + 1 + seeds))
-        gains = gains_of([_run(other, policies, progress) for other in others])
+        gains = gains_of([_run(map(prepared, draw(seed + n)), policies, progress) for n in range(1, seeds + 1)])
     write_report(form, runs, results, gains, seeds, pair_speed)
 
 
