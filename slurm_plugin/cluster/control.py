@@ -198,7 +198,10 @@ class PrivateCluster:
 
         Only root may enter the mount namespace, so the ids change afterwards.
         """
-        ids = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", "--"] if entry else []
+        ids = ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"] if entry else []
+        if ids:
+            # setpriv keeps root's capabilities until its exec, so it would find programs that the user cannot run.
+            ids += ["--", "/usr/bin/env"]
         if self.plan.root is None and not self.plan.is_tree_shown:
             return [*ids, *argv]
         enter = ["nsenter", "-t", str(self.state()["supervisor"][0]), "-m", "-r"]
