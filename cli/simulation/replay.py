@@ -1,7 +1,7 @@
-"""`salus simulate --replay JOURNAL`: a daemon's journal through the engine again, decision by decision.
+"""`salus simulate --replay JOURNAL`: repeats a daemon's journal in the engine, decision by decision.
 
-A journal is a bug report: the same events give the same commands. Digests that the daemon wrote are compared with the
-state that the replay comes to, and the invariants are checked after each event.
+The same events give the same commands, so a journal serves as a bug report. The replay compares its state with the
+digests that the daemon wrote and checks the invariants.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Told:
-    """What is printed: every event with its commands, as text or as values."""
+class _Decisions:
+    """Prints every event with its commands, or collects them for JSON."""
 
     is_json: bool
     start_ns: int | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
 
-    def take(self, event: Event, now_ns: int, commands: list[Command]) -> None:
+    def add(self, event: Event, now_ns: int, commands: list[Command]) -> None:
         self.start_ns = now_ns if self.start_ns is None else self.start_ns
         if self.is_json:
             made = [{"command": type(one).__name__, **asdict(one)} for one in commands]
@@ -38,18 +38,18 @@ class _Told:
 
 
 def replay_journal(place: Path, *, is_json: bool, is_quiet: bool = False) -> None:
-    """Print every decision of the journal at `place` (a segment or a directory), then what the replay amounts to.
+    """Print every decision of the journal at `place` (a segment or a directory), then a summary.
 
-    Raises `FailedError` when the replay comes to another state than the daemon had.
+    Raises `FailedError` if the replay ends in a different state than the daemon's.
     """
     from nodedaemon.core.invariants import check
     from nodedaemon.service.journal.dispatcher import replay
     from nodedaemon.service.journal.segments import read_journal
 
-    told = _Told(is_json)
+    decisions = _Decisions(is_json)
     summaries = []
     for segment in read_journal(place):
-        result = replay(segment, None if is_quiet else told.take)
+        result = replay(segment, None if is_quiet else decisions.add)
         check(result.engine)
         summaries.append(
             {
@@ -63,7 +63,7 @@ def replay_journal(place: Path, *, is_json: bool, is_quiet: bool = False) -> Non
             }
         )
     if is_json:
-        write_json({"segments": summaries, "decisions": told.rows})
+        write_json({"segments": summaries, "decisions": decisions.rows})
     else:
         for one in summaries:
             print(
@@ -71,4 +71,6 @@ def replay_journal(place: Path, *, is_json: bool, is_quiet: bool = False) -> Non
                 f" {one['damaged_records']} damaged records, {one['sessions_at_end']} sessions at the end"
             )
     if any(one["mismatches"] for one in summaries):
-        raise FailedError(f"replay: {place}: the state differs from the daemon's; the engine is another release's")
+        raise FailedError(
+            f"replay: {place}: the state differs from the daemon's; replay with the release that wrote the journal"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from nodedaemon.core.types import SessionId
 
@@ -20,18 +21,16 @@ ONE_NS = 1 << SCALE_BITS
 REBASE_DOUBLINGS = 64
 
 
+@dataclass(slots=True)
 class ServiceClock:
     """Integrates service over time for one device: the service of a lane that is always busy."""
 
-    __slots__ = ("busy_count", "grown", "half_life_ns", "now_ns", "plain", "start_ns")
-
-    def __init__(self, now_ns: int, half_life_ns: int | None = None) -> None:
-        self.now_ns = now_ns
-        self.start_ns = now_ns
-        self.half_life_ns = half_life_ns
-        self.busy_count = 0
-        self.plain = 0
-        self.grown = 0
+    now_ns: int
+    start_ns: int
+    half_life_ns: int | None = None
+    busy_count: int = 0
+    plain: int = 0
+    grown: int = 0
 
     def advance(self, now_ns: int) -> None:
         """Advance both integrals to `now_ns`. Time that runs backwards counts as no time."""

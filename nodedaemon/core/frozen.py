@@ -8,90 +8,36 @@ of another format is not thawed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from copy import copy
+from dataclasses import dataclass
 
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.core.fairness import ServiceBook
-from nodedaemon.core.lanes import Device, Lane, LaneState
+from nodedaemon.core.fairness import ServiceBook, ServiceClock
+from nodedaemon.core.lanes import Device, Lane, LaneState, LaneValues
 from nodedaemon.core.ordering import Ordering, Policy
 from nodedaemon.core.policies import make_policy
-from nodedaemon.core.sessions import Place, Session, SessionState
-from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, LaneId, SessionId
+from nodedaemon.core.sessions import Session, SessionState, SessionValues
+from nodedaemon.core.snapshots import copy_fields
+from nodedaemon.core.types import DeviceId, DeviceLimits, JobClass, LaneId, SessionId
 from nodedaemon.core.waiting import WaitList
 
 FORMAT = 2
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenSession:
-    """As `sessions.Session`, with its lane by id."""
+@dataclass(slots=True)
+class FrozenSession(SessionValues):
+    """A session, with its lane by id."""
 
-    id: SessionId
-    job: JobId
-    domain: Domain
-    persistent_bytes: int
-    ephemeral_bytes: int
-    job_class: JobClass
-    weight: int
-    remaining_ns: int | None
-    arrival_order: int
-    arrived_ns: int
-    state: SessionState
-    lane: LaneId | None
-    is_stopped: bool
-    is_ungated: bool
-    wanted_ns: int
-    wait_order: int
-    place: Place
-    epoch: Epoch | None
-    is_served: bool
-    granted_bytes: int
-    iteration_limit: int | None
-    is_limited_later: bool
-    granted_plain: int
-    granted_grown: int
-    revoked_ns: int
-    is_reported: bool
-    successor: SessionId | None
-    offers: dict[Epoch, SessionId]
-    service_plain: int
-    virtual: int
-    iteration_count: int
-    handover_count: int
-    waited_ns: int
-    story: tuple[str, ...]
+    lane: LaneId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenLane:
-    """As `lanes.Lane`, with its sessions by id, in order of joining."""
+@dataclass(slots=True)
+class FrozenLane(LaneValues):
+    """A lane, with its sessions by id, in order of joining."""
 
-    id: LaneId
-    domain: Domain
-    state: LaneState
-    held_bytes: int
-    epoch: Epoch
-    sessions: tuple[SessionId, ...]
-    holder: SessionId | None
-    is_pinned: bool
-    opened_ns: int
-    returned_ns: int
-    last_class: JobClass
-    retry_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenClock:
-    """As `fairness.ServiceClock`."""
-
-    now_ns: int
-    start_ns: int
-    half_life_ns: int | None
-    busy_count: int
-    plain: int
-    grown: int
+    sessions: tuple[SessionId, ...] = ()
+    holder: SessionId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +54,7 @@ class FrozenDevice:
     epoch: int
     wait_order: int
     wake_ns: int | None
-    clock: FrozenClock
+    clock: ServiceClock
     active: dict[SessionId, int]
     floor: int
     waits: dict[JobClass, tuple[tuple[SessionId, int], ...]]
@@ -127,10 +73,9 @@ class FrozenEngine:
     devices: tuple[FrozenDevice, ...]
 
 
-_CLOCK = tuple(one.name for one in fields(FrozenClock))
-_SESSION = tuple(one.name for one in fields(FrozenSession) if one.name not in ("lane", "offers", "story"))
-_LANE = tuple(one.name for one in fields(FrozenLane) if one.name not in ("sessions", "holder"))
-_DEVICE = ("is_drained", "lost_reason", "persistent_bytes", "held_bytes", "releasing_bytes", "epoch", "wait_order")
+#: Fields that a device has with the same values.
+_DEVICE_VALUES = {"is_drained", "lost_reason", "wake_ns", "persistent_bytes", "held_bytes", "releasing_bytes"}
+_DEVICE_VALUES |= {"epoch", "wait_order"}
 
 
 def freeze(engine: Engine) -> FrozenEngine:
@@ -152,17 +97,12 @@ def thaw(frozen: FrozenEngine, policy: Callable[[DeviceLimits], Policy] = make_p
     return engine
 
 
-def _pick(source: object, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: getattr(source, name) for name in names}
-
-
 def _freeze_device(device: Device) -> FrozenDevice:
     active, floor = device.book.state()
-    return FrozenDevice(
-        id=device.id,
-        limits=device.limits,
-        wake_ns=device.wake_ns,
-        clock=FrozenClock(**_pick(device.clock, _CLOCK)),
+    return copy_fields(
+        device,
+        FrozenDevice,
+        clock=copy(device.clock),
         active=active,
         floor=floor,
         waits={job_class: waits.entries() for job_class, waits in device.waits.items()},
@@ -171,36 +111,29 @@ def _freeze_device(device: Device) -> FrozenDevice:
         arrivals=tuple(device.arrivals),
         lanes=tuple(_freeze_lane(one) for one in device.lanes.values()),
         open_lanes=tuple(device.open_lanes),
-        **_pick(device, _DEVICE),
     )
 
 
 def _freeze_session(session: Session) -> FrozenSession:
-    return FrozenSession(
-        lane=None if session.lane is None else session.lane.id,
-        offers=dict(session.offers),
-        story=tuple(session.story),
-        **_pick(session, _SESSION),
-    )
+    lane = None if session.lane is None else session.lane.id
+    return copy_fields(session, FrozenSession, lane=lane, offers=dict(session.offers), story=list(session.story))
 
 
 def _freeze_lane(lane: Lane) -> FrozenLane:
     holder = None if lane.holder is None else lane.holder.id
-    return FrozenLane(sessions=tuple(lane.sessions), holder=holder, **_pick(lane, _LANE))
+    return copy_fields(lane, FrozenLane, sessions=tuple(lane.sessions), holder=holder)
 
 
 def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy]) -> Device:
     device = Device(frozen.id, frozen.limits, Ordering(policy(frozen.limits)), frozen.clock.now_ns)
-    for name in _DEVICE:
+    for name in _DEVICE_VALUES:
         setattr(device, name, getattr(frozen, name))
-    for name in _CLOCK:
-        setattr(device.clock, name, getattr(frozen.clock, name))
-    device.wake_ns = frozen.wake_ns
+    device.clock = copy(frozen.clock)
     device.book = ServiceBook.of(frozen.active, frozen.floor)
     device.waits = {job_class: WaitList.of(frozen.waits.get(job_class, ())) for job_class in JobClass}
     device.running = {job_class: frozen.running.get(job_class, 0) for job_class in JobClass}
     for one in frozen.sessions:
-        session = Session(offers=dict(one.offers), story=list(one.story), **_pick(one, _SESSION))
+        session = copy_fields(one, Session, lane=None, offers=dict(one.offers), story=list(one.story))
         device.sessions[session.id] = session
     device.arrivals = {one: device.sessions[one] for one in frozen.arrivals}
     for lane in frozen.lanes:
@@ -211,10 +144,10 @@ def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy])
 
 
 def _thaw_lane(frozen: FrozenLane, device: Device) -> Lane:
-    lane = Lane(device=device.id, **_pick(frozen, _LANE))
+    holder = None if frozen.holder is None else device.sessions[frozen.holder]
+    lane = copy_fields(frozen, Lane, device=device.id, holder=holder, sessions={}, waiters=[], _sizes=[])
     for one in frozen.sessions:
         lane.join(device.sessions[one])
-    lane.holder = None if frozen.holder is None else device.sessions[frozen.holder]
     return lane
 
 

@@ -7,7 +7,6 @@ A lane is open (holds bytes) or parked (holds none). Bytes count from the reques
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -34,23 +33,29 @@ LANE_TRANSITIONS: dict[LaneState, frozenset[LaneState]] = {
 }
 
 
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A slice of device memory in which iterations run one at a time. It always belongs to the same domain."""
+@dataclass(slots=True)
+class LaneValues:
+    """The fields of a lane that are plain values. `core.frozen` stores them as they are."""
 
     id: LaneId
-    device: DeviceId
     domain: Domain
     state: LaneState = LaneState.PARKED
     held_bytes: int = 0
     epoch: Epoch = field(default=Epoch(0))
-    sessions: dict[SessionId, Session] = field(default_factory=dict)
-    holder: Session | None = None
     is_pinned: bool = False
     opened_ns: int = 0
     returned_ns: int = 0
     last_class: JobClass = JobClass.NORMAL
     retry_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Lane(LaneValues):
+    """A slice of device memory in which iterations run one at a time. It always belongs to the same domain."""
+
+    device: DeviceId = field(kw_only=True)
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    holder: Session | None = None
     waiters: list[tuple[Place, SessionId]] = field(default_factory=list)
     _sizes: list[tuple[int, SessionId]] = field(default_factory=list)
 
@@ -73,13 +78,7 @@ class Lane:
     @property
     def target_bytes(self) -> int:
         """The size that all sessions of the lane need."""
-        sizes = self._sizes
-        while sizes:
-            session = self.sessions.get(sizes[0][1])
-            if session is not None and session.ephemeral_bytes == -sizes[0][0]:
-                return -sizes[0][0]
-            heapq.heappop(sizes)
-        return 0
+        return _largest_bytes(self._sizes, self.sessions)
 
     def add_waiter(self, place: Place, session: Session) -> None:
         heapq.heappush(self.waiters, (place, session.id))
@@ -110,6 +109,21 @@ class Lane:
         holder = self.holder
         return self.is_pinned or (holder is not None and (holder.is_stopped or holder.is_reported))
 
+    @property
+    def is_joinable(self) -> bool:
+        """Whether sessions may move to this lane."""
+        return self.state in (LaneState.OPEN, LaneState.OPENING) and not self.is_stuck
+
+
+def _largest_bytes(heap: list[tuple[int, SessionId]], sessions: dict[SessionId, Session]) -> int:
+    """The largest ephemeral size in a heap of negative sizes. Outdated entries of the heap are dropped."""
+    while heap:
+        session = sessions.get(heap[0][1])
+        if session is not None and session.ephemeral_bytes == -heap[0][0]:
+            return -heap[0][0]
+        heapq.heappop(heap)
+    return 0
+
 
 class Device:
     """One device with its lanes, sessions and sums. `free_bytes` is never negative."""
@@ -130,7 +144,7 @@ class Device:
         self.releasing_bytes = 0
         self.epoch = 0
         self.wait_order = 0
-        self.clock = ServiceClock(now_ns, limits.service_half_life_ns)
+        self.clock = ServiceClock(now_ns, now_ns, limits.service_half_life_ns)
         self.book = ServiceBook()
         self.waits: dict[JobClass, WaitList] = {job_class: WaitList() for job_class in JobClass}
         self.running: dict[JobClass, int] = dict.fromkeys(JobClass, 0)
@@ -260,13 +274,7 @@ class Device:
     @property
     def ephemeral_bytes_max(self) -> int:
         """The largest ephemeral size of all admitted sessions."""
-        sizes = self._sizes
-        while sizes:
-            session = self.sessions.get(sizes[0][1])
-            if session is not None and session.ephemeral_bytes == -sizes[0][0]:
-                return -sizes[0][0]
-            heapq.heappop(sizes)
-        return 0
+        return _largest_bytes(self._sizes, self.sessions)
 
     @property
     def pinned_bytes(self) -> int:
@@ -282,17 +290,13 @@ class Device:
 
     def find_lane(self, session: Session) -> Lane | None:
         """The lane of the domain that the session should join: the smallest that fits, or that can grow to fit."""
-        peers = [lane for lane in self.domains.get(session.domain, {}).values() if self._is_joinable(lane)]
+        peers = [lane for lane in self.domains.get(session.domain, {}).values() if lane.is_joinable]
         fitting = [lane for lane in peers if lane.held_bytes >= session.ephemeral_bytes]
         if fitting:
             return min(fitting, key=lambda lane: (lane.held_bytes, len(lane.sessions), lane.id))
         room_bytes = self.free_bytes
         growing = [lane for lane in peers if room_bytes + lane.held_bytes >= session.ephemeral_bytes]
         return min(growing, key=lambda lane: (lane.held_bytes, lane.id), default=None)
-
-    @staticmethod
-    def _is_joinable(lane: Lane) -> bool:
-        return lane.state in (LaneState.OPEN, LaneState.OPENING) and not lane.is_stuck
 
     def parked_lane(self, domain: Domain) -> Lane | None:
         """The parked lane of the domain, or None. A domain needs only one."""
@@ -303,13 +307,12 @@ class Device:
         """Whether one more lane may be open. Pinned lanes do not count, because nobody shares them."""
         return sum(1 for lane in self.open_lanes.values() if not lane.is_pinned) < self.limits.lanes_max
 
-    def victims(self) -> Iterator[Lane]:
+    def victims(self) -> list[Lane]:
         """Open lanes that can be released, in order of preference.
 
         Idle before busy, lanes without waiters before others, small before large.
         """
-        lanes = [lane for lane in self.open_lanes.values() if lane.state is LaneState.OPEN and not lane.is_stuck]
-        lanes.sort(
-            key=lambda lane: (lane.holder is not None, lane.first_waiter() is not None, lane.held_bytes, lane.id)
+        return sorted(
+            (lane for lane in self.open_lanes.values() if lane.state is LaneState.OPEN and not lane.is_stuck),
+            key=lambda lane: (lane.holder is not None, lane.first_waiter() is not None, lane.held_bytes, lane.id),
         )
-        return iter(lanes)

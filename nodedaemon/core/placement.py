@@ -19,7 +19,7 @@ class Placement:
         self._new_lane = new_lane
 
     def add_lane(self, domain: Domain) -> Lane:
-        lane = Lane(self._new_lane(), self.device.id, domain)
+        lane = Lane(self._new_lane(), domain, device=self.device.id)
         self.device.add_lane(lane)
         return lane
 
@@ -52,11 +52,7 @@ class Placement:
         peers = (
             peer
             for peer in self.device.domains[lane.domain].values()
-            if peer is not lane
-            and peer not in leaving
-            and peer.state in (LaneState.OPEN, LaneState.OPENING)
-            and not peer.is_stuck
-            and peer.held_bytes >= target_bytes
+            if peer is not lane and peer not in leaving and peer.is_joinable and peer.held_bytes >= target_bytes
         )
         return min(peers, key=lambda peer: (peer.held_bytes, peer.id), default=None)
 
@@ -65,7 +61,6 @@ class Placement:
 
         A named successor stays: its predecessor may have started it already.
         """
-        named = set(keeper.offers.values())
-        peers = [one for one in lane.sessions.values() if one is not keeper and one.id not in named]
-        for session in peers:
-            self.place(session)
+        for session in list(lane.sessions.values()):
+            if session is not keeper and session.id not in keeper.offers.values():
+                self.place(session)

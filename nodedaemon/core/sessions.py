@@ -52,9 +52,9 @@ HOLDING = frozenset({SessionState.RUNNING, SessionState.REVOKED})
 STORY_LENGTH = 12
 
 
-@dataclass(slots=True, eq=False)
-class Session:
-    """The state of a session. Only the engine changes it."""
+@dataclass(slots=True)
+class SessionValues:
+    """The fields of a session that are plain values. `core.frozen` stores them as they are."""
 
     id: SessionId
     job: JobId
@@ -67,7 +67,6 @@ class Session:
     arrival_order: int
     arrived_ns: int
     state: SessionState = SessionState.ARRIVING
-    lane: Lane | None = None
     is_stopped: bool = False
     is_ungated: bool = False
     # Waiting: since when, and which entry of its lane's heap is the valid one.
@@ -94,6 +93,13 @@ class Session:
     handover_count: int = 0
     waited_ns: int = 0
     story: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Session(SessionValues):
+    """The state of a session. Only the engine changes it."""
+
+    lane: Lane | None = None
 
     def step(self, state: SessionState, now_ns: int) -> None:
         """Move to `state`. Raises `PeerError` with the last steps if the table does not allow it."""

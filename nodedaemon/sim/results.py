@@ -1,4 +1,4 @@
-"""What a simulated run says: times of every job, and the figures that are printed of them."""
+"""The results of a simulated run: the times of every job, and the figures that are printed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class JobTimes:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The figures of one policy on one workload. Times are seconds, as floats, because they are only for reading.
+    """The figures of one policy on one workload. Times are seconds, as floats, because nothing is decided by them.
 
     Completion is from submit to end; queueing from submit to the first iteration; makespan from the first submit to the
-    last end. `gpus_needed` are the devices on which all jobs could be at once, nobody waiting before a device.
+    last end. `gpus_needed` is the number of devices that hold all jobs at once, so that no job waits for a device.
     """
 
     name: str
@@ -47,16 +47,9 @@ class RunResult:
 
 
 def summarize(
-    name: str,
-    workload: str,
-    jobs_times: Sequence[JobTimes],
-    gpus_needed: int,
-    meter: ShareMeter | None,
-    *,
-    hand_overs: int = 0,
-    lane_openings: int = 0,
+    name: str, workload: str, jobs_times: Sequence[JobTimes], gpus_needed: int, meter: ShareMeter | None
 ) -> RunResult:
-    """Sum up a run in which every job ended."""
+    """Summarize a run in which every job ended. The counts of lanes are 0."""
     completions, queueings, slowdowns, waits, requests = [], [], [], 0, 0
     for times in jobs_times:
         assert times.start_ns is not None
@@ -83,8 +76,8 @@ def summarize(
         average_slowdown=mean(slowdowns),
         jain_average=meter.average() if meter else None,
         jain_minimum=meter.minimum if meter else None,
-        hand_overs=hand_overs,
-        lane_openings=lane_openings,
+        hand_overs=0,
+        lane_openings=0,
         average_request_wait_ms=waits / requests / 1e6 if requests else None,
         job_count=len(jobs_times),
     )
@@ -95,7 +88,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` of all lie, between the two nearest where none is exactly there."""
+    """The value below which `share` of all values lie, interpolated between the two nearest values."""
     ordered = sorted(values)
     at = share * (len(ordered) - 1)
     low = int(at)
@@ -104,11 +97,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class ShareMeter:
-    """Jain's index of the service that jobs had since the last of them came or went.
+    """Jain's index of the weighted service that jobs attained since the last job was submitted or ended.
 
-    The jobs are those submitted and not ended, also those that still wait before a device. An index is taken once the
-    devices have done five rounds of work, an iteration of each job a round: before that even an ideal order differs by
-    an iteration that is much of the whole. Service counts by weight.
+    It covers all jobs that were submitted and have not ended, including those that wait for a device. The index is
+    computed only after five rounds of work. A round is one iteration of each job. Before that, a difference of one
+    iteration is a large part of the whole, even under an ideal order.
     """
 
     ROUNDS = 5
@@ -136,7 +129,7 @@ class ShareMeter:
         self._round_ns -= job.iteration_ns
 
     def serve(self, number: int, job: Job, work_ns: float) -> None:
-        """Count work done; call `sample` once everybody's is told."""
+        """Count work done. Call `sample` after the work of all jobs is counted."""
         before = self._served.get(number, 0.0)
         after = before + work_ns / job.weight
         self._served[number] = after
@@ -145,7 +138,7 @@ class ShareMeter:
         self._squares += after * after - before * before
 
     def sample(self) -> float | None:
-        """The index now, once five rounds are done."""
+        """The index now, or None before five rounds are done."""
         if self._count < 2 or self._work_ns < self.ROUNDS * self._round_ns or self._squares <= 0.0:
             return None
         index = min(1.0, self._sum * self._sum / (self._count * self._squares))
@@ -153,7 +146,7 @@ class ShareMeter:
         return index
 
     def average(self) -> float | None:
-        """Mean of the indices at the ends of all spells of five rounds or more, by their lengths."""
+        """Mean of the indices at the ends of all periods of five rounds or more, weighted by their lengths."""
         return self._weighted / self._weights_ns if self._weights_ns else None
 
     def _restart(self, now_ns: int) -> None:

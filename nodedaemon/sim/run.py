@@ -5,7 +5,7 @@ Memory arithmetic, charges, admission, lanes and grants are the core's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from nodedaemon.core.admission import Admit, DeviceView, JobRequest, admit
@@ -14,7 +14,6 @@ from nodedaemon.core.memory import SHARD_UNIT_BYTES, auto_reserve, device_units,
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import DeviceId, DeviceLimits, LaneSharing
 from nodedaemon.sim.baselines import UngatedDevice
-from nodedaemon.sim.clock import VirtualClock
 from nodedaemon.sim.gated_device import DeviceRules, GatedDevice, Turn
 from nodedaemon.sim.line import Room, Spread, bins_needed
 from nodedaemon.sim.results import RunResult, ShareMeter, summarize
@@ -25,16 +24,16 @@ from nodedaemon.sim.workload import Job, Workload
 BASELINES = ("exclusive", "exclusive-sjf", "peak")
 #: A turn of a replayed job may last hours; nothing in a simulation hangs.
 _NEVER_NS = 1 << 62
-#: Jobs that no device can hold are named up to this many.
+#: An error lists at most this many of the jobs that no device can hold.
 _REFUSED_SHOWN_MAX = 20
 
-#: Called with the name of what runs, jobs ended and jobs in all.
+#: Called with the name of the policy or baseline, the number of jobs that have ended, and the number of all jobs.
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSetup:
-    """The devices and what is assumed of them. `lane_reserve_bytes` None means auto."""
+    """The devices, and the assumptions about them. `lane_reserve_bytes` None means auto."""
 
     device_bytes: int
     device_count: int = 1
@@ -49,13 +48,13 @@ class SimulationSetup:
     turns_per_job: int | None = None
     pair_speeds: Mapping[tuple[str, str], float] | None = None
     is_single_step: bool = False
-    #: Of a job that starts up on the device's cores, as on a host device, against a running iteration; 0: elsewhere.
+    #: As `DeviceRules.startup_weight`.
     startup_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A workload with the sizes that it is admitted with, and its charges."""
+    """A workload whose jobs have the sizes that admission uses, and their charges."""
 
     workload: Workload
     setup: SimulationSetup
@@ -69,7 +68,7 @@ class Prepared:
         return self.workload.jobs
 
     def shares(self, name: str) -> tuple[int, tuple[int, ...]]:
-        """Units of a device, and how many each job takes of them, under a baseline or, for any other name, a policy."""
+        """The units of a device and the units of each job, under a baseline or, for any other name, a policy."""
         if name == "peak":
             return device_units(self.setup.device_bytes, 0, self.setup.unit_bytes), self.peak_charges
         if name in BASELINES:
@@ -98,7 +97,7 @@ def prepare(workload: Workload, setup: SimulationSetup) -> Prepared:
     charges, peaks, refused = [], [], []
     for job in jobs:
         if job.device_count > 1:
-            # Takes whole devices, outside Salus; Line counts them, not their shards.
+            # The job takes whole devices, outside Salus. `Line` counts devices for it, not shards.
             charges.append(view.units_total)
             peaks.append(bare.units_total)
             if job.device_count > setup.device_count:
@@ -138,7 +137,7 @@ def _sized(job: Job, setup: SimulationSetup) -> Job:
 def run_policy(
     prepared: Prepared, policy: str, progress: Progress | None = None, watch: Callable[[Turn], None] | None = None
 ) -> RunResult:
-    """Simulate the engine with `policy` on every device; `watch` is told of every turn as it ends."""
+    """Simulate the engine with `policy` on every device. `watch` gets every turn as it ends."""
     setup = prepared.setup
     limits = DeviceLimits(
         capacity_bytes=setup.device_bytes,
@@ -149,28 +148,15 @@ def run_policy(
     )
     speeds = Speeds(setup.pair_speeds)
     rules = DeviceRules(limits, speeds, setup.lane_sharing, setup.is_single_step, setup.startup_weight)
-    clock, meter = VirtualClock(), _meter(prepared)
-    site = Site(
-        prepared.jobs,
-        clock,
-        Room(setup.device_count, setup.node_count, prepared.device_units, setup.spread),
-        prepared.charges,
-        range(len(prepared.jobs)),
-        meter,
-    )
     devices: list[GatedDevice] = []
 
-    def make(number: int, ended: Callable[[int], None]) -> Runner:
-        devices.append(GatedDevice(number, clock, rules, meter, ended, watch))
+    def make(number: int, site: Site) -> Runner:
+        devices.append(GatedDevice(number, site.clock, rules, site.meter, site.ended, watch))
         return devices[-1]
 
-    site.run(make, _counted(progress, policy, prepared))
-    return summarize(
-        policy,
-        prepared.workload.name,
-        site.times,
-        devices_needed(prepared, policy),
-        meter,
+    result = _run(prepared, policy, range(len(prepared.jobs)), make, progress)
+    return replace(
+        result,
         hand_overs=sum(device.hand_over_count for device in devices),
         lane_openings=sum(device.opening_count for device in devices),
     )
@@ -179,43 +165,42 @@ def run_policy(
 def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None) -> RunResult:
     """Simulate sharing without lanes; see `BASELINES`."""
     setup, jobs = prepared.setup, prepared.jobs
-    clock, speeds, meter = VirtualClock(), Speeds(setup.pair_speeds), _meter(prepared)
-    numbers = range(len(jobs))
+    speeds, numbers = Speeds(setup.pair_speeds), range(len(jobs))
+    order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else numbers
+
+    def make(number: int, site: Site) -> Runner:
+        return UngatedDevice(number, site.clock, speeds, site.meter, site.ended, startup_weight=setup.startup_weight)
+
+    return _run(prepared, name, order, make, progress)
+
+
+def _run(
+    prepared: Prepared,
+    name: str,
+    order: Sequence[int],
+    make_runner: Callable[[int, Site], Runner],
+    progress: Progress | None,
+) -> RunResult:
+    setup, jobs = prepared.setup, prepared.jobs
     units, charges = prepared.shares(name)
-    order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else list(numbers)
     room = Room(setup.device_count, setup.node_count, units, setup.spread)
-    site = Site(jobs, clock, room, charges, order, meter)
-
-    def make(number: int, ended: Callable[[int], None]) -> Runner:
-        return UngatedDevice(number, clock, speeds, meter, ended, startup_weight=setup.startup_weight)
-
-    site.run(make, _counted(progress, name, prepared))
+    meter = ShareMeter() if setup.device_count <= METERED_DEVICES_MAX else None
+    site = Site(jobs, room, charges, order, meter, make_runner)
+    site.run(None if progress is None else lambda ended_count: progress(name, ended_count, len(jobs)))
     return summarize(name, prepared.workload.name, site.times, devices_needed(prepared, name), meter)
 
 
 def simulate(prepared: Prepared, policies: tuple[str, ...], progress: Progress | None = None) -> list[RunResult]:
-    """Every policy asked for, then every baseline."""
+    """Run every requested policy, then every baseline."""
     unknown = [name for name in policies if name not in POLICIES]
     if unknown:
-        raise RequestError(
-            f"simulate: policy {', '.join(unknown)}: not known; use some of {', '.join(sorted(POLICIES))}"
-        )
+        raise RequestError(f"simulate: policy {', '.join(unknown)}: unknown; use some of {', '.join(sorted(POLICIES))}")
     results = [run_policy(prepared, name, progress) for name in policies]
     return results + [run_baseline(prepared, name, progress) for name in BASELINES]
 
 
 def devices_needed(prepared: Prepared, name: str) -> int:
-    """Devices on which all jobs can be at once: by a baseline's rule, or by that of the engine for any other name."""
+    """The number of devices that hold all jobs at once, under a baseline or, for any other name, a policy."""
     units, charges = prepared.shares(name)
     shared = [charge for charge, job in zip(charges, prepared.jobs, strict=True) if job.device_count == 1]
     return bins_needed(shared, units) + sum(job.device_count for job in prepared.jobs if job.device_count > 1)
-
-
-def _meter(prepared: Prepared) -> ShareMeter | None:
-    return ShareMeter() if prepared.setup.device_count <= METERED_DEVICES_MAX else None
-
-
-def _counted(progress: Progress | None, name: str, prepared: Prepared) -> Callable[[int], None] | None:
-    if progress is None:
-        return None
-    return lambda ended_count: progress(name, ended_count, len(prepared.jobs))

@@ -1,36 +1,38 @@
-"""A site's own history: `sacct -P` output as a workload.
+"""Reads the output of `sacct -P`, the history of a site, as a workload.
 
-sacct knows when a job came, how long it ran and on how many GPUs. Memory it knows only for jobs that Salus admitted
-(their AdminComment carries P and E); for the others it is drawn from the published models with the seed, and said so.
+sacct knows when a job was submitted, how long it ran and on how many GPUs. It knows the memory of a job only if Salus
+admitted the job and wrote P and E into its AdminComment. For the others, memory is drawn from the published models with
+the seed, and a caveat says so.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import SECOND_NS, JobId
-from nodedaemon.sim.models import Model, timed_models
+from nodedaemon.sim.models import timed_models
 from nodedaemon.sim.tables import BadRowError, read_lines, refuse_bad_rows
 from nodedaemon.sim.workload import Job, Workload, by_submission
 from nodedaemon.wire.segment import parse_segment
 
-#: The command whose output is read; more columns and another order do no harm.
+#: The command whose output is read. More columns and any order are accepted.
 SACCT_COMMAND = "sacct -a -X -P -o JobID,User,Account,Submit,Start,End,ElapsedRaw,State,AllocTRES,AdminComment"
-#: Slurm's words for a time that has not come.
+#: What Slurm prints for a time in the future.
 _NO_TIME = {"", "unknown", "none", "n/a"}
 _ELAPSED = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)(?:\.\d+)?$")
-#: Many boundaries a job would only cost time: a cluster's history is about hours.
+#: More boundaries per job would only take longer: the history of a cluster spans hours.
 TURNS_PER_JOB = 20
 
 
 @dataclass
 class _Skipped:
-    """Rows that are right but say nothing about sharing a GPU, counted for the reader."""
+    """Counts valid rows that say nothing about sharing a GPU."""
 
     steps: int = 0
     without_device: int = 0
@@ -60,10 +62,10 @@ def read_sacct(path: Path, seed: int) -> Workload:
             bad.append(f"{number}: {error}")
             continue
         if job is not None:
-            # A requeued job has a row for each run, under one id.
+            # A requeued job has one row per run, all with the same id.
             job_id = job.id if job.id not in seen else JobId(f"{job.id}@{number}")
             seen.add(job_id)
-            jobs.append(_renamed(job, job_id))
+            jobs.append(replace(job, id=job_id))
             drawn_count += is_drawn
     refuse_bad_rows(path, bad)
     if not jobs:
@@ -80,7 +82,7 @@ def _workload(path: Path, jobs: list[Job], seed: int, drawn_count: int, skipped:
         )
     return Workload(
         name=path.name,
-        jobs=by_submission(_moved(job, -first_ns) for job in jobs),
+        jobs=by_submission(replace(job, submit_ns=job.submit_ns - first_ns) for job in jobs),
         about="a site's history",
         source=f"sacct, {path.name}",
         turns_per_job=TURNS_PER_JOB,
@@ -94,14 +96,6 @@ def _workload(path: Path, jobs: list[Job], seed: int, drawn_count: int, skipped:
         },
         caveats=tuple(caveats),
     )
-
-
-def _renamed(job: Job, job_id: JobId) -> Job:
-    return job if job.id == job_id else replace(job, id=job_id)
-
-
-def _moved(job: Job, by_ns: int) -> Job:
-    return replace(job, submit_ns=job.submit_ns + by_ns)
 
 
 def _header(path: Path, line: str) -> list[str]:
@@ -130,20 +124,17 @@ def _job(row: dict[str, str], dice: random.Random, skipped: _Skipped) -> tuple[J
         skipped.steps += 1
         return None, False
     faults: list[str] = []
-    submit_ns = length_ns = 0
-    device_count = 0
-    try:
-        device_count = _devices(row.get("alloctres") or row.get("reqtres", ""))
-    except BadRowError as error:
-        faults.append(str(error))
-    try:
-        submit_ns = _time_ns(row["submit"], "Submit")
-    except BadRowError as error:
-        faults.append(str(error))
-    try:
-        length_ns = _elapsed_ns(row)
-    except BadRowError as error:
-        faults.append(str(error))
+
+    def read(value: Callable[[], int]) -> int:
+        try:
+            return value()
+        except BadRowError as error:
+            faults.append(str(error))
+            return 0
+
+    device_count = read(lambda: _devices(row.get("alloctres") or row.get("reqtres", "")))
+    submit_ns = read(lambda: _time_ns(row["submit"], "Submit"))
+    length_ns = read(lambda: _elapsed_ns(row))
     if faults:
         raise BadRowError("; ".join(faults))
     if device_count == 0:
@@ -152,44 +143,33 @@ def _job(row: dict[str, str], dice: random.Random, skipped: _Skipped) -> tuple[J
     if length_ns == 0:
         skipped.not_run += 1
         return None, False
-    # Drawn for every job kept, so that adding Salus's own figures to one does not change the others.
+    # Draw for every job that is kept, so that recorded memory of one job does not change the others.
     model = dice.choice(timed_models())
-    known = _admitted_bytes(row.get("admincomment", ""))
-    return _built(JobId(job_id), row, submit_ns, length_ns, device_count, model, known), known is None
-
-
-def _built(
-    job_id: JobId,
-    row: dict[str, str],
-    submit_ns: int,
-    length_ns: int,
-    device_count: int,
-    model: Model,
-    known: tuple[int, int] | None,
-) -> Job:
+    admitted = _admitted_bytes(row.get("admincomment", ""))
+    persistent_bytes, ephemeral_bytes = admitted or (model.persistent_bytes, model.ephemeral_bytes)
     assert model.iteration_ns is not None
-    persistent_bytes, ephemeral_bytes = known or (model.persistent_bytes, model.ephemeral_bytes)
     iteration_ns = min(model.iteration_ns, length_ns)
     user = row.get("user") or "user"
-    return Job(
-        id=job_id,
+    job = Job(
+        id=JobId(job_id),
         submit_ns=submit_ns,
         persistent_bytes=persistent_bytes,
         ephemeral_bytes=ephemeral_bytes,
         iteration_ns=iteration_ns,
         iteration_count=max(1, round(length_ns / iteration_ns)),
-        model="" if known else model.name,
+        model="" if admitted else model.name,
         user=user,
         account=row.get("account") or user,
         device_count=device_count,
     )
+    return job, admitted is None
 
 
 def _time_ns(text: str, column: str) -> int:
     if text.isdecimal():
         return int(text) * SECOND_NS
     try:
-        # sacct prints local time without a zone; only differences matter here, so any one zone will do.
+        # sacct prints local time without a zone; only differences matter here, so any zone will do.
         return int(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * SECOND_NS
     except (ValueError, OverflowError):
         raise BadRowError(f"{column} is {text!r}, not a time such as 2026-01-31T12:00:00") from None
@@ -218,7 +198,7 @@ def _elapsed_ns(row: dict[str, str]) -> int:
 
 
 def _devices(tres: str) -> int:
-    """Count the GPUs in `billing=1,gres/gpu:a100=2`; plain names include the typed ones."""
+    """Count the GPUs in `billing=1,gres/gpu:a100=2`. Counts without a type include those with one."""
     counts: dict[str, int] = {}
     for part in tres.split(","):
         name, _, count = part.partition("=")
@@ -233,7 +213,7 @@ def _devices(tres: str) -> int:
 
 
 def _admitted_bytes(comment: str) -> tuple[int, int] | None:
-    """P and E in bytes from Salus's segment of an AdminComment, where there is one."""
+    """P and E in bytes from the Salus segment of an AdminComment, or None."""
     segment = parse_segment(comment, is_lower_case=True)
     if segment is None or segment.persistent_bytes is None or segment.ephemeral_bytes is None:
         return None

@@ -1,13 +1,13 @@
-"""Workloads from a file of one's own: a CSV table of jobs, and measured speeds of pairs of models.
+"""Reads CSV files of users: a table of jobs, and the measured speeds of pairs of models.
 
-Every bad row is reported with its line, all at once; nothing is simulated from a file that has one.
+An error lists every bad row with its line. A file with a bad row is not simulated.
 """
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from nodedaemon.core.errors import RequestError
@@ -15,7 +15,7 @@ from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS, JobClass, JobId
 from nodedaemon.sim.models import bytes_of, models
 from nodedaemon.sim.workload import Job, Workload, by_submission
 
-#: Columns of a table of jobs. Only submit_s is needed in all cases; the others follow from a published model's name.
+#: Columns of a table of jobs. Only submit_s is always required; the name of a published model can replace the others.
 COLUMNS = (
     "job",
     "submit_s",
@@ -33,16 +33,16 @@ COLUMNS = (
     "gpus",
 )
 PAIR_COLUMNS = ("model", "beside", "speed")
-#: A file with more bad rows than this is of another kind; the rest would only hide the first.
+#: A file with more bad rows than this is probably not a table of jobs, and a longer list would hide the first row.
 BAD_ROWS_SHOWN_MAX = 100
 
 
 class BadRowError(ValueError):
-    """One row cannot be read; the message says which column and why."""
+    """One row cannot be read. The message names the column and the reason."""
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a text file, or say why not. Bytes that are not UTF-8 are kept visible rather than fatal."""
+    """Read a text file. Bytes that are not UTF-8 are shown escaped instead of failing."""
     try:
         return path.read_text(encoding="utf-8-sig", errors="backslashreplace").splitlines()
     except OSError as error:
@@ -50,42 +50,44 @@ def read_lines(path: Path) -> list[str]:
 
 
 def refuse_bad_rows(path: Path, bad: list[str]) -> None:
-    """Raise one error that names every bad row of the file, if there is any."""
+    """Raise one error that lists every bad row of the file, if there is any."""
     if not bad:
         return
     shown = bad[:BAD_ROWS_SHOWN_MAX]
     if len(bad) > len(shown):
         shown.append(f"... and {len(bad) - len(shown)} more")
-    told = "\n".join(f"{path}:{line}" for line in shown)
+    rows = "\n".join(f"{path}:{line}" for line in shown)
     plural = "row" if len(bad) == 1 else "rows"
-    raise RequestError(f"read workload: {path}: {len(bad)} bad {plural}, nothing was run\n{told}")
+    raise RequestError(f"read workload: {path}: {len(bad)} bad {plural}, nothing was run\n{rows}")
 
 
-def rows_of(path: Path, columns: tuple[str, ...], needed: tuple[str, ...]) -> Iterator[tuple[int, dict[str, str], str]]:
-    """Yield line number, fields and a complaint (empty where the row has the header's shape)."""
+def parse_rows(
+    path: Path, columns: tuple[str, ...], needed: tuple[str, ...], parse: Callable[[dict[str, str], int], None]
+) -> None:
+    """Call `parse` with the fields and the line number of every row. Raises one `RequestError` with all bad rows."""
     numbered = [(n, line) for n, line in enumerate(read_lines(path), start=1) if line.strip() and line[0] != "#"]
     if not numbered:
         raise RequestError(f"read workload: {path}: the file is empty; the first row must name the columns")
     header_at, header = numbered[0][0], [name.strip().lower() for name in next(csv.reader([numbered[0][1]]))]
-    wrong = [name for name in header if name not in columns]
-    lacking = [name for name in needed if name not in header]
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if wrong or lacking or twice:
-        faults = [f"unknown column {name!r}" for name in wrong] + [f"no column {name!r}" for name in lacking]
-        faults += [f"column {name!r} twice" for name in twice]
+    faults = [f"unknown column {name!r}" for name in header if name not in columns]
+    faults += [f"no column {name!r}" for name in needed if name not in header]
+    faults += [f"column {name!r} twice" for name in sorted({name for name in header if header.count(name) > 1})]
+    if faults:
         raise RequestError(
             f"read workload: {path}:{header_at}: {', '.join(faults)}; known columns: {', '.join(columns)}"
         )
+    bad: list[str] = []
     for number, line in numbered[1:]:
         try:
             cells = next(csv.reader([line], strict=True))
+            if len(cells) != len(header):
+                raise BadRowError(f"{len(cells)} fields where the header has {len(header)}")
+            parse({name: cell.strip() for name, cell in zip(header, cells, strict=True)}, number)
         except (csv.Error, StopIteration) as error:
-            yield number, {}, f"not a CSV row ({error})"
-            continue
-        if len(cells) != len(header):
-            yield number, {}, f"{len(cells)} fields where the header has {len(header)}"
-        else:
-            yield number, {name: cell.strip() for name, cell in zip(header, cells, strict=True)}, ""
+            bad.append(f"{number}: not a CSV row ({error})")
+        except BadRowError as error:
+            bad.append(f"{number}: {error}")
+    refuse_bad_rows(path, bad)
 
 
 def number_of(row: dict[str, str], column: str, low: float, high: float) -> float:
@@ -101,7 +103,7 @@ def number_of(row: dict[str, str], column: str, low: float, high: float) -> floa
 
 
 class _Row:
-    """One row of a table of jobs. Readers note what is wrong and go on, so that all faults are told at once."""
+    """One row of a table of jobs. Its methods collect faults and continue, so that one error lists them all."""
 
     def __init__(self, cells: dict[str, str]) -> None:
         self._cells = cells
@@ -203,29 +205,21 @@ def _job(cells: dict[str, str], line: int) -> Job:
 
 
 def read_workload(path: Path) -> Workload:
-    """Read a table of jobs (columns: `COLUMNS`); raises `RequestError` that names every bad row."""
-    jobs: list[Job] = []
-    bad: list[str] = []
-    seen: dict[str, int] = {}
-    for line, row, complaint in rows_of(path, COLUMNS, ("submit_s",)):
-        if complaint:
-            bad.append(f"{line}: {complaint}")
-            continue
-        try:
-            job = _job(row, line)
-        except BadRowError as error:
-            bad.append(f"{line}: {error}")
-            continue
-        if job.id in seen:
-            bad.append(f"{line}: job {job.id} is already on line {seen[job.id]}")
-        seen.setdefault(job.id, line)
-        jobs.append(job)
-    refuse_bad_rows(path, bad)
+    """Read a table of jobs (columns: `COLUMNS`). Raises `RequestError` with every bad row."""
+    jobs: dict[str, tuple[Job, int]] = {}
+
+    def add(cells: dict[str, str], line: int) -> None:
+        job = _job(cells, line)
+        if job.id in jobs:
+            raise BadRowError(f"job {job.id} is already on line {jobs[job.id][1]}")
+        jobs[job.id] = job, line
+
+    parse_rows(path, COLUMNS, ("submit_s",), add)
     if not jobs:
         raise RequestError(f"read workload: {path}: no job in the file; add a row for each")
     return Workload(
         name=path.name,
-        jobs=by_submission(jobs),
+        jobs=by_submission(job for job, _ in jobs.values()),
         about="jobs of a table",
         source=path.name,
         parameters={"jobs": len(jobs)},
@@ -235,19 +229,14 @@ def read_workload(path: Path) -> Workload:
 def read_pair_speeds(path: Path) -> dict[tuple[str, str], float]:
     """Read measured speeds of a model beside another one, as a fraction of its speed alone (above 0, at most 1)."""
     speeds: dict[tuple[str, str], float] = {}
-    bad: list[str] = []
-    for line, row, complaint in rows_of(path, PAIR_COLUMNS, PAIR_COLUMNS):
-        if complaint:
-            bad.append(f"{line}: {complaint}")
-            continue
-        pair = (row["model"], row["beside"])
+
+    def add(cells: dict[str, str], _line: int) -> None:
+        pair = (cells["model"], cells["beside"])
         if not all(pair):
-            bad.append(f"{line}: model and beside must both be named")
-        elif pair in speeds:
-            bad.append(f"{line}: {pair[0]} beside {pair[1]} is already given")
-        try:
-            speeds[pair] = number_of(row, "speed", 0.001, 1.0)
-        except BadRowError as error:
-            bad.append(f"{line}: {error}")
-    refuse_bad_rows(path, bad)
+            raise BadRowError("model and beside must both be named")
+        if pair in speeds:
+            raise BadRowError(f"{pair[0]} beside {pair[1]} is already in the table")
+        speeds[pair] = number_of(cells, "speed", 0.001, 1.0)
+
+    parse_rows(path, PAIR_COLUMNS, PAIR_COLUMNS, add)
     return speeds

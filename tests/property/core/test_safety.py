@@ -226,6 +226,7 @@ def test_no_event_sequence_breaks_the_memory_rule() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)  # if it interrupts Hypothesis, the replay reports FlakyStrategyDefinition
 def test_no_long_event_sequence_breaks_the_memory_rule(soak_settings) -> None:
     run_state_machine_as_test(EngineMachine, settings=soak_settings)
 

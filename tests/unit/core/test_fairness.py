@@ -11,7 +11,7 @@ A, B, C = SessionId(1), SessionId(2), SessionId(3)
 
 
 def test_service_is_wall_time_divided_by_busy_lanes() -> None:
-    clock = ServiceClock(0)
+    clock = ServiceClock(0, 0)
     clock.busy_count = 1
     clock.advance(100)
     clock.busy_count = 4
@@ -20,31 +20,31 @@ def test_service_is_wall_time_divided_by_busy_lanes() -> None:
 
 
 def test_an_idle_device_gives_no_service() -> None:
-    clock = ServiceClock(0)
+    clock = ServiceClock(0, 0)
     clock.advance(100)
     assert (clock.plain, clock.grown, clock.now_ns) == (0, 0, 100)
 
 
 def test_time_that_runs_backwards_stands_still() -> None:
-    clock = ServiceClock(50)
+    clock = ServiceClock(50, 50)
     clock.busy_count = 1
     clock.advance(20)
     assert (clock.now_ns, clock.plain) == (50, 0)
 
 
 def test_an_increment_doubles_once_a_half_life() -> None:
-    clock = ServiceClock(0, half_life_ns=100)
+    clock = ServiceClock(0, 0, half_life_ns=100)
     grown = []
     for now_ns in (0, 50, 100, 200):
         clock.advance(now_ns)
         grown.append(clock.growth())
     assert grown == [ONE_NS, ONE_NS * 3 // 2, 2 * ONE_NS, 4 * ONE_NS]
     assert clock.doublings() == 2
-    assert ServiceClock(0).doublings() == 0
+    assert ServiceClock(0, 0).doublings() == 0
 
 
 def test_a_rebase_keeps_the_proportions() -> None:
-    clock = ServiceClock(0, half_life_ns=10)
+    clock = ServiceClock(0, 0, half_life_ns=10)
     clock.busy_count = 1
     clock.advance(10 * REBASE_DOUBLINGS)
     growth, grown = clock.growth(), clock.grown
@@ -55,7 +55,7 @@ def test_a_rebase_keeps_the_proportions() -> None:
 
 
 def test_wall_time_of_service_depends_on_sharing_and_growth_and_is_rounded_up() -> None:
-    clock = ServiceClock(0, half_life_ns=100)
+    clock = ServiceClock(0, 0, half_life_ns=100)
     assert clock.wall_ns(10 * ONE_NS) == 10
     assert clock.wall_ns(10 * ONE_NS + 1) == 11
     clock.busy_count = 3

@@ -121,7 +121,7 @@ def test_a_reserve_as_large_as_the_device_is_refused():
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones():
-    with pytest.raises(RequestError, match="policy fare: not known; use some of fair, fifo"):
+    with pytest.raises(RequestError, match="policy fare: unknown; use some of fair, fifo"):
         simulate(prepared(job("a", 0, 1)), ("fare",))
 
 

@@ -102,6 +102,6 @@ def test_bad_pair_speeds_are_all_named(tmp_path):
     with pytest.raises(RequestError) as caught:
         read_pair_speeds(path)
     told = str(caught.value)
-    assert ":3: a beside b is already given" in told
+    assert ":3: a beside b is already in the table" in told
     assert ":4: model and beside must both be named" in told
     assert ":5: speed is 1.5, outside 0.001 to 1" in told
