@@ -245,9 +245,9 @@ def test_22_nothing_is_written_to_a_jobs_output(salusd, crew):
     daemon = salusd()
     program = (
         "import ctypes,sys\nsys.path.insert(0,'.')\n"
-        "from tests.support.worker import LIBRARY,Options,start_run\n"
+        "from tests.support.worker import LIBRARY,HelloOptions,start_run\n"
         "start_run(sys.argv[1],{'persistent_bytes':1<<22,'ephemeral_bytes':1<<22,'wait_ms':9000})\n"
-        "l=ctypes.CDLL(str(LIBRARY)); o=Options(size_bytes=ctypes.sizeof(Options))\n"
+        "l=ctypes.CDLL(str(LIBRARY)); o=HelloOptions(size_bytes=ctypes.sizeof(HelloOptions))\n"
         "l.salus_hello(sys.argv[2].encode(),ctypes.byref(o),None)\n"
         "for _ in range(100): l.salus_boundary()\n"
         "l.salus_bye(); print('job')\n"
