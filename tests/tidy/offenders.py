@@ -14,11 +14,7 @@ OFFENDERS: dict[str, set[str]] = {
         "tests/support",
         "tests/unit",
     },
-    "wide_markdown": {
-        "docs/policies.md",
-    },
     "banned_phrases": {
-        "docs/policies.md",
         "nodedaemon/core",
         "nodedaemon/job",
         "nodedaemon/service",
