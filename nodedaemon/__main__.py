@@ -37,7 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=GATHER_TIMEOUT_S,
         metavar="S",
-        help="after a restart, wait so many seconds for the sessions of before",
+        help="after a restart, wait this many seconds for earlier sessions",
     )
     parser.add_argument("-V", "--version", action="version", version=f"salusd {version('salus')}")
     return parser.parse_args(arguments)
@@ -45,9 +45,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Console script `salusd`: 0 after a signal, 2 for a wrong configuration, 1 for everything else."""
-    given = parse_arguments(arguments)
-    config_file = locate(given.config_file)
-    node = given.node or os.environ.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0]
+    parsed = parse_arguments(arguments)
+    config_file = locate(parsed.config_file)
+    node = parsed.node or os.environ.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0]
     try:
         config = load_or_raise(config_file)
         readings = config.for_node(node).readings
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             is_json=readings.log_format is LogFormat.JSON, level=readings.log_level, stream=_open_log(readings.log_file)
         )
         log = logs.get_logger()
-        options = DaemonOptions(config_file, node, given.exit_idle, given.digest_every, given.gather)
+        options = DaemonOptions(config_file, node, parsed.exit_idle, parsed.digest_every, parsed.gather)
         return asyncio.run(_run(options, config, log))
     except RequestError as error:
         print(f"salusd: {error}", file=sys.stderr)

@@ -1,0 +1,1 @@
+"""Tests of Salus; docs/testing.md says what each folder holds."""

@@ -301,12 +301,12 @@ class Round:
                 return Outcome.BLOCKING
             self._open(lane)
             return Outcome.COMING
-        mate = device.find_lane(session)
-        if mate is not None and mate is not lane and mate.held_bytes >= session.ephemeral_bytes:
-            if mate.held_bytes >= needed_bytes:
-                self.placement.merge(lane, mate)
+        joinable = device.find_lane(session)
+        if joinable is not None and joinable is not lane and joinable.held_bytes >= session.ephemeral_bytes:
+            if joinable.held_bytes >= needed_bytes:
+                self.placement.merge(lane, joinable)
             else:
-                self.placement.bind(session, mate)
+                self.placement.bind(session, joinable)
             self._drop_if_empty(lane)
             return self._serve_waiter(session)
         lack_bytes = needed_bytes - own_bytes - device.free_bytes - device.releasing_bytes

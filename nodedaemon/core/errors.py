@@ -1,4 +1,4 @@
-"""Errors, by who must act.
+"""Errors, grouped by the person who must act.
 
 A decision is a value, never an exception. Code that calls foreign code translates its errors into one of the three
 subclasses, with a message of the form `what failed: on what: why; what to do`.

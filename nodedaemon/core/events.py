@@ -148,7 +148,7 @@ class SessionUngated:
 class SessionLeft:
     """Bye, Epilog or death. The process can write to its lane no more; its own memory may not be free yet.
 
-    `iteration_count` ran under the grant that it still held; it is for the books, who stays is served as if it were 0.
+    `iteration_count` ran under the grant that it still held; only accounting uses it.
     """
 
     session: SessionId

@@ -138,15 +138,15 @@ def _of_waiter(device: Device, session: Session) -> list[Shortfall]:
         if higher:
             found.append(Shortfall("sessions of a higher class", higher, 0, "sessions", "they go first under priority"))
     if lane.holder is not None:
-        told = f"lane {lane.id} runs job {lane.holder.job}"
-        found.append(Shortfall(told, 1, 0, "turns", "the policy decides at its next boundary"))
+        what = f"lane {lane.id} runs job {lane.holder.job}"
+        found.append(Shortfall(what, 1, 0, "turns", "the policy decides at its next boundary"))
     if lane.state is LaneState.PARKED or lane.held_bytes < session.ephemeral_bytes:
         advice = "other lanes give bytes back at a boundary, after DomainQuantum"
         free_bytes = device.free_bytes + lane.held_bytes
         found.append(Shortfall(f"lane memory of device {device.id}", lane.target_bytes, free_bytes, advice=advice))
     if device.ordering.breadth is Breadth.ONE and any(device.running.values()) and lane.holder is None:
-        told = f"turns of device {device.id}"
-        found.append(Shortfall(told, 1, 0, "turns", f"{device.limits.policy} runs one session at a time"))
+        what = f"turns of device {device.id}"
+        found.append(Shortfall(what, 1, 0, "turns", f"{device.limits.policy} runs one session at a time"))
     if device.arrivals:
         found.append(Shortfall("arrivals that claim memory first", len(device.arrivals), 0, "sessions"))
     return found

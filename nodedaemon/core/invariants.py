@@ -48,26 +48,26 @@ def _check_sums(device: Device) -> None:
 
 
 def _check_lane(device: Device, lane: Lane) -> None:
-    told = f"lane {lane.id} of device {device.id}"
-    assert (lane.held_bytes == 0) == (lane.state is LaneState.PARKED), told
-    assert lane.target_bytes == max((one.ephemeral_bytes for one in lane.sessions.values()), default=0), told
-    assert all(one.domain == lane.domain for one in lane.sessions.values()), f"{told}: two domains in one lane"
+    subject = f"lane {lane.id} of device {device.id}"
+    assert (lane.held_bytes == 0) == (lane.state is LaneState.PARKED), subject
+    assert lane.target_bytes == max((one.ephemeral_bytes for one in lane.sessions.values()), default=0), subject
+    assert all(one.domain == lane.domain for one in lane.sessions.values()), f"{subject}: two domains in one lane"
     holders = [one for one in lane.sessions.values() if one.is_holding]
-    assert len(holders) <= 1, f"{told}: two iterations at a time"
-    assert lane.holder is (holders[0] if holders else None), told
+    assert len(holders) <= 1, f"{subject}: two iterations at a time"
+    assert lane.holder is (holders[0] if holders else None), subject
     if lane.holder is not None:
-        assert lane.state is LaneState.OPEN, f"{told}: granted in a lane that is {lane.state}"
-        assert lane.holder.granted_bytes <= lane.held_bytes, f"{told}: its holder does not fit"
+        assert lane.state is LaneState.OPEN, f"{subject}: granted in a lane that is {lane.state}"
+        assert lane.holder.granted_bytes <= lane.held_bytes, f"{subject}: its holder does not fit"
     # A lost device gives nothing back until it recovers.
     if not lane.sessions and device.lost_reason is None:
-        assert lane.state is LaneState.RELEASING, f"{told}: empty and {lane.state}"
+        assert lane.state is LaneState.RELEASING, f"{subject}: empty and {lane.state}"
 
 
 def _check_session(device: Device, session: Session) -> None:
-    told = f"session {session.id} of job {session.job} ({session.state})"
+    subject = f"session {session.id} of job {session.job} ({session.state})"
     has_lane = session.state not in (SessionState.ARRIVING, SessionState.UNGATED, SessionState.LEAVING)
-    assert (session.lane is not None) == has_lane, told
+    assert (session.lane is not None) == has_lane, subject
     if session.lane is not None:
-        assert session.lane.sessions.get(session.id) is session, told
-        assert device.lanes.get(session.lane.id) is session.lane, told
-    assert (session.epoch is not None) == session.is_holding, told
+        assert session.lane.sessions.get(session.id) is session, subject
+        assert device.lanes.get(session.lane.id) is session.lane, subject
+    assert (session.epoch is not None) == session.is_holding, subject

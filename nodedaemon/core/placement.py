@@ -56,11 +56,11 @@ class Placement:
         )
         return min(peers, key=lambda peer: (peer.held_bytes, peer.id), default=None)
 
-    def clear(self, lane: Lane, keeper: Session) -> None:
-        """Move all sessions but `keeper` to other lanes, because its lane will not become free.
+    def clear(self, lane: Lane, holder: Session) -> None:
+        """Move all sessions but `holder` to other lanes, because its lane will not become free.
 
         A named successor stays: its predecessor may have started it already.
         """
         for session in list(lane.sessions.values()):
-            if session is not keeper and session.id not in keeper.offers.values():
+            if session is not holder and session.id not in holder.offers.values():
                 self.place(session)

@@ -13,7 +13,7 @@ class Job:
     """One job. Its iterations follow each other without a pause, or answer requests where offsets are given.
 
     `request_offsets_ns` count from the moment the job can first run; there is one iteration for each.
-    A job of several devices takes them whole, because Salus gates one device a session.
+    A job of several devices takes them whole, because a Salus session has one device.
     """
 
     id: JobId

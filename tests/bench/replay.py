@@ -2,7 +2,7 @@
 
 Each size has its share of the cluster (8,000 jobs: 1,200 nodes with 6,200 devices), so jobs meet equally often at every
 size; all are submitted at once, the most crowded case. Sizes take turns, so all see the same machine. The same jobs are
-also replayed one a device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
+also replayed with one job per device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def measure(rounds: int, policy: str, device_share: float) -> dict[str, object]:
         for size, run in runs.items():
             # Processor time: the simulator is one thread, and the machine may be shared.
             begin, begin_wall = time.process_time(), time.monotonic()
-            told = run_policy(run, policy)
+            answer = run_policy(run, policy)
             costs[size].append(time.process_time() - begin)
             walls[size].append(time.monotonic() - begin_wall)
             print(f"round {number + 1}: {size} jobs on {run.setup.device_count} devices: {costs[size][-1]:.2f} s, "
-                  f"{told.hand_overs} hand-overs", file=sys.stderr)  # fmt: skip
+                  f"{answer.hand_overs} hand-overs", file=sys.stderr)  # fmt: skip
         begin = time.process_time()
         run_baseline(runs[SIZES[-1]], "exclusive")
         exclusive.append(time.process_time() - begin)

@@ -15,7 +15,7 @@ from tests.support.salusd import wait_until
 POLICIES = ("fifo", "srtf", "pack", "fair", "priority")
 #: One lane, so that all are in each other's way. Loading PyTorch five times on a busy machine is no hang.
 CONFIG = "MaxLanes=1\nHangTimeout=1:00:00\nIdleRelease=5ms\nJournalFiles=200\n"
-#: Requests of a server that sleeps between two of them, so that each asks for the lane anew.
+#: Requests of a server that sleeps between two of them, so that each asks for the lane again.
 PAUSED = ("--pause", "0.06")
 
 

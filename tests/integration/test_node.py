@@ -48,34 +48,34 @@ def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew)
     daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
     group = crew(daemon)
     # It looks idle: a long pause outside every entry point, as a notebook between two cells.
-    idle, mate = group.start(iteration_us=1_500_000, iterations=2, outside=True), group.start(iteration_us=300)
+    idle, peer = group.start(iteration_us=1_500_000, iterations=2, outside=True), group.start(iteration_us=300)
     group.ready()
     idle.go()
     daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "it holds the lane")
-    mate.go()
-    mate.wait_iterations(50)
+    peer.go()
+    peer.wait_iterations(50)
     assert len(idle.iterations()) < 2
     idle.finish()
-    mate.stop()
-    mate.finish()
-    assert overlaps([idle, mate]) > 0
+    peer.stop()
+    peer.finish()
+    assert overlaps([idle, peer]) > 0
 
 
 def test_a_holder_inside_an_entry_point_keeps_its_lane_however_long_it_takes(salusd, crew):
     """The same two as above, but for the entry point: ten times IdleRelease go by, and nobody is lent the lane."""
     daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
     group = crew(daemon)
-    busy, mate = group.start(iteration_us=500_000, iterations=1, tell_inside=True), group.start(iteration_us=300)
+    busy, peer = group.start(iteration_us=500_000, iterations=1, tell_inside=True), group.start(iteration_us=300)
     group.ready()
     busy.go()
-    busy.wait_told("inside")
-    mate.go()
+    busy.wait_report("inside")
+    peer.go()
     busy.finish()
-    mate.wait_iterations(50)
-    mate.stop()
-    mate.finish()
+    peer.wait_iterations(50)
+    peer.stop()
+    peer.finish()
     assert len(busy.iterations()) == 1
-    assert overlaps([busy, mate]) == 0
+    assert overlaps([busy, peer]) == 0
 
 
 def test_a_drained_device_takes_nobody_and_why_says_what_would_help(salusd, crew):
@@ -85,11 +85,11 @@ def test_a_drained_device_takes_nobody_and_why_says_what_would_help(salusd, crew
         "job_start", job="7", uid=os.getuid(), gpus="0", segment="salus:1;P=4194304;E=4194304;K=shared", wait_ms=100
     )
     assert waiting["ok"] is False
-    told = salus(daemon, "why", "7")
-    assert told.returncode == 0, told.stderr
-    assert "drained" in told.stdout
-    assert "dust" in told.stdout
-    assert "the device is resumed: it would run immediately" in told.stdout
+    output = salus(daemon, "why", "7")
+    assert output.returncode == 0, output.stderr
+    assert "drained" in output.stdout
+    assert "dust" in output.stdout
+    assert "the device is resumed: it would run immediately" in output.stdout
     assert salus(daemon, "resume", "host0").returncode == 0
     daemon.wait_for(lambda status: [s["state"] for s in status["sessions"]] == ["idle"], "it is admitted")
     daemon.hook("job_end", job="7", uid=os.getuid())

@@ -20,7 +20,7 @@ def run_together(daemon, crew, options, iterations):
 def test_three_jobs_take_turns_in_one_lane_under(policy, salusd, crew):
     daemon = salusd(config=f"MaxLanes=1\nPolicy={policy}")
     workers = run_together(daemon, crew(daemon), [{"iteration_us": 1000}] * 3, 100)
-    assert [worker.wait_told("done")["count"] for worker in workers] == [100] * 3
+    assert [worker.wait_report("done")["count"] for worker in workers] == [100] * 3
     assert overlaps(workers) == 0
     daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")
 
@@ -63,7 +63,7 @@ def test_priority_starts_the_high_job_at_the_next_boundary(salusd, crew):
         worker.wait_iterations(2)
     high.go()
     high.finish()
-    # One that pauses asks anew for each of its iterations.
+    # A session that pauses asks again for each of its iterations.
     server = group.start(iteration_us=1000, job_class="high", iterations=10, pause_us=5000)
     group.ready(server)
     server.go()

@@ -59,8 +59,8 @@ class WatchedEngine(Engine):
 def story_of(workload, setting, policy):
     with patch.object(gated_device, "Engine", WatchedEngine):
         WatchedEngine.story = []
-        told = run_policy(prepare(workload, setting), policy)
-        return WatchedEngine.story, told
+        result = run_policy(prepare(workload, setting), policy)
+        return WatchedEngine.story, result
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -72,10 +72,10 @@ def test_iterations_taken_together_equal_single_ones(policy, drawn, devices, lan
         SimulationSetup(2 * GIB, devices, lanes_max=lanes, lane_sharing=sharing, is_single_step=is_single_step)
         for is_single_step in (False, True)
     )
-    story, told = story_of(workload, together, policy)
+    story, result = story_of(workload, together, policy)
     single_story, single_told = story_of(workload, single, policy)
     assert story == single_story
-    assert (told.average_completion_s, told.makespan_s, told.hand_overs, told.jain_average) == pytest.approx(
+    assert (result.average_completion_s, result.makespan_s, result.hand_overs, result.jain_average) == pytest.approx(
         (single_told.average_completion_s, single_told.makespan_s, single_told.hand_overs, single_told.jain_average)
     )
 
@@ -87,15 +87,15 @@ def test_all_work_is_done_and_none_for_free(policy, drawn):
     batch = [job for job in drawn if job.request_offsets_ns is None]
     if not batch:
         return
-    told = run_policy(prepare(Workload("drawn", tuple(batch)), SimulationSetup(2 * GIB)), policy)
+    result = run_policy(prepare(Workload("drawn", tuple(batch)), SimulationSetup(2 * GIB)), policy)
     busy_until_ns = 0
     for job in batch:
         busy_until_ns = max(busy_until_ns, job.submit_ns) + job.work_ns
     least_s = (busy_until_ns - batch[0].submit_ns) / SECOND_NS
-    assert told.makespan_s >= least_s - 1e-6
+    assert result.makespan_s >= least_s - 1e-6
     # One at a time: the device is never idle while somebody waits, so it takes no longer either.
     if policy in ("fifo", "srtf"):
-        assert told.makespan_s == pytest.approx(least_s)
+        assert result.makespan_s == pytest.approx(least_s)
 
 
 @settings(max_examples=200, deadline=None)

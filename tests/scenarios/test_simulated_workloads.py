@@ -33,8 +33,8 @@ def test_forty_two_model_servers_need_as_few_devices_as_published(context, neede
 def test_model_servers_on_one_device_answer_almost_at_once():
     (workload,) = built_in("inference", Draw())
     few = [job for job in workload.jobs if job.model in ("resnet50eval_1", "vgg16eval_1", "inception4eval_1")]
-    told = run_policy(prepare(workload.having(few), SimulationSetup(14 * GIB)), "fair")
-    assert told.average_request_wait_ms < 5
+    result = run_policy(prepare(workload.having(few), SimulationSetup(14 * GIB)), "fair")
+    assert result.average_request_wait_ms < 5
 
 
 def test_srtf_beats_exclusive_by_the_published_factor_on_the_shipped_seed():
@@ -60,8 +60,8 @@ def test_order_alone_explains_part_of_the_gain_and_not_all():
 @pytest.mark.parametrize("lanes", [1, 2, 4])
 def test_equal_jobs_that_join_and_leave_have_equal_service_after_five_rounds(lanes):
     (workload,) = built_in("fairness", Draw())
-    told = run_policy(prepare(workload, SimulationSetup(16 * GIB, lanes_max=lanes)), "fair")
-    assert told.jain_minimum >= 0.99
+    result = run_policy(prepare(workload, SimulationSetup(16 * GIB, lanes_max=lanes)), "fair")
+    assert result.jain_minimum >= 0.99
 
 
 def test_the_index_sees_an_unfair_policy():
@@ -74,9 +74,9 @@ def test_a_short_job_beside_a_long_one_waits_for_an_iteration_not_for_the_job(po
     (workload,) = built_in("switch", Draw())
     run = prepare(workload, SimulationSetup(16 * GIB))
     long, short = run.jobs
-    told = run_policy(run, policy)
-    assert told.average_queueing_s <= long.iteration_ns / 1e9
-    assert told.makespan_s == pytest.approx((long.work_ns + short.work_ns) / 1e9, abs=1e-3)
+    result = run_policy(run, policy)
+    assert result.average_queueing_s <= long.iteration_ns / 1e9
+    assert result.makespan_s == pytest.approx((long.work_ns + short.work_ns) / 1e9, abs=1e-3)
     assert run_baseline(run, "exclusive").average_queueing_s > 250
 
 
@@ -85,6 +85,6 @@ def test_a_sweep_needs_a_fraction_of_the_devices_and_no_more_time():
         run = prepare(workload, SimulationSetup(16 * GIB))
         exclusive = run_baseline(run, "exclusive")
         for policy in ("pack", "fifo"):
-            told = run_policy(run, policy)
-            assert told.makespan_s == pytest.approx(exclusive.makespan_s, rel=1e-6)
-            assert told.gpus_needed == 1
+            result = run_policy(run, policy)
+            assert result.makespan_s == pytest.approx(exclusive.makespan_s, rel=1e-6)
+            assert result.gpus_needed == 1

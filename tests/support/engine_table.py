@@ -33,7 +33,7 @@ class Row:
         return self.iteration_ms * MILLISECOND_NS
 
 
-def told(command: cmd.Command) -> str | None:
+def describe(command: cmd.Command) -> str | None:
     """A decision in words; what only carries numbers for the executor (limits, wake-ups) is left out."""
     match command:
         case cmd.AdmitSession(session):
@@ -79,7 +79,7 @@ class Play:
             self.world.want(session)
             self.world.confirm_all()
         for command in self.world.commands[self._seen :]:
-            text = told(command)
+            text = describe(command)
             if text is not None:
                 self.decisions.append(f"{self.world.now_ns // MILLISECOND_NS} {text}")
         self._seen = len(self.world.commands)

@@ -83,9 +83,9 @@ class Settings:
     # As salusd says it; tests of what a flag changes name theirs.
     flags: int = WelcomeFlag.RELAY
     turn_iterations: int = 1
-    # Mates start each other by futex; otherwise every grant comes from the daemon.
+    # Sessions of one lane start each other by futex; otherwise every grant comes from the daemon.
     is_direct: bool = True
-    # Every session in a domain of its own: lane memory is unmapped and made anew between them.
+    # Every session in a domain of its own: lane memory is unmapped and created again between them.
     is_domain_each: bool = False
     # Nobody is granted anything until a test says so.
     is_held_back: bool = False

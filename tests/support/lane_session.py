@@ -97,7 +97,7 @@ def layouts() -> Any:
 
 
 class _Session:
-    """The program's side: one method a verb, its value is the answer."""
+    """The program's side: one method per verb; its value is the answer."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL(str(LIBSALUS / "build" / "libsalus-points.so"))

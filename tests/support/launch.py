@@ -10,5 +10,5 @@ if __name__ == "__main__":
     answer = start_run(sys.argv[1], json.loads(sys.argv[2]))
     if not answer["ok"]:
         sys.exit(f"launch: {answer['why']}")
-    given = dict(pair.split("=", 1) for pair in answer["env"])
-    os.execvpe(sys.argv[3], sys.argv[3:], {**os.environ, **given})
+    parameters = dict(pair.split("=", 1) for pair in answer["env"])
+    os.execvpe(sys.argv[3], sys.argv[3:], {**os.environ, **parameters})

@@ -34,7 +34,7 @@ class Worker:
             start_new_session=True,
             env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **worker_environment(daemon.gpu)},
         )
-        self.told: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
         self._iterations: list[dict[str, Any]] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -42,27 +42,29 @@ class Worker:
     def _read(self) -> None:
         for line in self.process.stdout:
             one = json.loads(line)
-            (self._iterations if one["what"] == "iteration" else self.told).append(one)
+            (self._iterations if one["what"] == "iteration" else self.reports).append(one)
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def wait_told(self, what: str) -> dict[str, Any]:
+    def wait_report(self, what: str) -> dict[str, Any]:
         def find() -> dict[str, Any] | None:
-            return next((one for one in list(self.told) if one["what"] == what), None)
+            return next((one for one in list(self.reports) if one["what"] == what), None)
 
         is_over = self.process.poll
-        found = wait_until(lambda: find() or is_over() is not None, f"worker tells {what}", lambda: str(self.told[-5:]))
+        found = wait_until(
+            lambda: find() or is_over() is not None, f"the worker reports {what}", lambda: str(self.reports[-5:])
+        )
         if found is True:
             self._reader.join(DEADLINE_S)
             found = find()
-            assert found is not None, f"worker ended with {self.process.returncode} before {what}: {self.told[-5:]}"
+            assert found is not None, f"worker ended with {self.process.returncode} before {what}: {self.reports[-5:]}"
         return found
 
     @property
     def job(self) -> str:
-        return str(self.wait_told("job")["job"])
+        return str(self.wait_report("job")["job"])
 
     def go(self) -> None:
         self.process.stdin.write("go\n")
@@ -80,14 +82,14 @@ class Worker:
         return len(self._iterations) - bisect_left(self._iterations, start_ns, key=lambda one: one["start_ns"])
 
     def forget_iterations(self) -> None:
-        """Those told so far; of a worker that goes on for long."""
+        """The iterations reported so far, for a worker that runs for long."""
         del self._iterations[:]
 
     def wait_iterations(self, count: int) -> None:
         wait_until(
             lambda: self.iteration_count >= count,
             f"worker {self.pid} does {count} iterations",
-            lambda: f"did {self.iteration_count}, last told {self.told[-1:]}",
+            lambda: f"did {self.iteration_count}, last report {self.reports[-1:]}",
         )
 
     def stop(self) -> None:
@@ -99,8 +101,8 @@ class Worker:
         """Wait till all its iterations are done and the process has ended."""
         self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
-        assert self.process.returncode == 0, f"worker ended with {self.process.returncode}: {self.told[-3:]}"
-        return next(one for one in self.told if one["what"] == "done")
+        assert self.process.returncode == 0, f"worker ended with {self.process.returncode}: {self.reports[-3:]}"
+        return next(one for one in self.reports if one["what"] == "done")
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
@@ -128,7 +130,7 @@ class Crew:
 
     def ready(self, *workers: Worker) -> None:
         for worker in workers or self.workers:
-            assert worker.wait_told("hello")["code"] == 0, worker.told
+            assert worker.wait_report("hello")["code"] == 0, worker.reports
 
     def close(self) -> None:
         for worker in self.workers:

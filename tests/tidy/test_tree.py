@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.tidy.offenders import OFFENDERS, room_of
 from tests.tidy.rules import RULES, double_class_names, text_of, tracked_files
 
 FILES = [(path, text_of(path)) for path in tracked_files()]
@@ -16,12 +15,8 @@ def problems(rule):
 
 @pytest.mark.parametrize("rule", [*RULES, double_class_names], ids=lambda rule: rule.__name__)
 def test_the_tree_keeps(rule):
-    allowed = OFFENDERS.get(rule.__name__, set())
-    found = {problem: room_of(problem.partition(":")[0]) for problem in problems(rule)}
-    new = [problem for problem, room in found.items() if room not in allowed]
-    assert not new, "\n".join([rule.__doc__ or "", *new])
-    clean = allowed - set(found.values())
-    assert not clean, f"tests/tidy/offenders.py: {rule.__name__}: clean by now, so remove: {', '.join(sorted(clean))}"
+    found = problems(rule)
+    assert not found, "\n".join([rule.__doc__ or "", *found])
 
 
 def test_the_tree_is_seen():

@@ -87,7 +87,7 @@ static uint32_t next_weight(struct region *region)
     return (uint32_t)(region->seed >> 32);
 }
 
-/* Makes sure that `count` nodes can be had without failing in the middle of a change. */
+/* Allocates `count` nodes in advance, so that a change cannot fail half-way. */
 static int reserve(struct region *region, uint32_t count)
 {
     struct region_extent *extents;

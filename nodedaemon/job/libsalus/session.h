@@ -2,7 +2,7 @@
  * The one session of this process. It is global because the framework calls us without a context
  * argument.
  *
- * Locks, in order: gate_lock (changes of who holds the grant), memory_lock (blocks, pages,
+ * Locks, in order: gate_lock (changes of the grant's holder), memory_lock (blocks, pages,
  * counters). No lock is held while waiting for salusd or for a grant.
  */
 #ifndef SALUS_SESSION_H

@@ -26,7 +26,7 @@ from nodedaemon.core.views import SessionView
 
 
 class ProcessFacts(msgspec.Struct, frozen=True):
-    """A process by pid and start time; `pid` is 0 until a process has attached."""
+    """A process by pid and start time; `pid` is 0 if none has attached yet."""
 
     pid: int = 0
     start_ticks: int = 0

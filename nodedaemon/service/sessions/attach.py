@@ -2,7 +2,7 @@
 
 A session that the Prolog opened has no process yet. The first process of its job on that device attaches to it. If
 another process of the job comes while the first one lives, all sessions of the job on that device run without lanes,
-limited by their peak, and are told so.
+limited by their peak, and get a notice.
 """
 
 from __future__ import annotations

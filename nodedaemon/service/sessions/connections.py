@@ -28,7 +28,7 @@ from nodedaemon.wire.rate import UserRate
 QUEUE_FRAMES_MAX = 64
 #: Frames read from one connection before it is the turn of the others.
 BURST_COUNT = 16
-#: Connections of a user beyond its sessions: for hooks, and for a session that is told why it is refused.
+#: Connections of a user beyond its sessions: for hooks, and to send a refused session the reason.
 CONNECTIONS_SPARE = 16
 
 

@@ -1,8 +1,8 @@
 """After a restart: wait for the old sessions, find out what happened meanwhile, and continue.
 
 Jobs run on while the daemon is away: holders keep their leases, prepared hand-overs take place, processes die. So the
-daemon decides nothing until every living session has come back or had time to. Until then it *gathers*. Then the pages
-show, session by session, what the engine must be told: a grant was returned, handed over or never started; a process
+daemon decides nothing until every living session has come back or had time to. Until then it *gathers*. Then
+the pages show which events the engine has missed: a grant was returned, handed over or never started; a process
 died. Last, orders that may not have arrived are repeated.
 """
 

@@ -41,7 +41,7 @@ class SessionResume:
         self._log = log
 
     def resume(self, connection: Connection, hello: Hello, descriptors: list[int]) -> bool:
-        """Take the session back. False if there is no record of it: it was told to run on by itself."""
+        """Take the session back. False if there is no record of it: it continues by itself."""
         session = SessionId(hello.session)
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or live.process is None or facts.view.is_leaving or len(descriptors) < 2:

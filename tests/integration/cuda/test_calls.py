@@ -124,10 +124,10 @@ def test_a_graph_captured_in_a_lane_is_right_after_every_hand_over() -> None:
     with CudaNode("tiny-1g", "MaxLanes=1") as node:
         jobs = [node.job("-c", GRAPH, program=()) for _ in range(2)]
         # Its capture is over and its graphs run only while somebody waits: a third keeps the last one company.
-        mate = node.job("--iterations", "1000000", "--kernel-us", "50")
+        peer = node.job("--iterations", "1000000", "--kernel-us", "50")
         reports = [node.report(job) for job in jobs]
-        mate.terminate()
-        assert node.report(mate)["wrong"] == 0
+        peer.terminate()
+        assert node.report(peer)["wrong"] == 0
     assert [report["wrong"] for report in reports] == [0, 0]
     assert min(report["checks"] for report in reports) >= 40
     assert min(report["handovers"] for report in reports) > 3, reports
@@ -136,10 +136,10 @@ def test_a_graph_captured_in_a_lane_is_right_after_every_hand_over() -> None:
 def test_work_that_nobody_waited_for_is_over_before_the_lane_goes_on() -> None:
     with CudaNode("tiny-1g", "MaxLanes=1\nPolicy=fair") as node:
         jobs = [node.job("-c", UNWAITED, "5000", program=()) for _ in range(2)]
-        mate = node.job("--iterations", "1000000", "--kernel-us", "50")
+        peer = node.job("--iterations", "1000000", "--kernel-us", "50")
         reports = [node.report(job) for job in jobs]
-        mate.terminate()
-        assert node.report(mate)["wrong"] == 0
+        peer.terminate()
+        assert node.report(peer)["wrong"] == 0
     assert [report["wrong"] for report in reports] == [0, 0]
     assert min(report["handovers"] for report in reports) > 3, reports
 

@@ -67,9 +67,9 @@ def test_a_broken_device_is_told_with_advice(tmp_path: Path, fault: tuple[str, .
     config = tmp_path / "salus.conf"
     config.write_text(f"StorageUrl=sqlite:///{tmp_path}/none.db\nDaemonSocket={tmp_path}/salusd.sock\n")
     code, found = doctor(emulator, config)
-    told = [row for row in found[check] if row["level"] == "failure" and word in row["seen"]]
-    assert told, found
-    assert all(row["advice"] for row in told)
+    output = [row for row in found[check] if row["level"] == "failure" and word in row["seen"]]
+    assert output, found
+    assert all(row["advice"] for row in output)
     assert code == 1
     assert levels(found, "database") == {"failure"}
 

@@ -111,7 +111,7 @@ def iteration_counts(node: CudaNode) -> list[int]:
 ENDLESS = ("--iterations", "1000000", "--kernel-us", "50")
 NAMES = re.findall(r"^    (POINT_\w+),", (LIBSALUS / "point.h").read_text(), re.MULTILINE)
 # An idle holder that resumes before salusd takes its lane: with others waiting it never does so. The host suite, whose
-# daemon can be told to wait, kills there, too.
+# daemon can wait, kills there too.
 UNREACHED = {"POINT_NONE", "POINT_IDLE_ENDED", "POINT_LAST"}
 POINTS = [number for number, name in enumerate(NAMES) if name not in UNREACHED]
 # Many more than any point needs to be passed, and an end for a loop that passes it never.

@@ -59,7 +59,7 @@ def check_kills(daemon, group, kill_count, seed):
     for worker in workers:
         worker.finish()
     assert overlaps(workers) == 0
-    assert "off" not in {one["what"] for worker in workers for one in worker.told}
+    assert "off" not in {one["what"] for worker in workers for one in worker.reports}
     daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")
     daemon.stop()
     digest_count, mismatch_count = replay_counts(daemon)
@@ -152,7 +152,7 @@ def test_01_a_new_session_waits_for_the_gathering_and_for_memory(salusd, crew):
     daemon.start("--gather", "60")
     # Unmeasured, so it needs the whole device; salusd that says nothing is given up on after a tenth of a second.
     new = group.start(no_run=True, hello_timeout_ms=100, iterations=3)
-    new.wait_told("says hello")
+    new.wait_report("says hello")
     old.signal(signal.SIGCONT)
     daemon.wait_for(lambda status: "arriving" in {s["state"] for s in status["sessions"]}, "it waits for memory")
     old.stop()

@@ -179,8 +179,10 @@ def test_19_forged_jobs_and_verbs_of_root_are_refused_to_others(salusd, rogue):
     asks += [
         [str(daemon.control), int(socket.SOCK_STREAM), verb] for verb in ("policy_set", "drain", "reload", "run_start")
     ]
-    told = subprocess.run([sys.executable, "-c", program, json.dumps(asks)], capture_output=True, text=True, check=True)
-    answers = [json.loads(line) for line in told.stdout.splitlines()]
+    output = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(asks)], capture_output=True, text=True, check=True
+    )
+    answers = [json.loads(line) for line in output.stdout.splitlines()]
     assert [answer.get("kind") for answer in answers] == ["not_permitted"] * 7
     stranger = rogue(daemon, uid=STRANGER)
     assert stranger.do("hello")["kind"] == "REJECT"
@@ -199,10 +201,10 @@ def test_users_see_their_own_jobs_in_full_and_others_only_as_load(salusd, crew):
         "    print(s.makefile().readline().strip())\n"
         "ask(verb='status'); ask(verb='why', job=sys.argv[2])\n"
     )
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", program, str(daemon.control), job], capture_output=True, text=True, check=True
     )
-    status, why = (json.loads(line) for line in told.stdout.splitlines())
+    status, why = (json.loads(line) for line in output.stdout.splitlines())
     session = status["sessions"][0]
     assert (session["job"], session["user"], session["pid"]) == ("", "", 0)
     assert session["persistent_bytes"] == 4 << 20
@@ -213,7 +215,7 @@ def test_19_a_user_has_no_more_sessions_than_allowed(salusd, crew):
     daemon = salusd(memory="1G", config="UserSessions=3")
     group = crew(daemon)
     workers = [group.start() for _ in range(4)]
-    codes = sorted(worker.wait_told("hello")["code"] for worker in workers)
+    codes = sorted(worker.wait_report("hello")["code"] for worker in workers)
     assert codes[1:] == [0, 0, 0]
     assert codes[0] < 0
 
@@ -275,9 +277,9 @@ def test_a_malicious_lane_mate_cannot_stop_the_device_for_others(salusd, crew, r
     """It scribbles over every page it has, lies in every field, and keeps its descriptors."""
     daemon = salusd(config="MaxLanes=1\nHangTimeout=1\nOnHang=kill\nUnmapTimeout=1")
     group = crew(daemon)
-    mate, other = group.start(iteration_us=500), group.start(iteration_us=500, uid=STRANGER)
+    neighbour, other = group.start(iteration_us=500), group.start(iteration_us=500, uid=STRANGER)
     group.ready()
-    for worker in (mate, other):
+    for worker in (neighbour, other):
         worker.go()
         worker.wait_iterations(3)
     bad = rogue(daemon)
@@ -291,12 +293,12 @@ def test_a_malicious_lane_mate_cannot_stop_the_device_for_others(salusd, crew, r
     bad.tell("lie_handover")
     bad.tell("lie_unmapped")
     for _ in range(3):
-        counts = [len(worker.iterations()) for worker in (mate, other)]
+        counts = [len(worker.iterations()) for worker in (neighbour, other)]
         other.wait_iterations(counts[1] + 20)
-        mate.wait_iterations(counts[0] + 20)
+        neighbour.wait_iterations(counts[0] + 20)
     assert overlaps([other]) == 0
     assert daemon.ask("ping")["ok"]
-    for worker in (mate, other):
+    for worker in (neighbour, other):
         worker.stop()
         worker.finish()
 
@@ -317,7 +319,7 @@ def take_a_lane(rogue, daemon, last):
 
 def run_beside(daemon, group, iteration_count):
     good = group.start(iteration_us=500, persistent=4, ephemeral=40)
-    good.wait_told("hello")
+    good.wait_report("hello")
     good.go()
     good.wait_iterations(iteration_count)
     device = daemon.status()["devices"][0]

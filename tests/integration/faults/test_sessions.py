@@ -19,10 +19,10 @@ from tests.support.workers import overlaps
 def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill_count, salusd, crew):
     daemon = salusd(config="MaxLanes=1")
     group = crew(daemon)
-    mate = group.start(iteration_us=300)
+    peer = group.start(iteration_us=300)
     group.ready()
-    mate.go()
-    mate.wait_iterations(2)
+    peer.go()
+    peer.wait_iterations(2)
     for _ in range(kill_count):
         victim = group.start(iteration_us=300)
         group.ready(victim)
@@ -30,14 +30,14 @@ def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill
         victim.wait_iterations(3)
         victim.close()
         died_ns = time.monotonic_ns()
-        # By time, not by number: what it told last may lie long before the death.
+        # By time, not by number: what it reported last may lie long before the death.
         wait_until(
-            lambda died_ns=died_ns: mate.count_since(died_ns) >= 5,
+            lambda died_ns=died_ns: peer.count_since(died_ns) >= 5,
             "the next waiter runs",
             lambda: daemon.story()[-2000:],
         )
-        assert overlaps([mate, victim]) == 0
-        mate.forget_iterations()
+        assert overlaps([peer, victim]) == 0
+        peer.forget_iterations()
     daemon.wait_for(lambda status: len(status["sessions"]) == 1, "the dead are released")
     assert daemon.status()["devices"][0]["persistent_bytes"] == 4 << 20
 
@@ -45,19 +45,19 @@ def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill
 def test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another(salusd, crew):
     daemon = salusd(memory="64M", config="MaxLanes=2\nPolicy=fifo")
     group = crew(daemon)
-    # One lane is all that fits while both are small; the mate must find room beside the stopped one's lane.
+    # One lane is all that fits while both are small; the peer must find room beside the stopped one's lane.
     holder = group.start(iteration_us=300, ephemeral=8)
-    mate = group.start(iteration_us=300, ephemeral=8)
+    peer = group.start(iteration_us=300, ephemeral=8)
     group.ready()
     holder.go()
     holder.wait_iterations(5)
     holder.signal(signal.SIGSTOP)
-    mate.go()
-    mate.wait_iterations(10)
+    peer.go()
+    peer.wait_iterations(10)
     holder.signal(signal.SIGCONT)
     count = len(holder.iterations())
     holder.wait_iterations(count + 5)
-    for worker in (holder, mate):
+    for worker in (holder, peer):
         worker.stop()
         worker.finish()
 
@@ -65,25 +65,25 @@ def test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another(salusd
 def test_03_where_no_other_lane_fits_the_mates_of_a_stopped_holder_wait_and_nobody_is_lent_its_lane(salusd, crew):
     daemon = salusd(memory="64M", config="MaxLanes=1")
     group = crew(daemon)
-    holder, mate = (group.start(iteration_us=300, persistent=4, ephemeral=40) for _ in range(2))
+    holder, peer = (group.start(iteration_us=300, persistent=4, ephemeral=40) for _ in range(2))
     group.ready()
     holder.go()
     holder.wait_iterations(5)
     holder.signal(signal.SIGSTOP)
-    mate.go()
+    peer.go()
     daemon.wait_for(
         lambda status: any(s["is_stopped"] for s in status["sessions"]) and status["devices"][0]["waiting_count"] == 1,
-        "the stop is seen and the mate waits",
+        "the stop is seen and the peer waits",
     )
-    reasons = daemon.ask("why", job=mate.job)["sessions"][0]["reasons"]
+    reasons = daemon.ask("why", job=peer.job)["sessions"][0]["reasons"]
     assert reasons
-    assert mate.iterations() == []
+    assert peer.iterations() == []
     holder.signal(signal.SIGCONT)
-    mate.wait_iterations(5)
-    for worker in (holder, mate):
+    peer.wait_iterations(5)
+    for worker in (holder, peer):
         worker.stop()
         worker.finish()
-    assert overlaps([holder, mate]) == 0
+    assert overlaps([holder, peer]) == 0
 
 
 @pytest.mark.parametrize("action", ["warn", "kill"])
@@ -93,19 +93,19 @@ def test_03_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew)
     # Three times HangTimeout where it is to live through it.
     iteration_us = 60_000_000 if action == "kill" else 3_000_000
     holder = group.start(iteration_us=iteration_us, persistent=4, ephemeral=40, tell_inside=True)
-    mate = group.start(iteration_us=300, persistent=4, ephemeral=40)
+    peer = group.start(iteration_us=300, persistent=4, ephemeral=40)
     group.ready()
     holder.go()
     # A holder that was granted but has not entered yet is idle, and an idle one is not waited for.
-    holder.wait_told("inside")
-    mate.go()
+    holder.wait_report("inside")
+    peer.go()
     wait_until(lambda: "hung" in daemon.story(), "the hang is reported", daemon.story)
     if action == "kill":
         assert holder.process.wait(60) == -signal.SIGKILL
     else:
         holder.wait_iterations(1)
-    mate.wait_iterations(5)
-    assert overlaps([holder, mate]) == 0
+    peer.wait_iterations(5)
+    assert overlaps([holder, peer]) == 0
 
 
 def test_04_children_of_a_job_are_the_jobs_and_outlive_their_parent(salusd):
@@ -225,6 +225,6 @@ def test_05_a_process_with_a_registered_but_reused_pid_is_not_of_the_job(salusd,
     gone_s = uptime_s()
     wait_until(lambda: uptime_s() > gone_s + 0.02, "the clock of start times goes on")
     stranger = start_with_pid(crew(daemon), registered.pid)
-    assert stranger.wait_told("hello")["code"] != 0
+    assert stranger.wait_report("hello")["code"] != 0
     assert [session["pid"] for session in daemon.status()["sessions"]] == [0]
     assert daemon.hook("job_end", job="77", uid=os.getuid())["ok"]

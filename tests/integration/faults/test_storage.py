@@ -112,15 +112,15 @@ def test_07_a_full_disk_costs_records_by_value_and_no_job(salusd, crew):
         worker.go()
         worker.wait_iterations(5)
         fill_disk(daemon.state / "filler")
-        mates = [group.start(iteration_us=300) for _ in range(3)]
-        group.ready(*mates)
-        for mate in mates:
-            mate.go()
-            mate.wait_iterations(20)
-        daemon.wait_for(lambda status: status["daemon"]["journal_fault"], "the journal's fault is told")
+        peers = [group.start(iteration_us=300) for _ in range(3)]
+        group.ready(*peers)
+        for peer in peers:
+            peer.go()
+            peer.wait_iterations(20)
+        daemon.wait_for(lambda status: status["daemon"]["journal_fault"], "the journal reports its fault")
         (daemon.state / "filler").unlink()
         daemon.wait_for(lambda status: not status["daemon"]["journal_fault"], "the journal recovers")
-        for one in (worker, *mates):
+        for one in (worker, *peers):
             one.stop()
             one.finish()
         daemon.wait_for(lambda status: not status["sessions"], "all are released")
@@ -185,7 +185,11 @@ def test_13_a_stepped_clock_changes_no_turn_and_is_told_in_the_records(step_ns, 
         worker.go()
         worker.wait_iterations(10)
     offset.write_text(str(step_ns))
-    wait_until(lambda: rows(daemon, "select 1 from events where kind = 'clock_stepped'"), "it is told", daemon.story)
+    wait_until(
+        lambda: rows(daemon, "select 1 from events where kind = 'clock_stepped'"),
+        "the clock step is recorded",
+        daemon.story,
+    )
     counts = [len(worker.iterations()) for worker in workers]
     for worker, count in zip(workers, counts, strict=True):
         worker.wait_iterations(count + 50)
@@ -205,16 +209,16 @@ def test_13_a_stepped_clock_changes_no_turn_and_is_told_in_the_records(step_ns, 
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "output"),
     [("Polcy=fair", "Policy"), ("Policy=fiar", "fair"), ("MaxLanes=", "MaxLanes"), ("Include gone.conf", "gone")],
 )
-def test_14_a_reload_with_a_typo_keeps_the_old_configuration(line, told, salusd, crew):
+def test_14_a_reload_with_a_typo_keeps_the_old_configuration(line, output, salusd, crew):
     daemon = salusd()
     before = daemon.config.read_text()
     daemon.config.write_text(before + line + "\n")
     answer = daemon.ask("reload")
     assert answer["ok"] is False
-    assert told in answer["why"]
+    assert output in answer["why"]
     assert f"{daemon.config}:{len(before.splitlines()) + 1}" in answer["why"]
     assert daemon.status()["devices"][0]["policy"] == "fair"
     assert daemon.status()["daemon"]["reload_error"]
@@ -286,7 +290,7 @@ def test_23_no_waiter_is_overtaken_more_often_than_allowed(overtakes_max, salusd
     """fifo keeps the lane with the first as long as it wants; only the bound on overtaking lets the second run."""
     daemon = salusd(config=f"MaxLanes=1\nPolicy=fifo\nMaxOvertakes={overtakes_max}")
     group = crew(daemon)
-    # One after the other: fifo goes by who came first, not by who was started first.
+    # One after the other: fifo orders sessions by arrival, not by the start of their process.
     first = group.start(iteration_us=500)
     group.ready(first)
     late = group.start(iteration_us=500)
@@ -379,7 +383,7 @@ def scrape(port, path="/metrics"):
         return None
 
 
-def told_iterations(page):
+def reported_iterations(page):
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith("salus_iterations_total{"))
 
 
@@ -401,9 +405,11 @@ def test_25_scrapes_are_answered_during_load(salusd, crew, request):
         worker.wait_iterations(worker.iteration_count + 20)
     for _ in range(20):
         page = scrape(port)
-    # Iterations are told when a grant comes back, which may be after many.
+    # Iterations are reported when a grant is returned, which may be after many.
     wait_until(
-        lambda: told_iterations(scrape(port)) > told_iterations(first), "a later page tells of more", daemon.story
+        lambda: reported_iterations(scrape(port)) > reported_iterations(first),
+        "a later page reports more",
+        daemon.story,
     )
     for name in (
         "salus_iterations_total",

@@ -1,6 +1,6 @@
 /*
  * A session that does everything at once, to be run under the sanitizers: blocks of all sizes on
- * two threads, frees from another thread, turns with mates, forks, a loop that is followed, and
+ * two threads, frees from another thread, turns with peers, forks, a loop that is followed, and
  * contents checked throughout.
  * Prints nothing; the exit status counts damage.
  */

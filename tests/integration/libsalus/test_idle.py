@@ -22,18 +22,18 @@ def test_an_idle_holder_gives_way_without_a_boundary_and_keeps_its_blocks(
     start_daemon: StartDaemon, start_session: StartSession
 ) -> None:
     daemon = start_daemon(idle_release_ns=IDLE_NS)
-    server, mate = start_session(daemon), start_session(daemon)
+    server, peer = start_session(daemon), start_session(daemon)
     assert server.ask("enter") == 1
     server.ask("take", name="kept", size=MIB, fill=5)
     server.ask("exit")
     daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "the server is idle")
-    assert mate.ask("enter") == 1
+    assert peer.ask("enter") == 1
     assert daemon.sessions[1].page.read().state is GateState.REVOKED
-    mate.ask("take", name="all", size=15 * MIB, fill=99)
+    peer.ask("take", name="all", size=15 * MIB, fill=99)
     assert server.ask("is_filled", name="kept", fill=5)
     server.send("enter")
     daemon.wait_for_waiter(server.process.pid)
-    mate.ask("leave")
+    peer.ask("leave")
     assert server.answer() == 1
     assert server.ask("is_filled", name="kept", fill=5)
 
@@ -73,15 +73,15 @@ def test_who_is_held_up_between_boundary_and_entry_may_lose_its_lease_and_asks_a
 ) -> None:
     """In the adaptor the entry point begins after the boundary: the time between the two looks idle."""
     daemon = start_daemon(idle_release_ns=IDLE_NS)
-    held_up, mate = start_session(daemon), start_session(daemon)
+    held_up, peer = start_session(daemon), start_session(daemon)
     assert held_up.ask("boundary_of_adaptor") == 1
     held_up.send("boundary_of_adaptor", is_held_up=True)
     daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "it looks idle")
-    assert mate.ask("enter") == 1
+    assert peer.ask("enter") == 1
     assert daemon.sessions[1].page.read().state is GateState.REVOKED
     held_up.send("go on")
     daemon.wait_for_waiter(held_up.process.pid)
-    mate.ask("leave")
+    peer.ask("leave")
     assert held_up.answer() == 1
     assert daemon.sessions[1].page.read().state is GateState.RUNNING
 
@@ -101,17 +101,17 @@ def test_who_is_held_up_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
 ) -> None:
     """`counts`: iterations of the grant that was taken back, and of the next."""
     daemon = start_daemon(idle_release_ns=IDLE_NS)
-    held_up, mate = start_session(daemon), start_session(daemon)
+    held_up, peer = start_session(daemon), start_session(daemon)
     assert held_up.ask("boundary_of_adaptor") == 1
     held_up.ask("hold_at", point=_NAMES.index(point))
     held_up.send("follow_boundary")
     page = daemon.sessions[1].page
     daemon.wait_until(lambda: page.read().state is GateState.IDLE, "it looks idle")
-    assert mate.ask("enter") == 1
+    assert peer.ask("enter") == 1
     assert page.read().state is GateState.REVOKED
     held_up.send("go on")
     daemon.wait_for_waiter(held_up.process.pid)
-    mate.ask("leave")
+    peer.ask("leave")
     assert held_up.answer() == 1
     seen = page.read()
     assert seen.state is GateState.RUNNING
@@ -132,22 +132,22 @@ def test_an_interrupted_iteration_uses_a_turn_and_is_counted_once(
     start_daemon: StartDaemon, start_session: StartSession, is_boundary: bool
 ) -> None:
     daemon = start_daemon(idle_release_ns=IDLE_NS)
-    server, mate = start_session(daemon), start_session(daemon)
+    server, peer = start_session(daemon), start_session(daemon)
     assert server.ask("enter") == 1
     server.ask("exit")
     page = daemon.sessions[1].page
     daemon.wait_until(lambda: page.read().state is GateState.IDLE, "the server is idle")
-    assert mate.ask("enter") == 1
+    assert peer.ask("enter") == 1
     server.send("boundary" if is_boundary else "enter")
     daemon.wait_for_waiter(server.process.pid)
-    mate.send("boundary")
+    peer.send("boundary")
     assert server.answer() == 1
     assert (page.read().returned_count, page.read().started_count) == (1, int(is_boundary))
     assert server.ask("figures")["iteration_count"] == 1 + is_boundary
-    # Its mate waits, so that one turn is all it has.
+    # Its peer waits, so that one turn is all it has.
     server.send("boundary")
-    assert mate.answer() == 1
-    mate.ask("leave")
+    assert peer.answer() == 1
+    peer.ask("leave")
     assert server.answer() == 1
     assert page.read().returned_count == int(is_boundary)
     assert server.ask("figures")["iteration_count"] == 2 + is_boundary

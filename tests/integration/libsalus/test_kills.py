@@ -1,6 +1,6 @@
 """A session dies at every write of shared state: whoever waits gets the lane, and nothing of it is lost.
 
-The points are those of libsalus/point.h. Two mates take turns throughout and check their survivors; victims come, run
+The points are those of libsalus/point.h. Two peers take turns throughout and check their survivors; victims come, run
 and kill themselves at the chosen point, so the instruction is exact and not a matter of timing.
 """
 
@@ -26,17 +26,17 @@ BLOCK_BYTES = 200_000
 
 @pytest.fixture
 def turning(start_daemon: StartDaemon, start_session: StartSession) -> Iterator[LaneDaemon]:
-    """A daemon with two mates that take turns until the test is over, and then prove that nothing was damaged."""
+    """A daemon with two peers that take turns until the test is over, and then prove that nothing was damaged."""
     daemon = start_daemon()
     # On one CPU a successor tells the daemon of its start, on two a holder of its return: victims do both.
-    mates = [start_session(daemon, is_pinned=True), start_session(daemon, is_pinned=True)]
-    for mate in mates:
-        mate.send("run_until_told", block_bytes=BLOCK_BYTES)
+    peers = [start_session(daemon, is_pinned=True), start_session(daemon, is_pinned=True)]
+    for peer in peers:
+        peer.send("run_until_told", block_bytes=BLOCK_BYTES)
     yield daemon
-    assert daemon.relay_count, "no hand-over was told by its successor"
-    for mate in mates:
-        mate.process.send_signal(signal.SIGUSR1)
-    assert [mate.answer() for mate in mates] == [0, 0]
+    assert daemon.relay_count, "no successor reported its hand-over"
+    for peer in peers:
+        peer.process.send_signal(signal.SIGUSR1)
+    assert [peer.answer() for peer in peers] == [0, 0]
     daemon.wait_until(lambda: daemon.holder is None, "nobody holds the lane")
     last = start_session(daemon)
     assert last.ask("boundary") == 1
@@ -56,7 +56,7 @@ def _kill_at(daemon: LaneDaemon, point: int, nth: int) -> None:
         assert victim.wait_end() == -signal.SIGKILL
         daemon.wait_until(lambda: not daemon.sessions[number].is_alive, "the daemon sees the death")
         grant_count = len(daemon.grants)
-        daemon.wait_until(lambda: len(daemon.grants) >= grant_count + 4, "the mates go on")
+        daemon.wait_until(lambda: len(daemon.grants) >= grant_count + 4, "the peers go on")
     finally:
         victim.close()
 

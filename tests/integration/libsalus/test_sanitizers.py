@@ -30,7 +30,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "settings",
     [{}, {"flags": WelcomeFlag.TRAP}, {"is_domain_each": True}, {"idle_release_ns": 3_000_000}],
-    ids=["mates", "trap", "domains", "idle"],
+    ids=["peers", "trap", "domains", "idle"],
 )
 def test_no_sanitizer_speaks_and_nothing_is_damaged(
     start_daemon: Callable[..., LaneDaemon], program: Path, settings: dict[str, object]

@@ -76,7 +76,7 @@ def test_many_turns_damage_nothing(
     assert (daemon.handover_count > 100) == is_direct
     if is_direct and is_pinned:
         assert daemon.relay_count > 100, "the successor tells the daemon"
-    # The first iteration of a turn is nobody's return yet, hence at most one a session that was not told.
+    # The first iteration of a turn is not returned yet, so each session may have one that was not reported.
     told_count = sum(page.read().iteration_count for page in (attached.page for attached in daemon.sessions.values()))
     assert told_count == 3 * 150
 

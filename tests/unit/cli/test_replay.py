@@ -1,4 +1,4 @@
-"""`salus simulate --replay`: every decision again, and a difference is told."""
+"""`salus simulate --replay`: repeats every decision and reports differences."""
 
 import json
 
@@ -43,10 +43,10 @@ def test_every_decision_is_printed_and_every_digest_agrees(journal, tmp_path):
     assert result.exit_code == 0, result.output
     assert "AdmitSession(session=1" in result.output
     assert "0 differ" in result.output
-    told = json.loads(CliRunner().invoke(app, ["simulate", "--replay", str(tmp_path), "--json"]).output)
-    assert told["segments"][0]["events"] == 7
-    assert told["segments"][0]["mismatches"] == 0
-    assert told["decisions"][1]["commands"][0]["command"] == "AdmitSession"
+    answer = json.loads(CliRunner().invoke(app, ["simulate", "--replay", str(tmp_path), "--json"]).output)
+    assert answer["segments"][0]["events"] == 7
+    assert answer["segments"][0]["mismatches"] == 0
+    assert answer["decisions"][1]["commands"][0]["command"] == "AdmitSession"
 
 
 def test_a_state_that_differs_is_a_failure(journal, tmp_path):

@@ -22,12 +22,12 @@ def salus(capsys):
 
 def test_json_says_what_the_figures_rest_on(salus):
     code, out, _ = salus("--workload", "switch", "--policy", "srtf,priority", "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    names = [entry["name"] for entry in told["policies"]]
+    names = [entry["name"] for entry in result["policies"]]
     assert names == ["srtf", "priority", "exclusive", "exclusive-sjf", "peak"]
-    assert all(entry["gpus_needed"] >= 1 and entry["average_completion_s"] > 0 for entry in told["policies"])
-    (workload,) = told["workloads"]
+    assert all(entry["gpus_needed"] >= 1 and entry["average_completion_s"] > 0 for entry in result["policies"])
+    (workload,) = result["workloads"]
     assert workload["parameters"]["short_model"] == "alexnet_100"
     assert workload["setting"]["shard_unit_bytes"] == 16 << 20
     assert workload["setting"]["headroom_percent"] == 0
@@ -58,10 +58,10 @@ def test_the_table_prints_parameters_and_caveats(salus):
 
 def test_other_seeds_give_a_spread(salus):
     code, out, _ = salus("-w", "paper", "--jobs", 10, "-p", "srtf", "--seeds", 4, "--json")
-    told = json.loads(out)
+    result = json.loads(out)
     assert code == 0
-    assert told["spread_seeds"] == 4
-    (srtf,) = [row for row in told["spread"] if row["name"] == "srtf"]
+    assert result["spread_seeds"] == 4
+    (srtf,) = [row for row in result["spread"] if row["name"] == "srtf"]
     ordered = [srtf[key] for key in ("minimum", "first_quartile", "median", "third_quartile", "maximum")]
     assert ordered == sorted(ordered)
     assert "Gain over 4 other seeds" in salus("-w", "paper", "--jobs", 10, "-p", "srtf", "--seeds", 4)[1]
@@ -79,14 +79,14 @@ def test_a_sacct_file_is_read(salus, tmp_path):
     path = tmp_path / "history.txt"
     path.write_text("JobID|Submit|ElapsedRaw|AllocTRES\n7|100|90|gres/gpu=1\n")
     code, out, _ = salus("--from-sacct", path, "-p", "fair", "--gpus", 2, "--json")
-    told = json.loads(out)["workloads"][0]
+    result = json.loads(out)["workloads"][0]
     assert code == 0
-    assert told["setting"]["turns_per_job"] == 20
-    assert "memory of 1 of 1 jobs is not in the file; drawn from published models, seed 1" in told["caveats"]
+    assert result["setting"]["turns_per_job"] == 20
+    assert "memory of 1 of 1 jobs is not in the file; drawn from published models, seed 1" in result["caveats"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "result"),
     [
         ((), "give --workload"),
         (("-w", "paper", "--from-sacct", "x"), "only one of them"),
@@ -105,9 +105,9 @@ def test_a_sacct_file_is_read(salus, tmp_path):
         (("-w", "switch", "--policy", ","), "at least one policy"),
     ],
 )
-def test_wrong_usage_is_one_message_and_exit_code_2(salus, arguments, told):
+def test_wrong_usage_is_one_message_and_exit_code_2(salus, arguments, result):
     code, out, err = salus(*arguments)
     assert code == 2
     assert out == ""
-    assert told in err
+    assert result in err
     assert "Traceback" not in err

@@ -239,7 +239,7 @@ def test_a_holder_that_may_have_handed_over_is_ungated_after_its_return() -> Non
     world = make_world(2, lanes_max=1)
     world.want(1)
     world.want(2)
-    # Were it granted anew at once, it and the successor that it may have started would run in one lane.
+    # If it were granted again at once, it and the successor that it may have started would run in one lane.
     assert world.send(ev.SessionUngated(1)) == []
     assert world.commands_at_boundary(1)[0] == cmd.Revoke(2, 3)
     assert world.commands_at_boundary(2)[:2] == [cmd.BindSession(2, 2), cmd.Grant(1, 1, 4)]

@@ -1,4 +1,4 @@
-"""A session's life is the table's, and a step that is not there is told with the session's story."""
+"""A session follows the transition table, and a refused step is reported with the session's history."""
 
 from __future__ import annotations
 

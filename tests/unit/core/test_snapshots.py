@@ -77,18 +77,18 @@ def test_events_after_a_fork_give_the_same_commands_in_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "told"),
+    ("field", "value", "answer"),
     [
         ("persistent_bytes", 900 * MIB, "bytes promised twice"),
         ("persistent_bytes", -1, "persistent bytes below zero"),
         ("releasing_bytes", 600 * MIB, "releasing more than is held"),
     ],
 )
-def test_the_constant_time_check_sees_sums_that_break_the_rule(field: str, value: int, told: str) -> None:
+def test_the_constant_time_check_sees_sums_that_break_the_rule(field: str, value: int, answer: str) -> None:
     (device,) = make_busy().engine.devices()
     check_device(device)
     setattr(device, field, value)
-    with pytest.raises(AssertionError, match=told):
+    with pytest.raises(AssertionError, match=answer):
         check_device(device)
 
 

@@ -21,8 +21,8 @@ def test_a_profiles_peak_is_all_it_needs_at_once() -> None:
 
 def test_a_shortfall_says_what_lacks_and_what_to_do() -> None:
     assert Shortfall("shards of device d0", 4, 1, "shards").text() == "shards of device d0: 4 shards needed, 1 free"
-    told = Shortfall("memory", 4, 1, advice="wait").text()
-    assert told == "memory: 4 bytes needed, 1 free; wait"
+    answer = Shortfall("memory", 4, 1, advice="wait").text()
+    assert answer == "memory: 4 bytes needed, 1 free; wait"
 
 
 def test_a_better_class_is_a_smaller_number() -> None:

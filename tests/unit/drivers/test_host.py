@@ -109,5 +109,5 @@ def test_anonymous_bytes_of_a_process_that_is_gone_are_none(tmp_path):
 
 def test_anonymous_bytes_are_what_the_kernel_calls_anonymous():
     """Blocks grow and shrink between the two looks; libraries and shared memory would be tens of MiB off."""
-    told = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
-    assert abs(anonymous_bytes(os.getpid()) - int(told.split()[1]) * 1024) < 4 << 20
+    answer = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    assert abs(anonymous_bytes(os.getpid()) - int(answer.split()[1]) * 1024) < 4 << 20

@@ -66,11 +66,16 @@ def node(monkeypatch):
 
 
 def test_whole_minutes_are_given_once(node):
-    for waited_ns, given in ((MINUTE_NS - 1, []), (MINUTE_NS, [1]), (MINUTE_NS + 1, [1]), (4 * MINUTE_NS, [1, 3])):
+    for waited_ns, minutes_added in (
+        (MINUTE_NS - 1, []),
+        (MINUTE_NS, [1]),
+        (MINUTE_NS + 1, [1]),
+        (4 * MINUTE_NS, [1, 3]),
+    ):
         node.wait_of("7", waited_ns)
         node.look()
         node.look()
-        assert [minutes for _, minutes in node.extended] == given
+        assert [minutes for _, minutes in node.extended] == minutes_added
     assert node.noted == [1, 4]
 
 

@@ -11,8 +11,8 @@ from nodedaemon.sim.builtin import Draw, built_in
 from nodedaemon.sim.models import models, timed_models
 
 
-def paper(**given):
-    (workload,) = built_in("paper", Draw(**given))
+def paper(**settings):
+    (workload,) = built_in("paper", Draw(**settings))
     return workload
 
 

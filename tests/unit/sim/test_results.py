@@ -22,12 +22,17 @@ def test_times_count_from_submission():
         JobTimes(job(0, name="a"), start_ns=1 * SECOND_NS, end_ns=20 * SECOND_NS),
         JobTimes(job(10, name="b"), start_ns=20 * SECOND_NS, end_ns=30 * SECOND_NS),
     ]
-    told = summarize("x", "w", records, 1, None)
-    assert told.average_completion_s == 20
-    assert told.average_queueing_s == 5.5
-    assert told.makespan_s == 30
-    assert told.average_slowdown == 2
-    assert (told.hand_overs, told.gpus_needed, told.jain_average, told.average_request_wait_ms) == (0, 1, None, None)
+    result = summarize("x", "w", records, 1, None)
+    assert result.average_completion_s == 20
+    assert result.average_queueing_s == 5.5
+    assert result.makespan_s == 30
+    assert result.average_slowdown == 2
+    assert (result.hand_overs, result.gpus_needed, result.jain_average, result.average_request_wait_ms) == (
+        0,
+        1,
+        None,
+        None,
+    )
 
 
 def test_the_index_waits_for_five_rounds_and_starts_anew_with_each_arrival():

@@ -25,9 +25,9 @@ def prepared(*jobs, **setting):
 
 
 def test_exclusive_runs_one_after_another():
-    told = run_baseline(prepared(job("a", 0, 10), job("b", 1, 4)), "exclusive")
-    assert (told.average_completion_s, told.average_queueing_s, told.makespan_s) == (11.5, 4.5, 14)
-    assert told.gpus_needed == 2
+    result = run_baseline(prepared(job("a", 0, 10), job("b", 1, 4)), "exclusive")
+    assert (result.average_completion_s, result.average_queueing_s, result.makespan_s) == (11.5, 4.5, 14)
+    assert result.gpus_needed == 2
 
 
 def test_exclusive_sjf_takes_the_shortest_of_those_that_wait():
@@ -39,39 +39,39 @@ def test_exclusive_sjf_takes_the_shortest_of_those_that_wait():
 def test_peak_shares_the_throughput_of_those_that_fit():
     # Both peaks are 900 MiB, so two fit in 2 GiB: a alone for 1 s, then each at half speed until b is done at 9 s.
     pair = (job("a", 0, 10, ephemeral=800), job("b", 1, 4, ephemeral=800))
-    told = run_baseline(prepared(*pair), "peak")
-    assert (told.gpus_needed, told.makespan_s, told.average_completion_s) == (1, 14, (14 + 8) / 2)
+    result = run_baseline(prepared(*pair), "peak")
+    assert (result.gpus_needed, result.makespan_s, result.average_completion_s) == (1, 14, (14 + 8) / 2)
 
 
 def test_peak_keeps_out_what_does_not_fit():
-    told = run_baseline(prepared(job("a", 0, 10), job("b", 1, 4)), "peak")
-    assert (told.gpus_needed, told.average_completion_s) == (2, 11.5)
+    result = run_baseline(prepared(job("a", 0, 10), job("b", 1, 4)), "peak")
+    assert (result.gpus_needed, result.average_completion_s) == (2, 11.5)
 
 
 def test_several_devices_run_side_by_side():
-    told = run_baseline(prepared(job("a", 0, 10), job("b", 0, 10), device_count=2), "exclusive")
-    assert (told.makespan_s, told.average_completion_s) == (10, 10)
+    result = run_baseline(prepared(job("a", 0, 10), job("b", 0, 10), device_count=2), "exclusive")
+    assert (result.makespan_s, result.average_completion_s) == (10, 10)
 
 
 def test_a_job_of_several_devices_takes_them_whole_under_every_policy():
     jobs = (job("a", 0, 10, device_count=2), job("b", 0, 5))
     run = prepared(*jobs, device_count=2)
-    for told in simulate(run, ("fair", "srtf")):
-        assert told.makespan_s == 15
+    for result in simulate(run, ("fair", "srtf")):
+        assert result.makespan_s == 15
     assert run_baseline(run, "exclusive").gpus_needed == 3
 
 
 def test_srtf_lets_the_short_job_overtake_at_the_next_boundary():
     # a is in its third iteration when b comes; b runs from 3 s to 5 s.
-    told = run_policy(prepared(job("a", 0, 10), job("b", 2.5, 2)), "srtf")
-    assert (told.average_completion_s, told.average_queueing_s, told.makespan_s) == ((12 + 2.5) / 2, 0.25, 12)
-    assert told.gpus_needed == 1
+    result = run_policy(prepared(job("a", 0, 10), job("b", 2.5, 2)), "srtf")
+    assert (result.average_completion_s, result.average_queueing_s, result.makespan_s) == ((12 + 2.5) / 2, 0.25, 12)
+    assert result.gpus_needed == 1
 
 
 def test_pack_runs_lanes_side_by_side_at_half_speed():
     pair = (job("a", 0, 10, ephemeral=800), job("b", 0, 10, ephemeral=800))
-    told = run_policy(prepared(*pair), "pack")
-    assert (told.makespan_s, told.average_completion_s, told.hand_overs) == (20, 20, 0)
+    result = run_policy(prepared(*pair), "pack")
+    assert (result.makespan_s, result.average_completion_s, result.hand_overs) == (20, 20, 0)
 
 
 def test_measured_pairs_go_at_their_speed():
@@ -84,11 +84,11 @@ def test_measured_pairs_go_at_their_speed():
 def test_a_server_holds_no_lane_between_requests():
     requests = tuple(second * SECOND_NS for second in (1, 10, 20))
     server = job("s", 0, 3, request_offsets_ns=requests)
-    told = run_policy(prepared(job("a", 0, 30), server), "fair")
+    result = run_policy(prepared(job("a", 0, 30), server), "fair")
     # 30 s of training and 3 s of requests never wait for an idle holder.
-    assert told.makespan_s == 33
-    assert told.average_request_wait_ms is not None
-    assert told.average_request_wait_ms <= 2000
+    assert result.makespan_s == 33
+    assert result.average_request_wait_ms is not None
+    assert result.average_request_wait_ms <= 2000
     alone = run_baseline(prepared(server), "exclusive")
     assert (alone.makespan_s, alone.average_request_wait_ms) == (21, 0)
 
@@ -109,10 +109,10 @@ def test_jobs_that_no_device_holds_are_all_named_and_nothing_runs():
     jobs = (job("big", 0, 1, ephemeral=4000), job("fine", 0, 1), job("wide", 0, 1, device_count=3))
     with pytest.raises(RequestError) as caught:
         prepared(*jobs)
-    told = str(caught.value).splitlines()
-    assert "2 jobs fit no device, nothing was run" in told[0]
-    assert told[1].startswith("job big: memory of device any:")
-    assert told[2] == "job wide: devices: 3 needed, 1 there"
+    result = str(caught.value).splitlines()
+    assert "2 jobs fit no device, nothing was run" in result[0]
+    assert result[1].startswith("job big: memory of device any:")
+    assert result[2] == "job wide: devices: 3 needed, 1 there"
 
 
 def test_a_reserve_as_large_as_the_device_is_refused():
@@ -127,7 +127,7 @@ def test_an_unknown_policy_is_refused_with_the_known_ones():
 
 def test_progress_counts_ended_jobs():
     seen = []
-    simulate(prepared(job("a", 0, 1), job("b", 0, 1)), ("fifo",), lambda *told: seen.append(told))
+    simulate(prepared(job("a", 0, 1), job("b", 0, 1)), ("fifo",), lambda *result: seen.append(result))
     assert seen[:2] == [("fifo", 1, 2), ("fifo", 2, 2)]
     assert {name for name, _, _ in seen} == {"fifo", "exclusive", "exclusive-sjf", "peak"}
 
@@ -143,8 +143,8 @@ def test_a_start_holds_the_device_of_a_whole_job_and_only_the_place_of_a_gated_o
 def test_a_start_on_the_device_takes_part_of_its_throughput():
     jobs = (job("a", 0, 10, ephemeral=800), job("b", 1, 3, ephemeral=800, startup_ns=2 * SECOND_NS))
     # a alone for 1 s; then the start of b takes half of 4 s; b runs from a's next boundary at 6 s to 9 s.
-    told = run_policy(prepared(*jobs, startup_weight=1.0), "srtf")
-    assert (told.makespan_s, told.average_completion_s, told.average_queueing_s) == (15, (15 + 8) / 2, 2.5)
+    result = run_policy(prepared(*jobs, startup_weight=1.0), "srtf")
+    assert (result.makespan_s, result.average_completion_s, result.average_queueing_s) == (15, (15 + 8) / 2, 2.5)
     # Both at half speed from 1 s on: b is ready at 5 s and done at 11 s.
     peak = run_baseline(prepared(*jobs, startup_weight=1.0), "peak")
     assert (peak.makespan_s, peak.average_completion_s) == (15, (15 + 10) / 2)

@@ -55,8 +55,8 @@ def test_steps_jobs_without_device_and_jobs_that_never_ran_are_counted(tmp_path)
         "2|a|b|100|110|200|90|COMPLETED|cpu=4|",
         "3|a|b|100|Unknown|Unknown|0|PENDING|gres/gpu=1|",
     )
-    told = read_sacct(path, seed=1).parameters
-    assert (told["steps_left_out"], told["jobs_without_gpu_left_out"], told["jobs_not_run_left_out"]) == (1, 1, 1)
+    result = read_sacct(path, seed=1).parameters
+    assert (result["steps_left_out"], result["jobs_without_gpu_left_out"], result["jobs_not_run_left_out"]) == (1, 1, 1)
 
 
 def test_a_requeued_job_counts_once_a_run(tmp_path):
@@ -83,12 +83,12 @@ def test_every_bad_row_is_named(tmp_path):
     )
     with pytest.raises(RequestError) as caught:
         read_sacct(path, seed=1)
-    told = str(caught.value).splitlines()
-    assert "3 bad rows" in told[0]
-    assert told[1].startswith(f"{path}:3: Submit is 'yesterday'")
-    assert "ElapsedRaw is 'long'" in told[1]
-    assert told[2].startswith(f"{path}:4: TRES is 'gres/gpu=many'")
-    assert told[3] == f"{path}:5: 12 fields where the header has 10"
+    result = str(caught.value).splitlines()
+    assert "3 bad rows" in result[0]
+    assert result[1].startswith(f"{path}:3: Submit is 'yesterday'")
+    assert "ElapsedRaw is 'long'" in result[1]
+    assert result[2].startswith(f"{path}:4: TRES is 'gres/gpu=many'")
+    assert result[3] == f"{path}:5: 12 fields where the header has 10"
 
 
 def test_start_and_end_serve_where_no_elapsed_is_there(tmp_path):

@@ -61,18 +61,18 @@ def test_every_bad_row_is_named_with_its_line_and_all_its_faults(tmp_path):
     )
     with pytest.raises(RequestError) as caught:
         read_workload(path)
-    told = str(caught.value).splitlines()
-    assert "5 bad rows, nothing was run" in told[0]
-    assert told[1] == (
+    result = str(caught.value).splitlines()
+    assert "5 bad rows, nothing was run" in result[0]
+    assert result[1] == (
         f"{path}:3: submit_s is 'soon', not a number; iterations is 'ten', not a number; "
         "class is 'urgent', not one of high, normal, best-effort"
     )
-    assert told[2].startswith(f"{path}:4: model 'resnet51' is not in the published table")
-    assert told[3] == f"{path}:5: 2 fields where the header has 7"
-    assert told[4] == f"{path}:7: job a is already on line 2"
-    assert "submit_s is -1, outside 0" in told[5]
-    assert "persistent_mb is nan, outside" in told[5]
-    assert "both iterations and length_s" in told[5]
+    assert result[2].startswith(f"{path}:4: model 'resnet51' is not in the published table")
+    assert result[3] == f"{path}:5: 2 fields where the header has 7"
+    assert result[4] == f"{path}:7: job a is already on line 2"
+    assert "submit_s is -1, outside 0" in result[5]
+    assert "persistent_mb is nan, outside" in result[5]
+    assert "both iterations and length_s" in result[5]
 
 
 def test_a_header_of_another_kind_is_refused_once(tmp_path):
@@ -101,7 +101,7 @@ def test_bad_pair_speeds_are_all_named(tmp_path):
     path = write(tmp_path, "model,beside,speed\na,b,0.8\na,b,0.7\na,,0.5\nc,d,1.5\n")
     with pytest.raises(RequestError) as caught:
         read_pair_speeds(path)
-    told = str(caught.value)
-    assert ":3: a beside b is already in the table" in told
-    assert ":4: model and beside must both be named" in told
-    assert ":5: speed is 1.5, outside 0.001 to 1" in told
+    result = str(caught.value)
+    assert ":3: a beside b is already in the table" in result
+    assert ":4: model and beside must both be named" in result
+    assert ":5: speed is 1.5, outside 0.001 to 1" in result
