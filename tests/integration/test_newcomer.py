@@ -139,7 +139,7 @@ def test_the_demo_without_root_says_how():
     assert done.returncode == 2, done.stderr
     assert (
         done.stderr
-        == "salus: cluster: start: not root; device nodes and several users need it: sudo make demo, or su\n"
+        == "salus: cluster: start: not root, which device nodes and several users need; run: sudo make demo\n"
     )
 
 
@@ -172,5 +172,5 @@ def test_a_machine_without_free_ports_gets_a_clear_message(monkeypatch):
         port = taken.getsockname()[1]
         monkeypatch.setattr(ports, "PORT_FIRST", port)
         monkeypatch.setattr(ports, "PORT_LAST", port + 1)
-        with pytest.raises(OperatingError, match=r"in use, 1 tried .*ss -ltnp"):
+        with pytest.raises(OperatingError, match=r"1 ports from .* are in use; .*ss -ltnp"):
             ports.hold_port()
