@@ -1,63 +1,82 @@
-"""What goes into the engine. One frozen dataclass an event; docs/architecture.md says who sends it.
+"""What goes into the engine: one immutable value per event. docs/architecture.md says who sends each event.
 
-The daemon writes each event to its journal before the engine handles it, so an event carries everything that the
-decision needs and nothing that only this process understands.
+The daemon writes each event to its journal before the engine handles it. So an event carries everything that the
+decision needs, and nothing that only this process understands.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceAdded:
+class AboutDevice(Struct, frozen=True):
     device: DeviceId
+
+
+class DeviceAdded(AboutDevice, frozen=True):
     limits: DeviceLimits
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceDrained:
-    """An admin wants the device empty: sessions there go on, arrivals wait."""
-
-    device: DeviceId
+class DeviceDrained(AboutDevice, frozen=True):
+    """An admin wants the device empty. Its sessions continue; arrivals wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceResumed:
-    device: DeviceId
+class DeviceResumed(AboutDevice, frozen=True):
+    """An admin opens a drained device again."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceLost:
-    """The device does not answer or reported a fatal fault: nothing is opened or granted there until it recovers."""
+class DeviceLost(AboutDevice, frozen=True):
+    """The device does not answer or reported a fatal fault. No lane opens and no grant is issued until it recovers."""
 
-    device: DeviceId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRecovered:
-    device: DeviceId
+class DeviceRecovered(AboutDevice, frozen=True):
+    """A lost device answers again."""
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsChanged:
-    """New limits for a device, policy included; capacity may only grow while sessions are there."""
+class LimitsChanged(AboutDevice, frozen=True):
+    """The device has new limits, policy included. The capacity cannot fall below the bytes in use."""
 
-    device: DeviceId
     limits: DeviceLimits
 
 
-@dataclass(frozen=True, slots=True)
-class SessionArrived:
-    """A placed job (Prolog) or, without Slurm, a hello: claims its persistent bytes.
+class Ticked(AboutDevice, frozen=True):
+    """The time of a `WakeAt` has come."""
 
-    `ephemeral_bytes` 0 means a session without lane or gate that runs by its peak, all persistent.
+
+class AboutLane(Struct, frozen=True):
+    lane: LaneId
+    epoch: Epoch
+
+
+class LaneOpened(AboutLane, frozen=True):
+    """The memory that an `OpenLane` asked for exists."""
+
+
+class LaneFailed(AboutLane, frozen=True):
+    """The lane's memory could not be created. Its bytes are free again."""
+
+    reason: str
+
+
+class LaneReleased(AboutLane, frozen=True):
+    """No process maps the lane's memory any more, and the device reports its bytes as free."""
+
+
+class AboutSession(Struct, frozen=True):
+    session: SessionId
+
+
+class SessionArrived(AboutSession, frozen=True):
+    """Slurm placed a job here (Prolog) or, without Slurm, a process connected. The session claims its persistent bytes.
+
+    With `ephemeral_bytes` 0 the session has no lane and no gate: its persistent bytes are its peak. `is_placed` says
+    that Slurm placed the job and charged it by the memory rule, so it must never wait for another job to end.
     """
 
-    session: SessionId
     device: DeviceId
     job: JobId
     domain: Domain
@@ -66,26 +85,22 @@ class SessionArrived:
     job_class: JobClass = JobClass.NORMAL
     weight: int = 1
     remaining_ns: int | None = None
+    is_placed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GrantWanted:
-    """The session stands at a boundary, blocked in the gate."""
-
-    session: SessionId
+class GrantWanted(AboutSession, frozen=True):
+    """The session is at a boundary, blocked in the gate."""
 
 
-@dataclass(frozen=True, slots=True)
-class GrantReturned:
-    """A boundary was reached and the grant given back.
+class GrantReturned(AboutSession, frozen=True):
+    """The session reached a boundary and returned its grant.
 
-    `iteration_count` iterations ran under it. `contended_count` of them started after a limit was set, by `LimitGrant`
-    or with the grant itself, the first iteration of a grant not counted. `wants_next` says that it waits in the
-    gate again (a lease taken back from an idle session does not). `handed_over` is the epoch of the successor that was
-    started directly, as a `Revoke` had named it.
+    `iteration_count` iterations ran under the grant. `contended_count` of them started after a limit was set, either by
+    `LimitGrant` or by the grant itself; the first iteration of a grant never counts. `wants_next` says that the session
+    waits in the gate again, which it does not do after an idle session lost its lease. `handed_over` is the epoch of
+    the successor, named in a `Revoke`, that the session started directly.
     """
 
-    session: SessionId
     epoch: Epoch
     iteration_count: int = 1
     contended_count: int = 0
@@ -93,87 +108,56 @@ class GrantReturned:
     handed_over: Epoch | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LaneOpened:
-    lane: LaneId
-    epoch: Epoch
+class SessionStopped(AboutSession, frozen=True):
+    """The process is stopped or its job suspended. It reaches no boundary until it continues.
+
+    `is_suspended` says that Slurm suspended the job, or was not asked yet; a second event corrects it. A session that
+    Slurm suspended is never ended to get its memory back.
+    """
+
+    is_suspended: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class LaneReleased:
-    """Every mapping is gone and the bytes are seen free."""
-
-    lane: LaneId
-    epoch: Epoch
+class SessionContinued(AboutSession, frozen=True):
+    """The stopped process runs again."""
 
 
-@dataclass(frozen=True, slots=True)
-class LaneFailed:
-    """The lane's memory could not be created; its bytes are free again."""
+class SessionOverran(AboutSession, frozen=True):
+    """The session needs more memory than it was admitted with. The sizes are the new totals."""
 
-    lane: LaneId
-    epoch: Epoch
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SessionStopped:
-    """The process is stopped or its job suspended: it will reach no boundary until it continues."""
-
-    session: SessionId
-
-
-@dataclass(frozen=True, slots=True)
-class SessionContinued:
-    session: SessionId
-
-
-@dataclass(frozen=True, slots=True)
-class SessionOverran:
-    """The session needs more than it was admitted with; the sizes are the new totals."""
-
-    session: SessionId
     persistent_bytes: int
     ephemeral_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SessionUngated:
-    """A second concurrent session of the job appeared: this one keeps its lane for itself and is gated no more."""
+class SessionUngated(AboutSession, frozen=True):
+    """The session is no longer gated, because the job has a second one: from now on it keeps its lane to itself.
 
-    session: SessionId
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLeft:
-    """Bye, Epilog or death. The process can write to its lane no more; its own memory may not be free yet.
-
-    `iteration_count` ran under the grant that it still held; only accounting uses it.
+    If that would leave too little memory for the iterations of other jobs, the session stays gated. A session with
+    `has_own_memory` never uses a lane: it gets the ephemeral bytes above the lane reserve as persistent ones.
     """
 
-    session: SessionId
+    has_own_memory: bool = False
+
+
+class SessionLeft(AboutSession, frozen=True):
+    """The process said goodbye, ended or was ended by the Epilog. It can no longer write to its lane.
+
+    Its own memory may not be free yet. `iteration_count` iterations ran under the grant that it still held; only
+    accounting uses this number.
+    """
+
     iteration_count: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SessionReleased:
-    """The session's persistent memory is seen free."""
-
-    session: SessionId
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """A moment asked for by `WakeAt` has come."""
-
-    device: DeviceId
+class SessionReleased(AboutSession, frozen=True):
+    """The device reports the session's persistent memory as free."""
 
 
 DeviceEvent = DeviceAdded | DeviceDrained | DeviceResumed | DeviceLost | DeviceRecovered | LimitsChanged | Ticked
 LaneEvent = LaneOpened | LaneReleased | LaneFailed
+#: Events about a session that has arrived.
 SessionEvent = (
-    SessionArrived
-    | GrantWanted
+    GrantWanted
     | GrantReturned
     | SessionStopped
     | SessionContinued
@@ -182,4 +166,4 @@ SessionEvent = (
     | SessionLeft
     | SessionReleased
 )
-Event = DeviceEvent | LaneEvent | SessionEvent
+Event = DeviceEvent | LaneEvent | SessionArrived | SessionEvent

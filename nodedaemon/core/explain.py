@@ -13,9 +13,9 @@ from nodedaemon.core import events as ev
 from nodedaemon.core.commands import AdmitSession, Command, Grant, OpenLane, ReleaseLane, ReleaseSession
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import PeerError, RequestError
-from nodedaemon.core.lanes import Device, LaneState
 from nodedaemon.core.ordering import Breadth
-from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.state.lanes import Device, LaneState
+from nodedaemon.core.state.sessions import Session, SessionState
 from nodedaemon.core.types import JobClass, SessionId, Shortfall
 
 #: Events that a what-if tries before it gives up: enough for a few hundred boundaries, and still fast to answer.
@@ -93,13 +93,13 @@ def _of_device(device: Device) -> list[Shortfall]:
             Shortfall(f"device {device.id} is lost ({device.lost_reason})", 1, 0, "devices", "see salus doctor")
         )
     if device.is_drained:
-        found.append(Shortfall(f"device {device.id} is drained", 1, 0, "devices", "an admin resumes it: salus resume"))
+        found.append(Shortfall(f"device {device.id} is drained", 1, 0, "devices", "an admin can run salus resume"))
     return found
 
 
 def _of_session(device: Device, session: Session) -> list[Shortfall]:
     if session.is_stopped:
-        return [Shortfall(f"job {session.job} is stopped", 1, 0, "processes", "scontrol resume, or kill -CONT")]
+        return [Shortfall(f"job {session.job} is stopped", 1, 0, "processes", "use scontrol resume or kill -CONT")]
     if session.state is SessionState.ARRIVING:
         return _of_arrival(device, session)
     if session.state is SessionState.WAITING:

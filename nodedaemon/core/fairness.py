@@ -60,7 +60,7 @@ class ServiceClock:
         self.grown >>= REBASE_DOUBLINGS
 
     def wall_ns(self, service: int, *, is_grown: bool = True) -> int:
-        """Wall time in which one busy lane attains `service`, decayed or plain, at the present sharing, rounded up."""
+        """Wall time in which one busy lane attains `service`, decayed or plain, at the current sharing, rounded up."""
         growth = self.growth() if is_grown else ONE_NS
         return -(-service * max(1, self.busy_count) // growth)
 
@@ -129,7 +129,7 @@ class ServiceBook:
 
 
 def jain(shares: Sequence[float]) -> float:
-    """Jain's index of `shares`: 1.0 where all are equal, 1/n where one has everything; 1.0 for none."""
+    """Jain's index of `shares`: 1.0 if all are equal, 1/n if one has everything; 1.0 if there are none."""
     return jain_of_sums(sum(shares), sum(share * share for share in shares), len(shares))
 
 

@@ -1,8 +1,9 @@
 """The arithmetic of persistent, ephemeral, lane, device and shard bytes.
 
 One rule must never break (docs/adr/0003-memory-rule.md): on a device the persistent bytes of all sessions plus the
-sizes of all lanes fit its capacity. Slurm only adds shards up, so a job is charged its persistent bytes and what of its
-ephemeral bytes exceeds the lane reserve R; then sum of charges <= C - R implies sum of P + largest E <= C.
+sizes of all lanes fit its capacity. Slurm only adds up shards, so a job is charged for its persistent bytes and
+for the part of its ephemeral bytes above the lane reserve R. Then sum of charges <= C - R implies
+sum of P + largest E <= C.
 """
 
 from __future__ import annotations
@@ -13,22 +14,22 @@ from collections.abc import Iterable
 from nodedaemon.core.types import GRANULARITY_BYTES, MIB, Profile
 
 SHARD_UNIT_BYTES = 16 * MIB
-#: Of more recorded sizes than this, evenly spaced ones are tried: a year's history has thousands that hardly differ.
+#: At most this many recorded sizes are tried, evenly spaced: a year has thousands that hardly differ.
 RESERVES_TRIED_MAX = 256
 
 
 def round_up(size_bytes: int, step_bytes: int = GRANULARITY_BYTES) -> int:
-    """Round up to a multiple of `step_bytes`. Rounding down anywhere breaks the theorem."""
+    """Round up to a multiple of `step_bytes`. Rounding down anywhere breaks the rule."""
     return -(-size_bytes // step_bytes) * step_bytes
 
 
 def with_headroom(size_bytes: int, headroom_percent: int, step_bytes: int = GRANULARITY_BYTES) -> int:
-    """Size to admit with: what was measured plus headroom, rounded up to the device's granularity."""
+    """The size to admit with: the measured size plus headroom, rounded up to the granularity of the device."""
     return round_up(-(-size_bytes * (100 + headroom_percent) // 100), step_bytes)
 
 
 def charge_bytes(persistent_bytes: int, ephemeral_bytes: int, lane_reserve_bytes: int) -> int:
-    """What a job takes of the C - R bytes that shards stand for."""
+    """The bytes that a job uses of the C - R bytes that the shards of a device represent."""
     return persistent_bytes + max(0, ephemeral_bytes - lane_reserve_bytes)
 
 
@@ -40,26 +41,26 @@ def charge_units(
 
 
 def device_units(capacity_bytes: int, lane_reserve_bytes: int, unit_bytes: int = SHARD_UNIT_BYTES) -> int:
-    """Shards that a device has: C - R rounded down, or none where the reserve is the whole device."""
+    """The shards of a device: C - R rounded down, or none if the reserve is the whole device."""
     return max(0, capacity_bytes - lane_reserve_bytes) // unit_bytes
 
 
 def auto_reserve(
     profiles: Iterable[Profile], capacity_bytes: int, unit_bytes: int = SHARD_UNIT_BYTES, headroom_percent: int = 0
 ) -> int:
-    """Choose R among the recorded ephemeral sizes: it minimises sum(charge) / (C - R) and admits every profile it can.
+    """Choose R among the recorded ephemeral sizes to minimise sum(charge) / (C - R) and admit every profile it can.
 
     A profile that no reserve admits (its peak exceeds the device) does not take part. Close to the edge, rounding to
     shards may let no reserve admit all the others; then the one that admits the most is chosen. Without any profile R
     is a quarter of the device: enough for a first job to share, little enough to leave room for persistent bytes.
     """
-    # Sweeps bring thousands of equal profiles: counted once each.
+    # A sweep has thousands of equal profiles, so each size is computed once.
     sizes = Counter(
         (with_headroom(p.persistent_bytes, headroom_percent), with_headroom(p.ephemeral_bytes, headroom_percent))
         for p in profiles
     )
     recorded = sorted({e for _, e in sizes if e < capacity_bytes})
-    # From the largest down in whole steps, and none at all.
+    # Evenly spaced from the largest down, and no reserve at all.
     tried = {0, *recorded[:: len(recorded) // -RESERVES_TRIED_MAX or -1]}
     rooms = {reserve: device_units(capacity_bytes, reserve, unit_bytes) for reserve in sorted(tried)}
     admitted_count: dict[int, int] = {}

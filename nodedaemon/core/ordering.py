@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from nodedaemon.core.fairness import SCALE_BITS
 from nodedaemon.core.types import DeviceLimits, JobClass, SessionId
 
-#: The key of a session whose policy gave an invalid one. It sorts behind every key that a sane policy returns.
+#: The key of a session for which the policy returned an invalid one. It sorts after every key of a sane policy.
 LAST = (1 << 256,)
 
 
@@ -110,7 +110,7 @@ class Ordering:
         return LAST
 
     def lease_service(self, holder: Waiting, first: Waiting, now_ns: int) -> int | None:
-        """Service after which `first` goes before `holder`: 0 or less for now, None for never while neither changes."""
+        """Service after which `first` goes before `holder`: 0 or less is now, None is never unless one changes."""
         if self.breadth is Breadth.CLASS and first.job_class is not holder.job_class:
             return -1 if first.job_class < holder.job_class else None
         if self._timed is None and self._leasing is None:

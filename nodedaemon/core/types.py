@@ -61,20 +61,6 @@ class LaneSharing(StrEnum):
         return Domain(f"user:{user}" if self is LaneSharing.USER else f"account:{account}")
 
 
-class OnHang(StrEnum):
-    """What happens to a session that does not reach a boundary by the deadline after a revoke."""
-
-    WARN = "warn"
-    KILL = "kill"
-
-
-class OnOverrun(StrEnum):
-    """What happens to a session that needs more than its profile says and more than there is."""
-
-    WARN = "warn"
-    KILL = "kill"
-
-
 @dataclass(frozen=True, slots=True)
 class Profile:
     """Measured memory and iteration time of a signature on a device model, without headroom."""
@@ -100,8 +86,16 @@ class Shortfall:
     advice: str = ""
 
     def text(self) -> str:
-        text = f"{self.what}: {self.needed} {self.unit} needed, {self.free} free"
+        unit = self.unit.removesuffix("s") if self.needed == 1 else self.unit
+        text = f"{self.what}: {self.needed} {unit} needed, {self.free} free"
         return f"{text}; {self.advice}" if self.advice else text
+
+
+class FaultAction(StrEnum):
+    """What happens to a session that hangs, or that exceeds its admitted memory when no more is free."""
+
+    WARN = "warn"
+    KILL = "kill"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +112,5 @@ class DeviceLimits:
     fair_slack_ns: int = 0
     service_half_life_ns: int | None = None
     hang_timeout_ns: int = 60 * SECOND_NS
-    on_hang: OnHang = OnHang.WARN
-    on_overrun: OnOverrun = OnOverrun.WARN
+    on_hang: FaultAction = FaultAction.WARN
+    on_overrun: FaultAction = FaultAction.WARN

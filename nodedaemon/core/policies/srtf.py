@@ -1,8 +1,8 @@
-"""srtf: the session with the shortest remaining time runs: the best average completion time if times are known.
+"""srtf: the session with the shortest remaining time runs. With exact times, average completion time is optimal.
 
 The remaining time comes from the profile or from `--salus-time`. A session without one runs after all that have one.
-Times are estimates. A job that exceeds its estimate is expected to need as much time again as it is over: if we
-expected it to end at once, it would block its device for as long as the estimate was wrong.
+Times are estimates. A job that exceeds its estimate is expected to need as much more time as it has already
+overrun. If we expected it to end at once, it would block its device for as long as the estimate was wrong.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Chooses the lane of a session: joining, moving and merging. `core.claims` handles bytes and grants."""
+"""Chooses the lane of a session: joining, moving and merging. `core.round.claims` handles bytes and grants."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
 from nodedaemon.core.commands import BindSession, Command
-from nodedaemon.core.lanes import Device, Lane, LaneState
-from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.state.lanes import Device, Lane
+from nodedaemon.core.state.sessions import Session
 from nodedaemon.core.types import Domain, LaneId
 
 
@@ -29,22 +29,20 @@ class Placement:
             session.lane.leave(session)
         lane.join(session)
         self.commands.append(BindSession(session.id, lane.id))
-        if session.state is SessionState.WAITING and not session.is_stopped:
-            lane.add_waiter(session.place, session)
-            if lane.state is LaneState.PARKED:
-                self.device.note_parked(lane)
+        if session.is_queued:
+            self.device.add_waiter(session)
 
     def place(self, session: Session) -> None:
         """Join the best lane of the domain, or a parked lane that gets bytes when the session wants to run."""
         lane = self.device.find_lane(session) or self.device.parked_lane(session.domain)
         self.bind(session, lane or self.add_lane(session.domain))
 
-    def merge(self, lane: Lane, heir: Lane) -> None:
-        """Move every session of `lane` to `heir`."""
+    def merge(self, lane: Lane, target: Lane) -> None:
+        """Move every session of `lane` to `target`."""
         for session in list(lane.sessions.values()):
-            self.bind(session, heir)
+            self.bind(session, target)
 
-    def heir(self, lane: Lane, claimant: Lane | None, leaving: Sequence[Lane]) -> Lane | None:
+    def merge_target(self, lane: Lane, claimant: Lane | None, leaving: Sequence[Lane]) -> Lane | None:
         """The lane of the same domain into which `lane` is merged instead of parked, or None."""
         if claimant is not None and claimant.domain == lane.domain:
             return claimant

@@ -1,7 +1,7 @@
-"""Read-only views of the engine's sessions and lanes, for the shell that carries its commands out.
+"""Read-only views of the engine's sessions and lanes, for the shell that carries out its commands.
 
-A view is the live object behind a type without setters: no copy is made, and it always shows the present state. Get one
-with `Engine.session` or `Engine.lane`. Whoever holds a view of a session that has gone sees its last state.
+A view is the live object behind a type without setters: no copy is made, and it always shows the current state. Get one
+with `Engine.session` or `Engine.lane`. A view of a session that has gone shows its last state.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from nodedaemon.core.lanes import LaneState
+from nodedaemon.core.state.lanes import LaneState
 from nodedaemon.core.types import DeviceId, Domain, Epoch, JobId, LaneId, SessionId
 
 
@@ -53,6 +53,8 @@ class SessionView(Protocol):
     def is_leaving(self) -> bool: ...
     @property
     def is_stopped(self) -> bool: ...
+    @property
+    def is_suspended(self) -> bool: ...
     @property
     def is_waiting(self) -> bool: ...
     @property

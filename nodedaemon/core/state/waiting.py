@@ -52,11 +52,11 @@ class WaitList:
 
     @property
     def oldest_count(self) -> int:
-        """How often the oldest waiter was overtaken: an upper bound, as a lease reports its iterations together."""
+        """How often the oldest waiter was overtaken: an upper bound, because a lease reports its iterations at once."""
         return self._total
 
     def append(self, session: SessionId) -> None:
-        """The session begins to wait."""
+        """Add a session that begins to wait."""
         self._previous[session], self._next[session] = self._youngest, None
         self._own[session] = 0
         if self._youngest is None:
@@ -66,7 +66,7 @@ class WaitList:
         self._youngest = session
 
     def remove(self, session: SessionId, *, is_granted: bool) -> None:
-        """The session stops waiting. A grant overtakes all that began to wait before it."""
+        """Remove a session that stops waiting. A grant overtakes all sessions that began to wait earlier."""
         previous, following = self._previous.pop(session), self._next.pop(session)
         own = self._own.pop(session)
         if previous is None:
@@ -82,7 +82,7 @@ class WaitList:
             self._previous[following] = previous
 
     def overtake_all(self, iteration_count: int) -> None:
-        """Iterations started under a lease while all these waited."""
+        """Count iterations that started under a lease while all sessions of the list waited."""
         if self._youngest is not None:
             self._own[self._youngest] += iteration_count
             self._total += iteration_count

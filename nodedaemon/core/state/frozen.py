@@ -1,8 +1,8 @@
 """The whole state of an engine as plain values, from which a daemon restores the engine later.
 
-The values are numbers, texts and ids, so any format can carry them. Heaps are rebuilt from the values that they index.
-A thawed engine decides exactly as the frozen one would. `FORMAT` changes whenever a field changes its meaning; a state
-of another format is not thawed.
+The values are numbers, strings and ids, so any format can store them. Heaps are not stored but rebuilt. A thawed engine
+decides exactly as the frozen one would. `FORMAT` changes whenever a field changes its meaning; a state of another
+format is refused.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 
+from msgspec import Struct
+
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.core.fairness import ServiceBook, ServiceClock
-from nodedaemon.core.lanes import Device, Lane, LaneState, LaneValues
+from nodedaemon.core.fairness import ServiceBook
 from nodedaemon.core.ordering import Ordering, Policy
 from nodedaemon.core.policies import make_policy
-from nodedaemon.core.sessions import Session, SessionState, SessionValues
-from nodedaemon.core.snapshots import copy_fields
-from nodedaemon.core.types import DeviceId, DeviceLimits, JobClass, LaneId, SessionId
-from nodedaemon.core.waiting import WaitList
+from nodedaemon.core.state.lanes import Device, DeviceValues, Lane, LaneValues
+from nodedaemon.core.state.sessions import Session, SessionValues
+from nodedaemon.core.state.snapshots import copy_fields
+from nodedaemon.core.state.waiting import WaitList
+from nodedaemon.core.types import DeviceLimits, JobClass, LaneId, SessionId
 
 FORMAT = 2
 
@@ -40,42 +42,24 @@ class FrozenLane(LaneValues):
     holder: SessionId | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenDevice:
-    """As `lanes.Device`; the orders of arrivals, lanes and open lanes are those in which the engine looks at them."""
+@dataclass(slots=True, kw_only=True)
+class FrozenDevice(DeviceValues):
+    """A device. Its arrivals, lanes and open lanes are in the order in which the engine looks at them."""
 
-    id: DeviceId
-    limits: DeviceLimits
-    is_drained: bool
-    lost_reason: str | None
-    persistent_bytes: int
-    held_bytes: int
-    releasing_bytes: int
-    epoch: int
-    wait_order: int
-    wake_ns: int | None
-    clock: ServiceClock
     active: dict[SessionId, int]
     floor: int
     waits: dict[JobClass, tuple[tuple[SessionId, int], ...]]
-    running: dict[JobClass, int]
     sessions: tuple[FrozenSession, ...]
     arrivals: tuple[SessionId, ...]
     lanes: tuple[FrozenLane, ...]
     open_lanes: tuple[LaneId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class FrozenEngine:
+class FrozenEngine(Struct, frozen=True):
     format: int
     lane_count: int
     arrival_count: int
     devices: tuple[FrozenDevice, ...]
-
-
-#: Fields that a device has with the same values.
-_DEVICE_VALUES = {"is_drained", "lost_reason", "wake_ns", "persistent_bytes", "held_bytes", "releasing_bytes"}
-_DEVICE_VALUES |= {"epoch", "wait_order"}
 
 
 def freeze(engine: Engine) -> FrozenEngine:
@@ -87,12 +71,12 @@ def freeze(engine: Engine) -> FrozenEngine:
 def thaw(frozen: FrozenEngine, policy: Callable[[DeviceLimits], Policy] = make_policy) -> Engine:
     """Restore an engine. Raises `OperatingError` for an impossible state."""
     if frozen.format != FORMAT:
-        raise OperatingError(f"thaw engine: format {frozen.format}: this release knows format {FORMAT}")
+        raise OperatingError(f"thaw engine: format {frozen.format}: this release reads format {FORMAT}")
     engine = Engine(policy)
     try:
         devices = [_thaw_device(one, policy) for one in frozen.devices]
     except KeyError as error:
-        raise OperatingError(f"thaw engine: {error.args[0]}: named but not there") from error
+        raise OperatingError(f"thaw engine: {error.args[0]}: referenced but missing") from error
     engine.restore(devices, frozen.lane_count, frozen.arrival_count)
     return engine
 
@@ -125,16 +109,22 @@ def _freeze_lane(lane: Lane) -> FrozenLane:
 
 
 def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy]) -> Device:
-    device = Device(frozen.id, frozen.limits, Ordering(policy(frozen.limits)), frozen.clock.now_ns)
-    for name in _DEVICE_VALUES:
-        setattr(device, name, getattr(frozen, name))
-    device.clock = copy(frozen.clock)
-    device.book = ServiceBook.of(frozen.active, frozen.floor)
-    device.waits = {job_class: WaitList.of(frozen.waits.get(job_class, ())) for job_class in JobClass}
-    device.running = {job_class: frozen.running.get(job_class, 0) for job_class in JobClass}
-    for one in frozen.sessions:
-        session = copy_fields(one, Session, lane=None, offers=dict(one.offers), story=list(one.story))
-        device.sessions[session.id] = session
+    sessions = [
+        copy_fields(one, Session, lane=None, offers=dict(one.offers), story=list(one.story)) for one in frozen.sessions
+    ]
+    device = copy_fields(
+        frozen,
+        Device,
+        clock=copy(frozen.clock),
+        running={job_class: frozen.running.get(job_class, 0) for job_class in JobClass},
+        ordering=Ordering(policy(frozen.limits)),
+        book=ServiceBook.of(frozen.active, frozen.floor),
+        waits={job_class: WaitList.of(frozen.waits.get(job_class, ())) for job_class in JobClass},
+        sessions={session.id: session for session in sessions},
+        arrivals={},
+        lanes={},
+        open_lanes={},
+    )
     device.arrivals = {one: device.sessions[one] for one in frozen.arrivals}
     for lane in frozen.lanes:
         device.add_lane(_thaw_lane(lane, device))
@@ -145,7 +135,7 @@ def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy])
 
 def _thaw_lane(frozen: FrozenLane, device: Device) -> Lane:
     holder = None if frozen.holder is None else device.sessions[frozen.holder]
-    lane = copy_fields(frozen, Lane, device=device.id, holder=holder, sessions={}, waiters=[], _sizes=[])
+    lane = copy_fields(frozen, Lane, device=device.id, holder=holder, sessions={})
     for one in frozen.sessions:
         lane.join(device.sessions[one])
     return lane
@@ -156,8 +146,5 @@ def _index(device: Device) -> None:
     for session in device.sessions.values():
         if session.id not in device.arrivals:
             device.note_size(session)
-        if session.state is SessionState.WAITING and not session.is_stopped and session.lane is not None:
-            session.lane.add_waiter(session.place, session)
-    for lane in device.lanes.values():
-        if lane.state is LaneState.PARKED:
-            device.note_parked(lane)
+        if session.is_queued and session.lane is not None:
+            device.add_waiter(session)

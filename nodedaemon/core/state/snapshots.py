@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodedaemon.core.fairness import SCALE_BITS
-from nodedaemon.core.lanes import Device, Lane, LaneState
-from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.state.lanes import Device, Lane, LaneState
+from nodedaemon.core.state.sessions import Session, SessionState
 from nodedaemon.core.types import DeviceId, Domain, Epoch, JobClass, JobId, LaneId, SessionId
 
 Copy = TypeVar("Copy")
@@ -77,9 +77,11 @@ class EngineSnapshot:
 
 
 def copy_fields(source: object, kind: type[Copy], **computed: Any) -> Copy:
-    """A `kind` with the fields of the same names of `source`, except those that are `computed`."""
-    names = (one.name for one in fields(kind) if one.name not in computed)  # type: ignore[arg-type]
-    return kind(**{name: getattr(source, name) for name in names}, **computed)
+    """Make a `kind` from the `computed` fields and those that `source` has. All other fields get their defaults."""
+    # The field names in order; unlike `fields`, this costs nothing, and a status request copies hundreds of sessions.
+    names: tuple[str, ...] = kind.__match_args__  # type: ignore[attr-defined]
+    values = {name: getattr(source, name) for name in names if name not in computed and hasattr(source, name)}
+    return kind(**values, **computed)
 
 
 def describe(devices: Iterable[Device]) -> EngineSnapshot:

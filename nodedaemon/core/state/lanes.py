@@ -1,7 +1,7 @@
 """Lanes and their device: sums of bytes, best fit, and the order in which lanes are released.
 
 A lane is open (holds bytes) or parked (holds none). Bytes count from the request until the release is confirmed.
-`core.claims` decides whose turn it is; nothing here does.
+`core.round.claims` decides whose turn it is; nothing here does.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from enum import StrEnum
 
 from nodedaemon.core.fairness import SCALE_BITS, ServiceBook, ServiceClock
 from nodedaemon.core.ordering import Breadth, Ordering
-from nodedaemon.core.sessions import Place, Session, SessionState
+from nodedaemon.core.state.sessions import Place, Session
+from nodedaemon.core.state.waiting import WaitList
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobClass, LaneId, SessionId
-from nodedaemon.core.waiting import WaitList
 
 
 class LaneState(StrEnum):
     PARKED = "parked"  # holds no bytes
-    OPENING = "opening"  # bytes counted, memory not there yet
+    OPENING = "opening"  # bytes are counted; the memory is not allocated yet
     OPEN = "open"
-    RELEASING = "releasing"  # bytes counted until they are seen free
+    RELEASING = "releasing"  # bytes are counted until they are reported free
 
 
 #: All transitions of a lane (docs/sessions.md).
@@ -35,7 +35,7 @@ LANE_TRANSITIONS: dict[LaneState, frozenset[LaneState]] = {
 
 @dataclass(slots=True)
 class LaneValues:
-    """The fields of a lane that are plain values. `core.frozen` stores them as they are."""
+    """The fields of a lane that are plain values. `core.state.frozen` stores them as they are."""
 
     id: LaneId
     domain: Domain
@@ -80,21 +80,13 @@ class Lane(LaneValues):
         """The size that all sessions of the lane need."""
         return _largest_bytes(self._sizes, self.sessions)
 
-    def add_waiter(self, place: Place, session: Session) -> None:
-        heapq.heappush(self.waiters, (place, session.id))
-
     def first_waiter(self) -> tuple[Place, Session] | None:
         """The first waiter of this lane, or None. Outdated entries of the heap are dropped."""
         heap = self.waiters
         while heap:
             place, session_id = heap[0]
             session = self.sessions.get(session_id)
-            if (
-                session is not None
-                and session.state is SessionState.WAITING
-                and session.wait_order == place[3]
-                and not session.is_stopped
-            ):
+            if session is not None and session.wait_order == place[3] and session.is_queued:
                 return place, session
             heapq.heappop(heap)
         return None
@@ -125,32 +117,38 @@ def _largest_bytes(heap: list[tuple[int, SessionId]], sessions: dict[SessionId, 
     return 0
 
 
-class Device:
+@dataclass(slots=True)
+class DeviceValues:
+    """The fields of a device that are plain values. `core.state.frozen` stores them as they are."""
+
+    id: DeviceId
+    limits: DeviceLimits
+    clock: ServiceClock
+    is_drained: bool = False
+    lost_reason: str | None = None
+    persistent_bytes: int = 0
+    held_bytes: int = 0
+    releasing_bytes: int = 0
+    epoch: int = 0
+    wait_order: int = 0
+    wake_ns: int | None = None
+    running: dict[JobClass, int] = field(default_factory=lambda: dict.fromkeys(JobClass, 0))
+
+
+@dataclass(slots=True, eq=False)
+class Device(DeviceValues):
     """One device with its lanes, sessions and sums. `free_bytes` is never negative."""
 
-    def __init__(self, device: DeviceId, limits: DeviceLimits, ordering: Ordering, now_ns: int) -> None:
-        self.id = device
-        self.limits = limits
-        self.ordering = ordering
-        self.is_drained = False
-        self.lost_reason: str | None = None
-        self.sessions: dict[SessionId, Session] = {}
-        self.lanes: dict[LaneId, Lane] = {}
-        self.open_lanes: dict[LaneId, Lane] = {}
-        self.domains: dict[Domain, dict[LaneId, Lane]] = {}
-        self.arrivals: dict[SessionId, Session] = {}
-        self.persistent_bytes = 0
-        self.held_bytes = 0
-        self.releasing_bytes = 0
-        self.epoch = 0
-        self.wait_order = 0
-        self.clock = ServiceClock(now_ns, now_ns, limits.service_half_life_ns)
-        self.book = ServiceBook()
-        self.waits: dict[JobClass, WaitList] = {job_class: WaitList() for job_class in JobClass}
-        self.running: dict[JobClass, int] = dict.fromkeys(JobClass, 0)
-        self.wake_ns: int | None = None
-        self._parked: list[tuple[Place, LaneId]] = []
-        self._sizes: list[tuple[int, SessionId]] = []
+    ordering: Ordering = field(kw_only=True)
+    book: ServiceBook = field(default_factory=ServiceBook)
+    waits: dict[JobClass, WaitList] = field(default_factory=lambda: {job_class: WaitList() for job_class in JobClass})
+    sessions: dict[SessionId, Session] = field(default_factory=dict)
+    arrivals: dict[SessionId, Session] = field(default_factory=dict)
+    lanes: dict[LaneId, Lane] = field(default_factory=dict)
+    open_lanes: dict[LaneId, Lane] = field(default_factory=dict)
+    domains: dict[Domain, dict[LaneId, Lane]] = field(default_factory=dict)
+    _parked: list[tuple[Place, LaneId]] = field(default_factory=list)
+    _sizes: list[tuple[int, SessionId]] = field(default_factory=list)
 
     @property
     def free_bytes(self) -> int:
@@ -183,6 +181,13 @@ class Device:
         self.clock.busy_count -= 1
         self.running[session.job_class] -= 1
 
+    def charge_blocking(self, session: Session, now_ns: int) -> None:
+        """The session no longer keeps others from running. The time in which it did counts as if it had run."""
+        if session.blocking_ns is not None:
+            session.virtual += (now_ns - session.blocking_ns) * self.clock.growth() // session.weight
+            self.book.update(session.id, session.virtual)
+            session.blocking_ns = None
+
     def note_running_service(self) -> None:
         """Update the service of all holders, before a session is lifted to the minimum."""
         for lane in self.open_lanes.values():
@@ -191,7 +196,7 @@ class Device:
                 self.book.update(lane.holder.id, view.virtual_service)
 
     def rescale(self, bits: int) -> None:
-        """Follow the service clock where it shifts its numbers back."""
+        """Follow the service clock when it shifts its numbers back."""
         for session in self.sessions.values():
             session.virtual >>= bits
             session.granted_grown >>= bits
@@ -239,18 +244,48 @@ class Device:
         del self.open_lanes[lane.id]
         self.note_parked(lane)
 
-    # Order of the lanes that hold no bytes
+    # Order of waiters, and of the lanes that hold no bytes
+
+    def line_up(self, session: Session, now_ns: int) -> None:
+        """The session begins to wait, behind all sessions that already wait with the same key."""
+        self.wait_order += 1
+        session.wanted_ns, session.wait_order = now_ns, self.wait_order
+        session.place = self._place(session, now_ns)
+        if not session.is_stopped:
+            self.waits_of(session).append(session.id)
+            self.add_waiter(session)
+
+    def _place(self, session: Session, now_ns: int) -> Place:
+        # Ungated sessions go first. The class precedes the policy's key here, so that no policy can ignore it.
+        urgency = 0 if session.is_ungated else 2
+        job_class = int(session.job_class) if self.ordering.breadth is Breadth.CLASS else 0
+        return (urgency, job_class, self.ordering.key(session.view(), now_ns), session.wait_order)
+
+    def rekey(self, now_ns: int) -> None:
+        """Compute the position of every waiter again."""
+        for lane in self.lanes.values():
+            lane.waiters.clear()
+        self._parked.clear()
+        self.waits = {job_class: WaitList() for job_class in JobClass}
+        waiting = (session for session in self.sessions.values() if session.is_queued)
+        for session in sorted(waiting, key=lambda one: one.wait_order):
+            session.place = self._place(session, now_ns)
+            self.waits_of(session).append(session.id)
+            self.add_waiter(session)
+
+    def add_waiter(self, session: Session) -> None:
+        """Put a waiter into the order of its lane."""
+        lane = session.lane
+        assert lane is not None
+        heapq.heappush(lane.waiters, (session.place, session.id))
+        if lane.state is LaneState.PARKED:
+            self.note_parked(lane)
 
     def note_parked(self, lane: Lane) -> None:
         """A parked lane has a new first waiter, or a lane with waiters was parked."""
         first = lane.first_waiter()
         if first is not None:
             heapq.heappush(self._parked, (first[0], lane.id))
-
-    def forget_waiters(self) -> None:
-        """Clear all lists of waiters before they are rebuilt."""
-        self._parked.clear()
-        self.waits = {job_class: WaitList() for job_class in JobClass}
 
     def first_parked(self) -> tuple[Place, Lane] | None:
         """The parked lane whose first waiter precedes those of all other parked lanes."""
@@ -278,13 +313,40 @@ class Device:
 
     @property
     def pinned_bytes(self) -> int:
-        return sum(lane.held_bytes for lane in self.open_lanes.values() if lane.is_stuck)
+        return sum(lane.held_bytes for lane in self.stuck_lanes())
+
+    def stuck_lanes(self) -> list[Lane]:
+        """Lanes whose holder reaches no boundary."""
+        return [lane for lane in self.open_lanes.values() if lane.is_stuck]
 
     def can_always_run(self, more_persistent_bytes: int, ephemeral_bytes: int = 0) -> bool:
         """Whether sum P + largest E <= C still holds with that much more, so that every session can make progress."""
+        return self.lack_bytes(more_persistent_bytes, ephemeral_bytes) <= 0
+
+    def lack_bytes(self, more_persistent_bytes: int, ephemeral_bytes: int = 0) -> int:
+        """The bytes that the rule of `can_always_run` lacks. Stuck lanes serve nobody but their holders."""
         largest = max(self.ephemeral_bytes_max, ephemeral_bytes)
-        spoken_for = self.persistent_bytes + more_persistent_bytes + self.pinned_bytes
-        return spoken_for + largest <= self.limits.capacity_bytes
+        stuck = self.stuck_lanes()
+        if stuck:
+            holders = [lane.holder for lane in stuck]
+            others = (one.ephemeral_bytes for one in self.sessions.values() if one.is_admitted and one not in holders)
+            largest = max(largest, self.pinned_bytes + max(ephemeral_bytes, max(others, default=0)))
+        return self.persistent_bytes + more_persistent_bytes + largest - self.limits.capacity_bytes
+
+    def can_pin(self, session: Session) -> bool:
+        """Whether every other session could still run if this one kept its lane for ever.
+
+        It keeps the whole lane, which may be larger than it needs if others shared it.
+        """
+        lane = session.lane
+        own_bytes = session.ephemeral_bytes if lane is None else max(lane.held_bytes, lane.target_bytes)
+        if session.is_holding and lane is not None:
+            own_bytes = lane.held_bytes
+        stuck = [lane for lane in self.stuck_lanes() if lane.holder is not session]
+        keepers = [session, *(lane.holder for lane in stuck)]
+        others = (one.ephemeral_bytes for one in self.sessions.values() if one.is_admitted and one not in keepers)
+        kept_bytes = own_bytes + sum(one.held_bytes for one in stuck)
+        return self.persistent_bytes + kept_bytes + max(others, default=0) <= self.limits.capacity_bytes
 
     # Choices
 

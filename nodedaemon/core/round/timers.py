@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from nodedaemon.core.claims import Round
-from nodedaemon.core.commands import Command, EndSession, ReportOverdue, WakeAt, WarnSession
-from nodedaemon.core.lanes import Lane
-from nodedaemon.core.sessions import Session, SessionState
-from nodedaemon.core.types import OnHang
+import math
+
+from nodedaemon.core.commands import ReportOverdue, WakeAt
+from nodedaemon.core.round.claims import Round
+from nodedaemon.core.state.lanes import Lane
+from nodedaemon.core.state.sessions import Session, SessionState
 
 
 def report_hung(round_: Round) -> None:
@@ -19,9 +20,12 @@ def report_hung(round_: Round) -> None:
             continue
         if round_.now_ns >= _hang_deadline_ns(round_, holder):
             holder.is_reported = True
-            # Otherwise a policy that runs one session at a time would wait for it for ever.
+            # Otherwise a policy that runs one session at a time would wait for it forever.
             round_.device.stop_service(holder)
-            round_.commands.extend(_report(round_, holder))
+            waited_ns = round_.now_ns - holder.revoked_ns
+            reason = f"no boundary for {waited_ns} ns after a revoke while others wait"
+            round_.commands.append(ReportOverdue(holder.id, holder.job, waited_ns))
+            round_.warn_or_end(holder, round_.device.limits.on_hang, reason)
             round_.placement.clear(lane, holder)
 
 
@@ -32,21 +36,24 @@ def set_wake(round_: Round) -> None:
         device.wake_ns = None
     if device.lost_reason is not None:
         return
-    moments = list(round_.retry_ns)
+    moments: list[float] = list(round_.retry_ns)
     parked = device.first_parked()
     for lane in device.open_lanes.values():
         holder = lane.holder
+        if holder is not None and holder.blocking_ns is not None:
+            moments.append(holder.blocking_ns + device.limits.hang_timeout_ns)
         if holder is None or lane.is_stuck:
             continue
         if holder.state is SessionState.REVOKED:
             moments.append(_hang_deadline_ns(round_, holder))
             continue
+        moments.append(round_.check_in_ns(holder))
         rivals = {one.id: one for one in (round_.rival(lane), None if parked is None else _first(parked[1])) if one}
         if device.ordering.is_timed:
             rivals.update((one.id, one) for one in round_.rivals_elsewhere(lane))
         for rival in rivals.values():
             moments.extend(_lease_end(round_, lane, holder, rival))
-    at_ns = min((moment for moment in moments if moment > now_ns), default=None)
+    at_ns = min((int(moment) for moment in moments if now_ns < moment < math.inf), default=None)
     if at_ns is not None and (device.wake_ns is None or at_ns < device.wake_ns):
         device.wake_ns = at_ns
         round_.commands.append(WakeAt(device.id, at_ns))
@@ -59,22 +66,14 @@ def _first(lane: Lane) -> Session:
 
 
 def _lease_end(round_: Round, lane: Lane, holder: Session, rival: Session) -> list[int]:
-    wall_ns = round_.lease_wall_ns(holder, rival)
-    if wall_ns is None or round_.is_spent(wall_ns):
+    wall_ns = round_.precedence.lease_wall_ns(holder, rival)
+    if wall_ns is None or round_.precedence.is_spent(wall_ns):
         return []  # never, or this round has decided already
     end_ns = round_.now_ns + wall_ns
     if rival.lane is not lane and not rival.is_served:
-        end_ns = max(end_ns, round_.protected_until_ns(lane, rival))
+        end_ns = max(end_ns, round_.precedence.protected_until_ns(lane, rival))
     return [end_ns]
 
 
 def _hang_deadline_ns(round_: Round, holder: Session) -> int:
     return holder.revoked_ns + round_.device.limits.hang_timeout_ns
-
-
-def _report(round_: Round, holder: Session) -> list[Command]:
-    waited_ns = round_.now_ns - holder.revoked_ns
-    reason = f"no boundary for {waited_ns} ns after a revoke while others wait"
-    is_ended = round_.device.limits.on_hang is OnHang.KILL
-    command = EndSession(holder.id, reason) if is_ended else WarnSession(holder.id, reason)
-    return [ReportOverdue(holder.id, holder.job, waited_ns), command]

@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 A claim is a session that needs something: an arrival needs its persistent bytes, a waiter needs a lane. A round serves
-claims in this order: arrivals by age, waiters that were overtaken too often by age, all other waiters by policy.
+claims in this order: arrivals by age, ungated waiters, waiters that were overtaken too often, all others by policy.
 
 - A waiter whose lane is free and large enough is granted.
 - A waiter whose lane holds no bytes, or too few, claims bytes: free ones, or those of lanes behind it in the order.
@@ -21,27 +21,28 @@ number of sessions. docs/adr/0003-memory-rule.md and docs/adr/0005-bounded-overt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable
 from enum import Enum
 
 from nodedaemon.core.commands import (
     AdmitSession,
     CloseLane,
     Command,
+    EndSession,
     Grant,
     LimitGrant,
     OpenLane,
     ReleaseLane,
     Revoke,
+    WarnSession,
 )
-from nodedaemon.core.lanes import Device, Lane, LaneState
 from nodedaemon.core.ordering import Breadth
-from nodedaemon.core.placement import Placement
-from nodedaemon.core.sessions import Place, Session, SessionState
-from nodedaemon.core.types import MICROSECOND_NS, Epoch, JobClass, LaneId, SessionId
-
-#: A lease with less time left ends now. This avoids wake-ups for a few nanoseconds.
-LEASE_GRAIN_NS = 10 * MICROSECOND_NS
+from nodedaemon.core.round.placement import Placement
+from nodedaemon.core.round.precedence import Precedence
+from nodedaemon.core.state.lanes import Device, Lane, LaneState
+from nodedaemon.core.state.sessions import Place, Session, SessionState
+from nodedaemon.core.types import Epoch, FaultAction, JobClass, LaneId, SessionId
 
 
 class Outcome(Enum):
@@ -57,16 +58,17 @@ class Outcome(Enum):
 class Round:
     """One pass over the claims of a device. Each event gets a new round; nothing is kept between rounds."""
 
-    def __init__(self, device: Device, now_ns: int, commands: list[Command], new_lane: Callable[[], LaneId]) -> None:
+    def __init__(self, device: Device, now_ns: int, new_lane: Callable[[], LaneId]) -> None:
         self.device = device
         self.now_ns = now_ns
-        self.commands = commands
-        self.placement = Placement(device, commands, new_lane)
+        self.precedence = Precedence(device, now_ns)
+        self.commands: list[Command] = []
+        self.placement = Placement(device, self.commands, new_lane)
         #: Times at which skipped claims may be tried again.
         self.retry_ns: list[int] = []
         self.is_blocked = False
         #: The first waiter of each lane, in order, after the grants of this round.
-        self.standing: list[Session] = []
+        self.first_waiters: list[Session] = []
         #: Waiters that were served, and waiters that cannot be served now. Nobody stands back for the latter.
         self._served: list[Session] = []
         self._skipped: set[SessionId] = set()
@@ -78,8 +80,8 @@ class Round:
         if self.device.lost_reason is not None:
             return
         self.is_blocked = self._serve_arrivals() or self._serve_waiters()
-        self.standing = [one for one in self.candidates(counts_promises=False) if not self._is_stuck(one)]
-        self._tend_holders()
+        self.first_waiters = [one for one in self.candidates(counts_promises=False) if not self._is_stuck(one)]
+        self._check_leases()
         self._fit_lanes()
         if not self.is_blocked:
             self._spread()
@@ -101,7 +103,7 @@ class Round:
                 continue
             lack_bytes = session.persistent_bytes - device.free_bytes
             if lack_bytes > 0:
-                self._take(self._choose(lack_bytes - device.releasing_bytes, 0, None), None)
+                self._reclaim(self._choose(lack_bytes - device.releasing_bytes, 0, None), None)
                 return True
             self._admit(session)
 
@@ -124,35 +126,6 @@ class Round:
 
     # Waiters
 
-    def top_class(self) -> JobClass:
-        """The best class that waits or runs."""
-        device = self.device
-        for job_class in JobClass:
-            if device.running[job_class] or len(device.waits[job_class]):
-                return job_class
-        return JobClass.BEST_EFFORT
-
-    def overtakes_left(self, job_class: JobClass, *, counts_promises: bool = True) -> int:
-        """Iterations of this class that may still start before its oldest waiter, less what holders may run already."""
-        device = self.device
-        left = device.limits.overtakes_max - device.waits[job_class].oldest_count
-        if not counts_promises:
-            return left
-        return left - sum(
-            (lane.holder.iteration_limit or 0) + (lane.holder.successor is not None)
-            for lane in device.open_lanes.values()
-            if lane.holder is not None and device.wait_class(lane.holder) is job_class
-        )
-
-    def is_overdue(self, session: Session) -> bool:
-        """Whether it was overtaken as often as is allowed."""
-        waits = self.device.waits_of(session)
-        return waits.oldest == session.id and waits.oldest_count >= self.device.limits.overtakes_max
-
-    def _precedes_as_overdue(self, waiter: Session, job_class: JobClass) -> bool:
-        is_peer = waiter.job_class <= job_class or self.device.ordering.breadth is not Breadth.CLASS
-        return is_peer and self.is_overdue(waiter)
-
     def _serve_waiters(self) -> bool:
         breadth = self.device.ordering.breadth
         if breadth is Breadth.ONE and any(self.device.running.values()):
@@ -163,7 +136,7 @@ class Round:
                 return True
             if outcome is Outcome.SKIPPED:
                 self._skipped.add(session.id)
-                if self.device.waits_of(session).oldest == session.id:
+                if self.precedence.is_oldest(session):
                     self._excused.add(self.device.wait_class(session))
             else:
                 self._served.append(session)
@@ -185,7 +158,7 @@ class Round:
         device = self.device
         if not any(len(waits) for waits in device.waits.values()):
             return []
-        top = self.top_class() if device.ordering.breadth is Breadth.CLASS else None
+        top = self.precedence.top_class() if device.ordering.breadth is Breadth.CLASS else None
         found: dict[LaneId, tuple[Place, Session]] = {}
         for lane in device.open_lanes.values():
             first = lane.first_waiter()
@@ -198,7 +171,7 @@ class Round:
             found[parked[1].id] = first
         for job_class in JobClass if top is None else (top,):
             oldest = device.waits[job_class].oldest
-            if oldest is not None and self.overtakes_left(job_class, counts_promises=counts_promises) <= 0:
+            if oldest is not None and self.precedence.overtakes_left(job_class, counts_promises=counts_promises) <= 0:
                 session = device.sessions[oldest]
                 assert session.lane is not None
                 if session.lane.id not in found or found[session.lane.id][0][0] > 1:
@@ -209,6 +182,8 @@ class Round:
     def _serve_waiter(self, session: Session) -> Outcome:
         lane = session.lane
         assert lane is not None
+        if session.is_ungated and not self.device.can_pin(session):
+            self._gate_again(session)
         if lane.is_stuck:
             return Outcome.SKIPPED  # a named successor behind a holder that reaches no boundary; others continue
         if lane.state in (LaneState.OPENING, LaneState.RELEASING) or lane.holder is not None:
@@ -220,28 +195,22 @@ class Round:
         self.grant(lane, session, None)
         return Outcome.GRANTED
 
+    def _gate_again(self, session: Session) -> None:
+        """Others need the memory that an ungated session would keep: it takes turns as any other session."""
+        waits = self.device.waits_of(session)
+        waits.remove(session.id, is_granted=False)
+        session.is_ungated = False
+        self.device.line_up(session, self.now_ns)
+
     def _must_stand_back(self, session: Session) -> bool:
         """Whether its iteration would overtake a waiter too often, or run ahead of a session that is behind."""
-        if session.is_ungated or self.is_overdue(session):
+        if session.is_ungated or self.precedence.is_overdue(session):
             return False
         job_class = self.device.wait_class(session)
-        is_oldest = self.device.waits_of(session).oldest == session.id
-        if not is_oldest and job_class not in self._excused and self.overtakes_left(job_class) <= 0:
+        is_oldest = self.precedence.is_oldest(session)
+        if not is_oldest and job_class not in self._excused and self.precedence.overtakes_left(job_class) <= 0:
             return True
-        return self.is_ahead(session, [*self._served, *self._holders()])
-
-    def is_ahead(self, session: Session, others: Iterable[Session]) -> bool:
-        """Under equal progress: whether the session is too far ahead of one of the others."""
-        if not self.device.ordering.is_timed:
-            return False
-        for other in others:
-            service = None if other is session else self.lease_service(session, other)
-            if service is not None and service < 0:
-                return True
-        return False
-
-    def _holders(self) -> Iterator[Session]:
-        return (lane.holder for lane in self.device.open_lanes.values() if lane.holder and lane.holder.is_served)
+        return self.precedence.is_ahead(session, [*self._served, *self.precedence.holders()])
 
     def grant(self, lane: Lane, session: Session, handed_epoch: Epoch | None) -> None:
         """Let the session run. With `handed_epoch` its predecessor has started it already."""
@@ -251,7 +220,7 @@ class Round:
         session.waited_ns += self.now_ns - session.wanted_ns
         session.step(SessionState.RUNNING, self.now_ns)
         session.epoch = device.next_epoch() if handed_epoch is None else handed_epoch
-        session.granted_bytes = session.ephemeral_bytes
+        session.granted_ns, session.granted_bytes = self.now_ns, session.ephemeral_bytes
         session.iteration_limit, session.is_limited_later, session.is_reported = None, False, False
         lane.holder, lane.last_class = session, session.job_class
         limit = None
@@ -260,7 +229,7 @@ class Round:
         elif not session.is_stopped:
             device.start_service(session)
         if not session.is_ungated and len(device.waits_of(session)):
-            limit = max(1, self._allot(device.wait_class(session)))
+            limit = max(1, self.precedence.allotment(device.wait_class(session)))
             session.iteration_limit = limit - 1
         if handed_epoch is None:
             self.commands.append(Grant(session.id, lane.id, session.epoch, limit))
@@ -273,11 +242,6 @@ class Round:
         self.device.stop_service(session)
         lane.is_pinned = True
         self.placement.clear(lane, session)
-
-    def _allot(self, job_class: JobClass) -> int:
-        # Lanes that run at the same time overtake the same waiters, so they divide the remainder.
-        left = self.overtakes_left(job_class)
-        return min(left, max(1, left // max(1, len(self.device.open_lanes))))
 
     # Bytes
 
@@ -293,11 +257,17 @@ class Round:
             self.retry_ns.append(lane.retry_ns)
             return Outcome.SKIPPED
         needed_bytes = lane.target_bytes
+        reachable_bytes = device.limits.capacity_bytes - device.persistent_bytes - device.pinned_bytes
+        if session.ephemeral_bytes <= reachable_bytes < needed_bytes:
+            # Only a stuck lane explains this. A larger session of the same lane has to wait for it, this one has not.
+            own = self.placement.add_lane(session.domain)
+            self.placement.bind(session, own)
+            return self._claim(own, session)
         own_bytes = lane.held_bytes
         has_room = bool(own_bytes) or device.has_lane_to_spare()
         if has_room and needed_bytes <= device.free_bytes + own_bytes:
             if own_bytes:
-                self._release(lane)
+                self.release(lane)
                 return Outcome.BLOCKING
             self._open(lane)
             return Outcome.COMING
@@ -307,7 +277,7 @@ class Round:
                 self.placement.merge(lane, joinable)
             else:
                 self.placement.bind(session, joinable)
-            self._drop_if_empty(lane)
+            self.drop_if_empty(lane)
             return self._serve_waiter(session)
         lack_bytes = needed_bytes - own_bytes - device.free_bytes - device.releasing_bytes
         is_room_coming = has_room or device.releasing_bytes > 0
@@ -315,8 +285,8 @@ class Round:
         if chosen is None:
             return Outcome.SKIPPED
         if own_bytes:
-            self._release(lane)
-        self._take(chosen, lane)
+            self.release(lane)
+        self._reclaim(chosen, lane)
         return Outcome.BLOCKING
 
     def _choose(self, lack_bytes: int, count: int, claimant: Session | None) -> list[Lane] | None:
@@ -329,7 +299,7 @@ class Round:
         for lane in self.device.victims():
             if sum(one.held_bytes for one in chosen) >= lack_bytes and len(chosen) >= count:
                 break
-            if claimant is None or (lane is not claimant.lane and self._may_take(lane, claimant)):
+            if claimant is None or (lane is not claimant.lane and self._may_reclaim(lane, claimant)):
                 chosen.append(lane)
         for lane in list(chosen):
             rest_bytes = sum(one.held_bytes for one in chosen) - lane.held_bytes
@@ -338,87 +308,63 @@ class Round:
         enough = sum(one.held_bytes for one in chosen) >= lack_bytes and len(chosen) >= count
         return chosen if enough else None
 
-    def _may_take(self, lane: Lane, claimant: Session) -> bool:
-        if claimant.is_ungated or self._precedes_as_overdue(claimant, lane.last_class):
+    def _may_reclaim(self, lane: Lane, claimant: Session) -> bool:
+        if claimant.is_ungated or self.precedence.precedes_as_overdue(claimant, lane.last_class):
             return True
-        if lane.holder is not None and not self.goes_before(claimant, lane.holder):
+        if lane.holder is not None and not self.precedence.goes_before(claimant, lane.holder):
             return False
         first = lane.first_waiter()
         if lane.holder is None and first is not None and first[1] in self._served:
             # That waiter goes before the claimant and only stands back: the bytes would move back and forth.
             return False
-        protected_ns = self.protected_until_ns(lane, claimant)
+        protected_ns = self.precedence.protected_until_ns(lane, claimant)
         if protected_ns > self.now_ns:
             self.retry_ns.append(protected_ns)
             return False
         return True
 
-    def protected_until_ns(self, lane: Lane, claimant: Session) -> int:
-        """Until when the quantum keeps the lane for its domain. A higher class and the same domain need not wait."""
-        if lane.domain == claimant.domain or claimant.job_class < lane.last_class:
-            return self.now_ns
-        quantum_end_ns = lane.opened_ns + self.device.limits.domain_quantum_ns
-        if lane.holder is not None or lane.first_waiter() is not None:
-            return quantum_end_ns
-        return min(quantum_end_ns, lane.returned_ns + self.device.limits.idle_release_ns)
-
-    def goes_before(self, waiter: Session, holder: Session) -> bool:
-        """Whether the waiter, not the holder, would get the next grant if both were at a boundary now."""
-        if waiter.is_ungated or self._precedes_as_overdue(waiter, holder.job_class):
-            return True
-        return self.is_spent(self.lease_wall_ns(holder, waiter))
-
-    @staticmethod
-    def is_spent(wall_ns: int | None) -> bool:
-        return wall_ns is not None and wall_ns <= LEASE_GRAIN_NS
-
-    def lease_wall_ns(self, holder: Session, rival: Session) -> int | None:
-        """Time until the rival goes before the holder: 0 for now, None for never while nothing else changes."""
-        service = self.lease_service(holder, rival)
-        if service is None:
-            return None
-        if service >= 0 and rival.is_served:
-            # Both attain service: the holder runs ahead only if the rival has the larger weight.
-            if rival.weight <= holder.weight:
-                return None
-            service = -(-service * rival.weight // (rival.weight - holder.weight))
-        clock = self.device.clock
-        return clock.wall_ns(max(0, service), is_grown=self.device.ordering.is_timed)
-
-    def lease_service(self, holder: Session, waiter: Session) -> int | None:
-        clock = self.device.clock
-        return self.device.ordering.lease_service(
-            holder.view(clock.plain, clock.grown), waiter.view(clock.plain, clock.grown), self.now_ns
-        )
-
-    def _take(self, chosen: list[Lane] | None, claimant: Lane | None) -> None:
+    def _reclaim(self, chosen: list[Lane] | None, claimant: Lane | None) -> None:
         """Release the chosen lanes: idle ones now, busy ones at their next boundary."""
         for lane in chosen or ():
             if lane.holder is not None:
                 self.revoke(lane.holder, None)
                 continue
-            heir = self.placement.heir(lane, claimant, chosen or [])
-            if heir is not None:
-                self.placement.merge(lane, heir)
-            self._release(lane)
+            target = self.placement.merge_target(lane, claimant, chosen or [])
+            if target is not None:
+                self.placement.merge(lane, target)
+            self.release(lane)
 
-    def _release(self, lane: Lane) -> None:
+    def warn_or_end(self, session: Session, action: FaultAction, reason: str) -> None:
+        """Warn the session about its fault or end it, as the limits of the device say."""
+        command = EndSession if action is FaultAction.KILL else WarnSession
+        self.commands.append(command(session.id, reason))
+
+    def release(self, lane: Lane) -> None:
+        """Start to release the lane's bytes."""
         self.device.start_release(lane)
         self.commands.append(ReleaseLane(lane.id, lane.epoch))
 
-    def _drop_if_empty(self, lane: Lane) -> None:
+    def drop_if_empty(self, lane: Lane) -> None:
+        """Close the lane if it holds no bytes and no session."""
         if not lane.sessions and lane.state is LaneState.PARKED:
             self.device.drop_lane(lane)
             self.commands.append(CloseLane(lane.id))
 
+    def empty(self, lane: Lane) -> None:
+        """A session has left the lane: if it was the last one, give up the bytes that are being opened."""
+        if not lane.sessions and lane.state is LaneState.OPENING:
+            self.release(lane)
+        else:
+            self.drop_if_empty(lane)
+
     # Holders
 
-    def _tend_holders(self) -> None:
+    def _check_leases(self) -> None:
         """End the leases that the policy would not renew, and limit those that overtake a waiter."""
         device = self.device
         breadth = device.ordering.breadth
-        top = self.top_class()
-        best = self._best_holder() if breadth is Breadth.ONE and sum(device.running.values()) > 1 else None
+        top = self.precedence.top_class()
+        best = self.precedence.best_holder() if breadth is Breadth.ONE and sum(device.running.values()) > 1 else None
         for lane in list(device.open_lanes.values()):
             holder = lane.holder
             if holder is None or lane.is_stuck:
@@ -427,31 +373,20 @@ class Round:
             if is_preceded or (best is not None and holder is not best):
                 self.revoke(holder, None)
             else:
-                self._tend_holder(lane, holder)
+                self._check_lease(lane, holder)
 
-    def _best_holder(self) -> Session:
-        device = self.device
-        holders = [lane.holder for lane in device.open_lanes.values() if lane.holder is not None]
-        clock = device.clock
-        return min(
-            holders,
-            key=lambda one: (device.ordering.key(one.view(clock.plain, clock.grown), self.now_ns), one.arrival_order),
-        )
-
-    def _tend_holder(self, lane: Lane, holder: Session) -> None:
+    def _check_lease(self, lane: Lane, holder: Session) -> None:
         rival = self.rival(lane)
-        if rival is not None and self.goes_before(rival, holder):
+        if rival is not None and self.precedence.goes_before(rival, holder):
             self.revoke(holder, rival if self._can_succeed(rival, lane) else None)
-        elif self.device.ordering.is_timed and any(
-            self.is_spent(self.lease_wall_ns(holder, one)) for one in self.rivals_elsewhere(lane)
-        ):
+        elif self.now_ns >= self.check_in_ns(holder) or self._is_spent_elsewhere(lane, holder):
             self.revoke(holder, None)
         elif (
             holder.state is SessionState.RUNNING
             and holder.iteration_limit is None
             and len(self.device.waits_of(holder))
         ):
-            left = self._allot(self.device.wait_class(holder))
+            left = self.precedence.allotment(self.device.wait_class(holder))
             if left <= 0:
                 self.revoke(holder, None)
                 return
@@ -459,26 +394,41 @@ class Round:
             assert holder.epoch is not None
             self.commands.append(LimitGrant(holder.id, holder.epoch, left))
 
+    def _is_spent_elsewhere(self, lane: Lane, holder: Session) -> bool:
+        """Under equal progress: whether a session of another lane has to catch up with the holder."""
+        return self.device.ordering.is_timed and any(
+            self.precedence.is_spent(self.precedence.lease_wall_ns(holder, one)) for one in self.rivals_elsewhere(lane)
+        )
+
+    def check_in_ns(self, holder: Session) -> float:
+        """When the holder has to return its grant, even if the policy prefers it to all waiters.
+
+        Otherwise nobody would notice that it hangs. If it does not, it may be granted again at once.
+        """
+        if not any(len(waits) for waits in self.device.waits.values()):
+            return math.inf
+        return holder.granted_ns + self.device.limits.hang_timeout_ns
+
     def _can_succeed(self, waiter: Session, lane: Lane) -> bool:
         if self.is_blocked or waiter.is_ungated or waiter.lane is not lane:
             return False
-        if lane.held_bytes < waiter.ephemeral_bytes or self.is_ahead(waiter, self.rivals_elsewhere(lane)):
+        if lane.held_bytes < waiter.ephemeral_bytes or self.precedence.is_ahead(waiter, self.rivals_elsewhere(lane)):
             return False
         # The new successor takes over the promise made to an earlier one.
         promised = lane.holder is not None and lane.holder.successor is not None
-        is_oldest = self.device.waits_of(waiter).oldest == waiter.id
-        return is_oldest or self.overtakes_left(self.device.wait_class(waiter)) + promised > 0
+        is_oldest = self.precedence.is_oldest(waiter)
+        return is_oldest or self.precedence.overtakes_left(self.device.wait_class(waiter)) + promised > 0
 
     def rivals_elsewhere(self, lane: Lane) -> list[Session]:
         """Sessions of other lanes that run, or wait and can be served. Equal progress is measured against them."""
-        waiters = [one for one in self.standing if one.lane is not lane and one.id not in self._skipped]
-        return waiters + [one for one in self._holders() if one.lane is not lane]
+        waiters = [one for one in self.first_waiters if one.lane is not lane and one.id not in self._skipped]
+        return waiters + [one for one in self.precedence.holders() if one.lane is not lane]
 
     def rival(self, lane: Lane) -> Session | None:
         """The waiter that would run if the holder of this lane were at a boundary now."""
         if self.device.ordering.breadth is Breadth.ONE:
-            return self.standing[0] if self.standing else None
-        return next((one for one in self.standing if one.lane is lane), None)
+            return self.first_waiters[0] if self.first_waiters else None
+        return next((one for one in self.first_waiters if one.lane is lane), None)
 
     def revoke(self, holder: Session, successor: Session | None) -> None:
         """Revoke the holder's grant; a second time only if the successor changes."""
@@ -502,7 +452,7 @@ class Round:
         """Release idle lanes that are unused or larger than their sessions need."""
         for lane in list(self.device.open_lanes.values()):
             if lane.is_idle and not lane.is_stuck and lane.held_bytes > lane.target_bytes:
-                self._release(lane)
+                self.release(lane)
 
     def _spread(self) -> None:
         """If there is room, give the next waiter of a busy lane a lane of its own."""
@@ -511,7 +461,7 @@ class Round:
             return
         if device.free_bytes <= 0 or device.first_parked() is not None:
             return
-        for session in self.standing:
+        for session in self.first_waiters:
             lane = session.lane
             assert lane is not None
             # A named successor may already be running in this lane, so it stays.

@@ -16,22 +16,22 @@ from nodedaemon.core.ordering import Waiting
 from nodedaemon.core.types import Domain, Epoch, JobClass, JobId, SessionId
 
 if TYPE_CHECKING:
-    from nodedaemon.core.lanes import Lane
+    from nodedaemon.core.state.lanes import Lane
 
 
 class SessionState(StrEnum):
     ARRIVING = "arriving"  # claims its persistent bytes
     IDLE = "idle"  # admitted; wants no grant now
-    WAITING = "waiting"  # stands at a boundary, blocked in the gate
+    WAITING = "waiting"  # at a boundary, blocked in the gate
     RUNNING = "running"  # holds a grant
     REVOKED = "revoked"  # holds a grant that ends at the next boundary
-    UNGATED = "ungated"  # admitted without lane: runs by its peak
-    LEAVING = "leaving"  # its process is gone, its memory not yet seen free
+    UNGATED = "ungated"  # admitted without a lane: its persistent bytes are its peak
+    LEAVING = "leaving"  # its process is gone; its memory is not reported free yet
 
 
 TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.ARRIVING: frozenset({SessionState.IDLE, SessionState.UNGATED}),
-    SessionState.IDLE: frozenset({SessionState.WAITING, SessionState.LEAVING}),
+    SessionState.IDLE: frozenset({SessionState.WAITING, SessionState.UNGATED, SessionState.LEAVING}),
     SessionState.WAITING: frozenset({SessionState.RUNNING, SessionState.LEAVING}),
     SessionState.RUNNING: frozenset(
         {SessionState.REVOKED, SessionState.WAITING, SessionState.IDLE, SessionState.LEAVING}
@@ -54,7 +54,7 @@ STORY_LENGTH = 12
 
 @dataclass(slots=True)
 class SessionValues:
-    """The fields of a session that are plain values. `core.frozen` stores them as they are."""
+    """The fields of a session that are plain values. `core.state.frozen` stores them as they are."""
 
     id: SessionId
     job: JobId
@@ -67,7 +67,9 @@ class SessionValues:
     arrival_order: int
     arrived_ns: int
     state: SessionState = SessionState.ARRIVING
+    is_placed: bool = False
     is_stopped: bool = False
+    is_suspended: bool = False
     is_ungated: bool = False
     # Waiting: since when, and which entry of its lane's heap is the valid one.
     wanted_ns: int = 0
@@ -76,6 +78,7 @@ class SessionValues:
     # Holding: the grant's epoch, its limit, and what the service clock showed when it began.
     epoch: Epoch | None = None
     is_served: bool = False
+    granted_ns: int = 0
     granted_bytes: int = 0
     iteration_limit: int | None = None
     #: The limit came with a `LimitGrant` while the grant was held, not with the `Grant` itself.
@@ -84,6 +87,8 @@ class SessionValues:
     granted_grown: int = 0
     revoked_ns: int = 0
     is_reported: bool = False
+    #: Since when its lane, which it cannot return, keeps a placed session from running (`round.reclaim`).
+    blocking_ns: int | None = None
     successor: SessionId | None = None
     offers: dict[Epoch, SessionId] = field(default_factory=dict)
     # Accounting.
@@ -130,6 +135,11 @@ class Session(SessionValues):
         return self.state is SessionState.WAITING
 
     @property
+    def is_queued(self) -> bool:
+        """Whether the session waits and could run: a stopped session waits for nothing."""
+        return self.state is SessionState.WAITING and not self.is_stopped
+
+    @property
     def is_revoked(self) -> bool:
         return self.state is SessionState.REVOKED
 
@@ -140,7 +150,7 @@ class Session(SessionValues):
 
     @property
     def lease_limit(self) -> int | None:
-        """Iterations that may start under the present grant, from its beginning on; None for no limit.
+        """Iterations that may start under the current grant, from its beginning on; None for no limit.
 
         `iteration_limit` leaves out the first iteration of a grant that began with a limit. A pinned lane has none.
         """

@@ -7,20 +7,20 @@ an assertion that is never caught.
 from __future__ import annotations
 
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.lanes import Device, Lane, LaneState
-from nodedaemon.core.sessions import Session, SessionState
+from nodedaemon.core.state.lanes import Device, Lane, LaneState
+from nodedaemon.core.state.sessions import Session, SessionState
 from nodedaemon.core.types import Epoch
 
 
 def check_device(device: Device) -> None:
-    """The sums respect the device: the memory rule, in constant time."""
+    """The sums fit the device: the memory rule, in constant time."""
     assert device.free_bytes >= 0, f"device {device.id}: {-device.free_bytes} bytes promised twice"
     assert device.persistent_bytes >= 0, f"device {device.id}: persistent bytes below zero"
     assert 0 <= device.releasing_bytes <= device.held_bytes, f"device {device.id}: releasing more than is held"
 
 
 def check(engine: Engine, epochs: dict[str, Epoch] | None = None) -> None:
-    """Recount every sum and check every rule. `epochs` remembers, between calls, that epochs only grow."""
+    """Recount every sum and check every rule. `epochs` carries the last epochs from call to call: they only grow."""
     for device in engine.devices():
         check_device(device)
         _check_sums(device)
@@ -41,8 +41,8 @@ def _check_sums(device: Device) -> None:
     assert sum(lane.held_bytes for lane in releasing) == device.releasing_bytes
     served = [one for one in device.sessions.values() if one.is_served]
     assert len(served) == device.clock.busy_count == sum(device.running.values())
-    waiting = [one for one in device.sessions.values() if one.state is SessionState.WAITING and not one.is_stopped]
-    assert len(waiting) == sum(len(waits) for waits in device.waits.values())
+    waiting_count = sum(1 for one in device.sessions.values() if one.is_queued)
+    assert waiting_count == sum(len(waits) for waits in device.waits.values())
     assert set(device.open_lanes) == {one.id for one in device.lanes.values() if one.state is not LaneState.PARKED}
     assert set(device.arrivals) == set(device.sessions) - {one.id for one in admitted}
 
