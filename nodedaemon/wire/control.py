@@ -1,26 +1,39 @@
-"""Requests of Slurm's hooks and of commands to salusd, and its answers; salus-admitd gives the same answer to `why`.
+"""Requests from Slurm's hooks and commands to salusd, and its answers. salus-admitd answers `why` in the same form.
 
-Each is one line of JSON; see docs/protocol.md, "Commands and salusd". Sizes are in bytes and times in nanoseconds, as
-integers. For a job that the caller may not see, `job`, `user` and `name` are empty.
+Each message is one line of JSON; see docs/protocol.md, "Commands and salusd". Sizes are in bytes and times in
+nanoseconds, as integers. For a job that the caller may not see, `job`, `user` and `name` are empty.
 """
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+# What any user may send. Control characters would end up in records, tables and logs.
+_Text = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+_Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
+_Seconds = Annotated[int, msgspec.Meta(ge=0, le=10 * 366 * 24 * 3600)]
+_Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=3_600_000)]
 
-class JobStart(msgspec.Struct):
-    """From the Prolog. `segment` is the job's `salus:` segment; it may be empty if Slurm did not answer in time."""
 
-    job: str
+class JobAtStart(msgspec.Struct, kw_only=True):
+    """What slurmctld knows about a job when it starts. `segment` is the job's `salus:` segment."""
+
     uid: int
-    user: str = ""
-    gpus: str = ""
     restart: int = 0
     partition: str = ""
     account: str = ""
     qos: str = ""
     segment: str = ""
+
+
+class JobStart(JobAtStart):
+    """From the Prolog. The fields of `JobAtStart` except `uid` are empty if slurmctld did not answer in time."""
+
+    job: str
+    user: str = ""
+    gpus: str = ""
     sluid: str = ""
     wait_ms: int = 1000
 
@@ -47,15 +60,36 @@ class JobEnd(msgspec.Struct):
 class RunStart(msgspec.Struct):
     """From `salus run`. Sizes are those that the user declared; 0 means that the profile decides."""
 
-    name: str = ""
-    signature: str = ""
-    job_class: str = msgspec.field(name="class", default="")
-    persistent_bytes: int = 0
-    ephemeral_bytes: int = 0
-    device: str = ""
-    account: str = ""
-    remaining_s: int = 0
-    wait_ms: int = 0
+    name: _Text = ""
+    signature: _Text = ""
+    job_class: _Text = msgspec.field(name="class", default="")
+    persistent_bytes: _Bytes = 0
+    ephemeral_bytes: _Bytes = 0
+    device: _Text = ""
+    account: _Text = ""
+    remaining_s: _Seconds = 0
+    wait_ms: _Milliseconds = 0
+
+
+class RunWait(msgspec.Struct):
+    """From `salus run`, again and again until its job is admitted."""
+
+    job: _Text = ""
+    wait_ms: _Milliseconds = 1000
+
+
+class AdminRequest(msgspec.Struct):
+    """From an admin: `policy_set`, `drain`, `resume` and `reload`. An index may come as a number."""
+
+    device: _Text | int = ""
+    policy: _Text = ""
+    reason: _Text = ""
+
+
+class ViewRequest(msgspec.Struct):
+    """`ping`, `status` and `why`. A job may come as a number."""
+
+    job: _Text | int = ""
 
 
 class SessionStatus(msgspec.Struct, kw_only=True):
@@ -85,6 +119,11 @@ class SessionStatus(msgspec.Struct, kw_only=True):
     reason: str = ""
 
 
+class LaneProcess(msgspec.Struct, kw_only=True):
+    pid: int
+    user: str
+
+
 class LaneStatus(msgspec.Struct, kw_only=True):
     lane: int
     device: str
@@ -94,6 +133,8 @@ class LaneStatus(msgspec.Struct, kw_only=True):
     holder: int | None
     sessions: list[int]
     domain: str
+    #: Processes without a session that keep its memory, so that it cannot be released.
+    kept_by: list[LaneProcess] = []
 
 
 class DeviceStatus(msgspec.Struct, kw_only=True):
@@ -144,7 +185,7 @@ class NodeStatus(msgspec.Struct, kw_only=True):
 
 
 class Reason(msgspec.Struct, kw_only=True):
-    """One reason why a job or session does not run now. `needed` and `free` are in `unit`."""
+    """One reason why a job or session does not run now. `unit` is the unit of `needed` and `free`."""
 
     what: str
     needed: int | None = None

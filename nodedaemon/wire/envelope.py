@@ -1,4 +1,4 @@
-"""The envelope of every JSON request in Salus: what hooks, commands and job_submit.lua ask, and what servers answer.
+"""The envelope of every JSON request in Salus: what hooks, commands and job_submit.lua send, and what servers answer.
 
     {"verb": "why", "job": "7"}  ->  {"ok": true, ...}
                                  or  {"ok": false, "why": "why: job 7: not in the queue", "kind": "not_found"}
@@ -23,7 +23,7 @@ from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 REQUEST_BYTES_MAX: Final = 256 * 1024
 #: Reports over months of a large cluster are the largest answers.
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
-#: Of a request or an answer on the session socket.
+#: For a request or an answer on the session socket.
 PACKET_BYTES_MAX: Final = 16 * 1024
 
 
@@ -39,7 +39,7 @@ class UnreachableError(OperatingError):
     """A daemon or the database does not answer; its administrator must act."""
 
 
-#: The first match counts, so children stand before their parents.
+#: The first match counts, so subclasses come before their parents.
 FAILURE_KINDS: Final[tuple[tuple[str, type[SalusError]], ...]] = (
     ("not_found", NotFoundError),
     ("not_permitted", NotPermittedError),
@@ -68,20 +68,20 @@ class Request(msgspec.Struct, frozen=True):
 
 
 def read_request(message: bytes) -> Request:
-    """The request in a line or packet; RequestError if it is none. Bytes that are not UTF-8 become question marks."""
+    """Parse a line or packet. Raises RequestError if it is not a request. Bytes that are not UTF-8 are replaced."""
     try:
         fields = msgspec.json.decode(message.decode(errors="replace"), type=dict[str, Any])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f"request refused: {error}") from error
     verb = fields.pop("verb", "")
     if not isinstance(verb, str):
-        raise RequestError("request refused: verb: not a text")
+        raise RequestError("request refused: verb: not a string")
     return Request(verb, fields)
 
 
 def write_request(request: Mapping[str, Any]) -> bytes:
     """A request as a line; `request` has the field `verb`."""
-    # Not msgspec: arguments of a command may hold bytes that are not UTF-8.
+    # Not msgspec: arguments of a command may contain bytes that are not UTF-8.
     return json.dumps(request).encode() + b"\n"
 
 
@@ -91,7 +91,7 @@ def write_answer(answer: object) -> bytes:
 
 
 def read_answer(message: bytes) -> dict[str, Any]:
-    """The fields of a good answer. A failure is raised as the error of its kind; ValueError if it is no answer."""
+    """The fields of an answer. Raises a failure as the error of its kind, and ValueError if it is not an answer."""
     answer = msgspec.json.decode(message, type=dict[str, Any])
     if answer.get("ok") is True:
         return answer
@@ -108,7 +108,7 @@ def exchange(connection: socket.socket, server: str, request: Mapping[str, Any])
     except OSError as error:
         raise UnreachableError(f"{server}: no answer: {error.strerror or error}; is it running?") from error
     if not line.endswith(b"\n"):
-        raise UnreachableError(f"{server}: it closed the connection without an answer; see its log")
+        raise UnreachableError(f"{server}: closed the connection without an answer; see its log")
     try:
         return read_answer(line)
     except ValueError as error:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import get_type_hints
 
 from nodedaemon.core.errors import PeerError
@@ -29,7 +28,7 @@ from nodedaemon.wire.messages import (
 def field_codes(message: type[Message]) -> list[tuple[str, str]]:
     """Name and struct code of each field after the header, in order."""
     hints = get_type_hints(message, include_extras=True)
-    return [(field.name, hints[field.name].__metadata__[0]) for field in fields(message)]
+    return [(name, hints[name].__metadata__[0]) for name in message.__struct_fields__]
 
 
 _CODES = {kind: field_codes(message) for kind, message in MESSAGE_TYPES.items()}
@@ -38,18 +37,17 @@ _LAYOUTS = {kind: struct.Struct(HEADER.format + "".join(code for _, code in _COD
 
 def encode(message: Message) -> bytes:
     """The frame of a message. A text that is too long for its field is truncated."""
-    packer = _LAYOUTS[message.kind]
-    values: list[int | bytes] = []
-    for name, code in _CODES[message.kind]:
-        if code.endswith("x"):
-            continue
-        value = getattr(message, name)
-        values.append(_truncate(value, int(code[:-1]) - 1) if code.endswith("s") else value)
-    return packer.pack(MAGIC, WIRE_VERSION, message.kind, packer.size, 0, *values)
+    kind = message.kind
+    values = [
+        _truncate(getattr(message, name), int(code[:-1]) - 1) if code.endswith("s") else getattr(message, name)
+        for name, code in _CODES[kind]
+        if not code.endswith("x")
+    ]
+    return _LAYOUTS[kind].pack(MAGIC, WIRE_VERSION, kind, _LAYOUTS[kind].size, 0, *values)
 
 
 def decode(frame: bytes) -> Message:
-    """The message in `frame`. Raises PeerError unless it is exactly one frame of our version."""
+    """The message in `frame`. Raises PeerError unless `frame` is exactly one frame of our version."""
     if len(frame) < HEADER.size:
         raise PeerError(f"read frame: {len(frame)} bytes: shorter than a header; the peer does not speak Salus")
     magic, version, kind_number, size, _ = HEADER.unpack_from(frame)
@@ -70,12 +68,11 @@ def decode(frame: bytes) -> Message:
         0 if code.endswith("x") else _text(next(values)) if code.endswith("s") else next(values)
         for _, code in _CODES[kind]
     ]
-    build: Callable[..., Message] = MESSAGE_TYPES[kind]
-    return build(*texts_and_numbers)
+    return MESSAGE_TYPES[kind](*texts_and_numbers)
 
 
 def send(connection: socket.socket, message: Message, descriptors: Sequence[int] = ()) -> None:
-    """Send one frame; the descriptors stay the caller's. Raises OSError as the socket does."""
+    """Send one frame. The caller keeps the descriptors. Raises OSError as the socket does."""
     if len(descriptors) > FDS_MAX:
         raise ValueError(f"send frame: {message.kind.name}: {len(descriptors)} descriptors, at most {FDS_MAX}")
     frame = encode(message)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, cast
+
+import msgspec
 
 MAGIC = 0x534C4153
 WIRE_VERSION = 1
@@ -70,7 +71,6 @@ class WelcomeFlag(enum.IntFlag):
 
     TRAP = 1
     UNGATED = 2
-    NOSTASH = 4
     RELAY = 8
 
 
@@ -82,13 +82,19 @@ class OverrunKind(enum.IntEnum):
     STASH = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Message(msgspec.Struct, frozen=True):
+    """A frame. The tag of each class is the number of its kind."""
+
+    @property
+    def kind(self) -> MessageKind:
+        return _KINDS[type(self)]
+
+
+class Hello(Message, frozen=True, tag=1):
     """First frame of a session. With RESUME the gate page, the turn page and the lane (if mapped) are attached, in
     that order.
     """
 
-    kind: ClassVar[MessageKind] = MessageKind.HELLO
     session: U64 = 0
     lane: U64 = 0
     lane_epoch: U64 = 0
@@ -104,11 +110,9 @@ class Hello:
     device: Device = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Message, frozen=True, tag=2):
     """Accepts a HELLO. The gate page and the turn page are attached, in that order."""
 
-    kind: ClassVar[MessageKind] = MessageKind.WELCOME
     session: U64 = 0
     device_bytes: U64 = 0
     persistent_bytes: U64 = 0
@@ -123,59 +127,47 @@ class Welcome:
     rule: Rule = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(Message, frozen=True, tag=3):
     """Rejects a HELLO. The job runs without Salus."""
 
-    kind: ClassVar[MessageKind] = MessageKind.REJECT
     text: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Map:
+class Map(Message, frozen=True, tag=4):
     """Map the attached lane. It replaces a lane that is mapped already."""
 
-    kind: ClassVar[MessageKind] = MessageKind.MAP
     lane: U64 = 0
     epoch: U64 = 0
     lane_bytes: U64 = 0
     ephemeral_bytes: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Unmap:
+class Unmap(Message, frozen=True, tag=5):
     """Stash survivors, unmap the lane, close its descriptor and answer UNMAPPED. Sent only to a session without a
     grant.
     """
 
-    kind: ClassVar[MessageKind] = MessageKind.UNMAP
     lane: U64 = 0
     epoch: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Unmapped:
+class Unmapped(Message, frozen=True, tag=6):
     """Answers UNMAP."""
 
-    kind: ClassVar[MessageKind] = MessageKind.UNMAPPED
     lane: U64 = 0
     epoch: U64 = 0
     persistent_bytes: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(Message, frozen=True, tag=7):
     """The session waits in the gate and holds no grant."""
 
-    kind: ClassVar[MessageKind] = MessageKind.WANT
     last_epoch: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Return:
+class Return(Message, frozen=True, tag=8):
     """The grant `epoch` is over. If `handed_over` is 1, the session has started `successor_epoch` directly."""
 
-    kind: ClassVar[MessageKind] = MessageKind.RETURN
     epoch: U64 = 0
     successor_epoch: U64 = 0
     held_ns: U64 = 0
@@ -186,21 +178,17 @@ class Return:
     reserved: Pad6 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(Message, frozen=True, tag=16):
     """The offer `epoch` was started and its sender will send no RETURN. The sender's gate page holds the counts
     instead.
     """
 
-    kind: ClassVar[MessageKind] = MessageKind.STARTED
     epoch: U64 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileReport:
+class ProfileReport(Message, frozen=True, tag=9):
     """Running maxima over the whole session so far."""
 
-    kind: ClassVar[MessageKind] = MessageKind.PROFILE_REPORT
     persistent_bytes: U64 = 0
     ephemeral_bytes: U64 = 0
     live_persistent_bytes: U64 = 0
@@ -215,81 +203,51 @@ class ProfileReport:
     rule: Rule = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Overrun:
+class Overrun(Message, frozen=True, tag=10):
     """The session needs more than its caps. Both sizes are totals. ALLOW or DENY with the same serial answers it."""
 
-    kind: ClassVar[MessageKind] = MessageKind.OVERRUN
     persistent_bytes: U64 = 0
     ephemeral_bytes: U64 = 0
     what: U32 = 0
     serial: U32 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Allow:
+class Allow(Message, frozen=True, tag=11):
     """Raises the caps to these totals."""
 
-    kind: ClassVar[MessageKind] = MessageKind.ALLOW
     persistent_bytes: U64 = 0
     ephemeral_bytes: U64 = 0
     serial: U32 = 0
     reserved: U32 = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Deny:
+class Deny(Message, frozen=True, tag=12):
     """Keeps the caps as they are."""
 
-    kind: ClassVar[MessageKind] = MessageKind.DENY
     serial: U32 = 0
     reserved: U32 = 0
     text: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
+class Fault(Message, frozen=True, tag=13):
     """Salus failed in the job. With `is_off` the job continues as if Salus were absent."""
 
-    kind: ClassVar[MessageKind] = MessageKind.FAULT
     is_off: U32 = 0
     reserved: U32 = 0
     text: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
+class Notice(Message, frozen=True, tag=14):
     """A line for the user. The adaptor decides where to show it, never on stdout."""
 
-    kind: ClassVar[MessageKind] = MessageKind.NOTICE
     text: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Bye:
-    """The session ends in order."""
+class Bye(Message, frozen=True, tag=15):
+    """The session ends normally."""
 
-    kind: ClassVar[MessageKind] = MessageKind.BYE
     iteration_count: U64 = 0
 
 
-Message = (
-    Hello
-    | Welcome
-    | Reject
-    | Map
-    | Unmap
-    | Unmapped
-    | Want
-    | Return
-    | Started
-    | ProfileReport
-    | Overrun
-    | Allow
-    | Deny
-    | Fault
-    | Notice
-    | Bye
-)
-
-MESSAGE_TYPES: dict[MessageKind, type[Message]] = {message.kind: message for message in get_args(Message)}
+_KINDS = {message: MessageKind(cast(int, message.__struct_config__.tag)) for message in Message.__subclasses__()}
+MESSAGE_TYPES = {kind: message for message, kind in _KINDS.items()}

@@ -13,7 +13,7 @@ SLOT_BYTES = 64
 
 
 class GateState(enum.IntEnum):
-    """What a session does, as its gate page says."""
+    """What a session does, according to its gate page."""
 
     OUT = 0
     WAITING = 1

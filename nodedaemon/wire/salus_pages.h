@@ -15,7 +15,7 @@
 #define SALUS_UNLIMITED    0xffffffffu
 #define SALUS_SLOT_COUNT   63
 
-/* What a session does, as its gate page says. */
+/* What a session does, according to its gate page. */
 enum salus_gate_state {
     SALUS_STATE_OUT = 0,     /* holds no grant and asks for none */
     SALUS_STATE_WAITING = 1, /* waits in the gate */
@@ -30,10 +30,9 @@ enum salus_gate_state {
  * lease      low 32 bits of the epoch << 32 | iterations that may start under it;
  *            SALUS_UNLIMITED: until revoked, 0: revoked
  * grant      epoch that salusd starts itself; a successor is started by the offer in its slot
- * successor  epoch << 16 | slot + 1; the holder takes it by exchange with 0
- * launch     kernels: low half not 0: held back; high half: most that may be in flight, 0: any
- * number state      epoch << 16 | sequence << 8 | enum salus_gate_state; changed by
- * compare-and-swap only
+ * successor  epoch << 16 | slot + 1; the holder takes it by an exchange with 0
+ * launch     low half: not 0 holds kernels back; high half: most kernels in flight, 0: no limit
+ * state      epoch << 16 | sequence << 8 | enum salus_gate_state; only compare-and-swap changes it
  */
 struct salus_gate_page {
     uint32_t magic;
@@ -53,14 +52,14 @@ struct salus_gate_page {
     uint64_t reserved2[7];
     /* Written by the session. */
     uint64_t iteration_count; /* started since HELLO */
-    uint64_t started_count;   /* started under the present grant */
+    uint64_t started_count;   /* started under the current grant */
     uint64_t boundary_ns;     /* CLOCK_MONOTONIC of the last boundary */
     uint64_t returned_epoch;  /* the grant that was returned last */
     uint64_t returned_counts; /* of that grant: contended iterations << 32 | iterations */
     uint64_t reserved3[3];
 };
 
-/* One session's part of the turn page. The session sleeps on `bell`, whoever wakes it. */
+/* One session's part of the turn page. The session always sleeps on its own `bell`. */
 struct salus_turn_slot {
     uint32_t bell;     /* futex: incremented, then woken */
     uint32_t sleepers; /* 1: the session may be asleep on `bell`, so a wake-up call is needed */

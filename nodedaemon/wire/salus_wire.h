@@ -55,7 +55,6 @@ enum salus_hello_flag {
 enum salus_welcome_flag {
     SALUS_WELCOME_TRAP = 1,    /* StrayAccess=trap: make the lane unreadable while others hold it */
     SALUS_WELCOME_UNGATED = 2, /* no profile, or several sessions: measure, never send WANT */
-    SALUS_WELCOME_NOSTASH = 4, /* negative control of the tests: survivors are not stashed */
     SALUS_WELCOME_RELAY = 8,   /* a successor's STARTED may replace its predecessor's RETURN */
 };
 
@@ -227,7 +226,7 @@ struct salus_notice {
     char text[SALUS_TEXT_BYTES];
 };
 
-/* The session ends in order. */
+/* The session ends normally. */
 struct salus_bye {
     struct salus_header header;
     uint64_t iteration_count;

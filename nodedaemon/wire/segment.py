@@ -43,14 +43,15 @@ _NUMBER_KEYS = {field.encode_name for field in msgspec.structs.fields(AdmissionS
 
 
 def find_segment(comment: str) -> str:
-    """The segment as text; empty where the comment has none."""
+    """The segment as text; empty if the comment has none."""
     return find_word(comment, SEGMENT_MARK)
 
 
 def parse_segment(comment: str, *, is_lower_case: bool = False) -> AdmissionSegment | None:
-    """The segment of an admin_comment; None where there is none. Unknown keys and bad numbers are left out.
+    """The segment of an admin_comment; None if there is none. Unknown keys and invalid numbers are left out.
 
-    `sacctmgr` stores comments in lower case. `is_lower_case` reads their keys, but a name in them may have changed.
+    `sacctmgr` stores comments in lower case. With `is_lower_case` their keys are recognised, but the case of a name in
+    them is lost.
     """
     word = find_segment(comment)
     if not word:
@@ -81,7 +82,7 @@ def find_word(comment: str, mark: str) -> str:
 
 
 def merge_word(comment: str, mark: str, word: str) -> str:
-    """The comment with `word` in place of the first word that has this mark, or at its end; all else stays."""
+    """The comment with `word` in place of the first word that has this mark, or at its end. The rest stays."""
     merged, count = _pattern(mark).subn(lambda _match: word, comment, count=1)
     if count:
         return merged

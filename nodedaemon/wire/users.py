@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import pwd
+import time
 from functools import lru_cache
+
+#: The directory service may know more after this time.
+KEPT_S = 60
 
 
 def user_name(uid: int) -> str:
-    """The login name; the uid as text if the system does not know the user."""
+    """The login name, or the uid as text if the system does not know the user."""
+    return _login_name(uid, int(time.monotonic() // KEPT_S))
+
+
+# Asking the directory service takes milliseconds, so a user without a name must not make us ask with each request.
+@lru_cache(maxsize=4096)
+def _login_name(uid: int, _period: int) -> str:
     try:
-        return _login_name(uid)
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-# A missing name raises and is not cached: the directory service may know it the next time.
-@lru_cache(maxsize=4096)
-def _login_name(uid: int) -> str:
-    return pwd.getpwuid(uid).pw_name

@@ -1,0 +1,152 @@
+"""Sockets that any local user may connect to. Nothing that a peer passes can block the event loop.
+
+Theory of operation. A peer may attach descriptors to any message (SCM_RIGHTS), also sockets whose own queues hold more
+of them. The kernel closes those that the receiver does not take: at a read without room for them, and at the close of
+a socket with unread messages. That close runs in the receiver's thread. Of a TCP socket with SO_LINGER and unsent bytes
+it takes as long as the peer likes; the release of a large file takes seconds. Hence two rules:
+
+1. `recv` looks at a message before it reads it. A message with descriptors stays in the queue and raises
+   `DescriptorsPassedError`. Only `receive_descriptors` takes them, and only a caller that expects them calls it.
+2. `close` never closes the last descriptor of a socket here. A thread copies the table of descriptors, the event loop
+   closes its own, and the thread exits with the copies. A socket that is closed as part of an exit lingers in the
+   background (socket(7)), and whatever else takes long delays only that thread.
+
+The listener hands out such sockets, so asyncio's servers and streams keep both rules without knowing them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import os
+import socket
+import stat
+import sys
+import threading
+from typing import Any, TypeVar
+
+#: The most descriptors that the kernel lets one message carry (SCM_MAX_FD). With less room it would close the rest.
+DESCRIPTORS_MAX = 253
+#: Time until another attempt if no thread can be started.
+RETRY_INTERVAL_S = 1.0
+
+_CLONE_FILES = 0x400
+_AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_TYPE = 0x1000, 0x4000, 0x1
+_STATX_BYTES, _STATX_MODE = 256, slice(28, 30)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DescriptorsPassedError(ConnectionAbortedError):
+    """The next message carries descriptors; `packet` is its content. It has not been read."""
+
+    def __init__(self, packet: bytes) -> None:
+        super().__init__("the peer passes descriptors")
+        self.packet = packet
+
+
+class ExitCloser:
+    """Closes descriptors of the event loop without waiting for what their release does."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: list[int] = []
+        self._is_busy = False
+
+    def close(self, descriptors: list[int]) -> None:
+        """Close soon. Each descriptor must be a socket, or have passed `is_memory`: others may block at any close."""
+        self._waiting += descriptors
+        if self._waiting and not self._is_busy:
+            self._start()
+
+    def _start(self) -> None:
+        try:
+            threading.Thread(target=self._hold, args=(self._waiting,), daemon=True).start()
+        except RuntimeError:  # no thread can be started now
+            self._loop.call_later(RETRY_INTERVAL_S, self.close, [])
+            return
+        self._waiting, self._is_busy = [], True
+
+    def _hold(self, descriptors: list[int]) -> None:
+        """In a thread: hold copies until the event loop has closed the originals, then exit."""
+        is_copied = _libc.unshare(_CLONE_FILES) == 0
+        if not is_copied:
+            _close_all(descriptors)
+        are_closed = threading.Event()
+        with contextlib.suppress(RuntimeError):  # the loop is gone: the process exits and closes everything
+            self._loop.call_soon_threadsafe(self._close, descriptors if is_copied else [], are_closed)
+            are_closed.wait()
+
+    def _close(self, descriptors: list[int], are_closed: threading.Event) -> None:
+        _close_all(descriptors)
+        are_closed.set()
+        self._is_busy = False
+        self.close([])
+
+
+class GuardedSocket(socket.socket):
+    """One end of a connection with a stranger."""
+
+    closer: ExitCloser
+
+    def recv(self, bytes_max: int, flags: int = 0) -> bytes:
+        packet, _, message_flags, _ = self.recvmsg(bytes_max, 0, flags | socket.MSG_PEEK)
+        if message_flags & socket.MSG_CTRUNC:
+            raise DescriptorsPassedError(packet)
+        return super().recv(len(packet) or 1, flags)
+
+    def receive_descriptors(self, bytes_max: int) -> tuple[bytes, list[int]]:
+        """Read a message with all descriptors that it carries. The caller owns them."""
+        packet, descriptors, _, _ = socket.recv_fds(self, bytes_max, DESCRIPTORS_MAX, socket.MSG_CMSG_CLOEXEC)
+        return packet, list(descriptors)
+
+    def close(self) -> None:
+        if self.fileno() < 0:
+            return
+        with contextlib.suppress(OSError):  # the peer may be gone
+            self.shutdown(socket.SHUT_RDWR)
+        self.closer.close([self.detach()])
+
+
+class GuardedListener(GuardedSocket):
+    """A listening socket whose connections are guarded. Peers that were not accepted yet may have sent messages too."""
+
+    def accept(self) -> tuple[GuardedSocket, Any]:
+        peer, address = super().accept()
+        return _guard(GuardedSocket, peer, self.closer), address
+
+
+Guarded = TypeVar("Guarded", bound=GuardedSocket)
+
+
+def guard(listener: socket.socket) -> GuardedListener:
+    """Take over a listening socket, for the running event loop."""
+    return _guard(GuardedListener, listener, ExitCloser(asyncio.get_running_loop()))
+
+
+def _guard(kind: type[Guarded], plain: socket.socket, closer: ExitCloser) -> Guarded:
+    guarded = kind(plain.family, plain.type, plain.proto, fileno=plain.detach())
+    guarded.closer = closer
+    guarded.settimeout(0)
+    return guarded
+
+
+def is_memory(descriptor: int) -> bool:
+    """Whether this is a memfd or an open device, as lanes are. Never blocks, whatever it is.
+
+    Only files in memory have seals. The flags of statx keep a FUSE or network file system from being asked.
+    """
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        return True
+    found = ctypes.create_string_buffer(_STATX_BYTES)
+    flags = _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_PATH or _libc.statx(descriptor, b"", flags, _STATX_TYPE, found):
+        return False
+    return stat.S_ISCHR(int.from_bytes(found.raw[_STATX_MODE], sys.byteorder))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
