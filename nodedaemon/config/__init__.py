@@ -8,27 +8,20 @@
 `keys.py` lists the keys with their defaults, `grammar.py` parses the syntax, `check.py` finds contradictions.
 """
 
-from nodedaemon.config.check import lane_reserve_problem
 from nodedaemon.config.effective import changed_keys
-from nodedaemon.config.finding import Finding, Place
 from nodedaemon.config.keys import Settings
 from nodedaemon.config.limits import device_limits, lane_reserve_bytes, weight_of
 from nodedaemon.config.loading import Rejected, UnreadableError, load, load_or_raise, locate, parse
-from nodedaemon.config.records import Config, ConfiguredDevice, Record
+from nodedaemon.config.records import Config
 
 __all__ = [
     "Config",
-    "ConfiguredDevice",
-    "Finding",
-    "Place",
-    "Record",
     "Rejected",
     "Settings",
     "UnreadableError",
     "changed_keys",
     "device_limits",
     "lane_reserve_bytes",
-    "lane_reserve_problem",
     "load",
     "load_or_raise",
     "locate",

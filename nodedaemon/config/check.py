@@ -1,4 +1,4 @@
-"""Finds values that are valid alone and contradict each other. One function per rule; all rules run."""
+"""Finds values that are valid on their own but contradict each other. One function per rule; all rules run."""
 
 from urllib.parse import urlsplit
 
@@ -6,17 +6,19 @@ from nodedaemon.config.choices import DeviceType, ShareMode
 from nodedaemon.config.finding import Findings, Place, shown
 from nodedaemon.config.keys import Settings
 from nodedaemon.config.kinds import Size
-from nodedaemon.config.records import Config, ConfiguredDevice, Record, Value
+from nodedaemon.config.records import KEYS, Config, ConfiguredDevice, Record, Value, value_in
 from nodedaemon.config.spec import Scope
 from nodedaemon.core.types import LaneSharing
 
 SQLITE = "sqlite"
+PORT_KEYS = {"AdmissionPort", "MetricsPort", "AdmissionMetricsPort"}
+SOCKET_KEYS = {"AdmissionSocket", "DaemonSocket", "ControlSocket"}
 # A node that no record names.
 ANY_NODE = "*"
 
 
 def contradictions(config: Config, findings: Findings) -> None:
-    """Add the contradictions of `config` to `findings`."""
+    """Add the contradictions in `config` to `findings`."""
     _check_storage(config, findings)
     _check_ports_and_sockets(config, findings)
     _check_partitions(config, findings)
@@ -28,7 +30,7 @@ def contradictions(config: Config, findings: Findings) -> None:
 
 
 def lane_reserve_problem(settings: Settings, capacity_bytes: int) -> str | None:
-    """Why this LaneReserve is impossible on a device of that size, or None. Daemons check each detected device."""
+    """Why this LaneReserve is impossible on a device of that size; None if it is possible."""
     reserve_bytes = settings.lanes.lane_reserve_bytes
     size = Size()
     if reserve_bytes is not None and reserve_bytes >= capacity_bytes:
@@ -38,8 +40,8 @@ def lane_reserve_problem(settings: Settings, capacity_bytes: int) -> str | None:
         )
     if capacity_bytes - (reserve_bytes or 0) < settings.lanes.shard_unit_bytes:
         return (
-            f"what it leaves of a device of {size.write(capacity_bytes)} is less than one ShardUnit "
-            f"({size.write(settings.lanes.shard_unit_bytes)}); make it smaller or auto"
+            f"it leaves less than one ShardUnit ({size.write(settings.lanes.shard_unit_bytes)}) of a device of "
+            f"{size.write(capacity_bytes)}; make it smaller or auto"
         )
     return None
 
@@ -57,13 +59,13 @@ def _check_storage(config: Config, findings: Findings) -> None:
             findings.contradict(
                 url_value.place,
                 "StorageUrl",
-                "is not a URL of sqlite, postgresql+psycopg, mysql+pymysql or mariadb+pymysql",
+                "must be a sqlite, postgresql+psycopg, mysql+pymysql or mariadb+pymysql URL",
             )
         if has_password:
             # Do not repeat the text: findings end up in logs.
             findings.contradict(url_value.place, "StorageUrl", "contains a password; put it into StoragePassFile")
     if pass_value is not None and pass_value.value and scheme == SQLITE:
-        findings.contradict(pass_value.place, "StoragePassFile", "has no meaning with SQLite; remove it", "StorageUrl")
+        findings.contradict(pass_value.place, "StoragePassFile", "does not apply to SQLite; remove it", "StorageUrl")
     nodes = config.node_names()
     if scheme == SQLITE and len(nodes) > 1 and not config.settings.cluster.is_single_host:
         place = url_value.place if url_value else next(item for item in config.records if item.nodes).place
@@ -77,29 +79,19 @@ def _check_storage(config: Config, findings: Findings) -> None:
 
 
 def _check_ports_and_sockets(config: Config, findings: Findings) -> None:
-    settings = config.settings
-    for names, values in (
-        (
-            ("AdmissionPort", "MetricsPort", "AdmissionMetricsPort"),
-            (settings.admission.port, settings.readings.metrics_port, settings.readings.admission_metrics_port),
-        ),
-        (
-            ("AdmissionSocket", "DaemonSocket", "ControlSocket"),
-            (settings.admission.socket, settings.daemon.socket, settings.daemon.control_socket),
-        ),
-    ):
+    for names in (PORT_KEYS, SOCKET_KEYS):
         seen: dict[object, str] = {}
-        for name, value in zip(names, values, strict=True):
+        for key in (key for key in KEYS if key.name in names):
+            value = value_in(config.settings, key)
             if value and value in seen:
-                place = (config.values.get(name) or config.values[seen[value]]).place
-                findings.contradict(
-                    place, name, f"is the same as {seen[value]} ({shown(str(value))}); give each its own", seen[value]
-                )
-            seen.setdefault(value, name)
+                place = (config.values.get(key.name) or config.values[seen[value]]).place
+                problem = f"is the same as {seen[value]} ({shown(str(value))}); give each its own"
+                findings.contradict(place, key.name, problem, seen[value])
+            seen.setdefault(value, key.name)
 
 
 def _check_partitions(config: Config, findings: Findings) -> None:
-    """A partition that sets a key of nodes must name its nodes, and no node may get two values."""
+    """A partition that sets a node key must name its nodes, and no node may get two values."""
     owners: dict[tuple[str, str], tuple[Value, Record]] = {}
     settled = {
         (node, name)
@@ -138,9 +130,7 @@ def _check_device_fields(record: Record, findings: Findings) -> None:
         findings.contradict(record.place, "Memory", "is missing; a host device is a slice of memory such as Memory=2G")
     for name, belongs_to_host in (("Cores", True), ("Uuid", False)):
         if name in fields and belongs_to_host != is_host:
-            findings.contradict(
-                record.fields[name].place, name, f"has no meaning for a device of type {fields['Type']}"
-            )
+            findings.contradict(record.fields[name].place, name, f"does not apply to a device of type {fields['Type']}")
     if "Uuid" in fields and len(record.names) > 1:
         findings.contradict(record.fields["Uuid"].place, "Uuid", "names one device; write a record for each")
 

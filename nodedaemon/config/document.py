@@ -16,14 +16,14 @@ _TEMPLATE_HEAD = """\
 # salus.conf: the configuration of Salus, one file for the cluster, in the syntax of slurm.conf.
 # Every key is listed with its default, commented out. Remove the # in front of a key to change it.
 # `salus config check` checks the file. `salus config show --origin` prints the values in effect.
-# [NodeName, ...] lists the records that may set the key, too. (restart): a reload is not enough.
+# [NodeName, ...] lists the records that may also set the key. (restart): a reload is not enough.
 # Sizes: 4096, 16M, 10G (1K is 1024). Times: 500ms, 30 (seconds), 5:00, 12:00:00, 7-00:00:00.
 # `Include FILE` reads another file.
 """
 
 _TEMPLATE_TAIL = """\
 
-# Records: one line each. A backslash at the end of a line joins the next line.
+# Records: one line each. A line that ends with a backslash continues on the next line.
 #
 # Values for some nodes:
 #NodeName=gpu[01-04] Policy=srtf MaxLanes=2
@@ -46,13 +46,13 @@ salus.conf - configuration of Salus
 ## Description
 
 One file configures the whole cluster. It is the same on every node and uses the syntax of
-slurm.conf. Salus reads the first of these files that exists: the file named on the command line,
-the file that the environment variable `SALUS_CONF` names, `/etc/salus/salus.conf`, and
-`etc/salus.conf` next to the installation. Without a file, the defaults below apply.
+slurm.conf. Salus reads the file named on the command line, or else the file that the environment
+variable `SALUS_CONF` names. If neither is set, it reads `/etc/salus/salus.conf`, or else
+`etc/salus.conf` next to the installation. If there is no such file, the defaults below apply.
 
 - A line holds one or more `Key=Value` pairs. Keys and the names of choices are not case-sensitive.
 - `#` starts a comment; write `\\#` for the character itself. Put text with spaces in double quotes.
-- A backslash at the end of a line joins the next line to it.
+- A line that ends with a backslash continues on the next line.
 - `Include FILE` reads another file at that point. A relative name is relative to the including
   file. `%c` is replaced by the `ClusterName` set above. A file must not include itself.
 - Sizes are bytes or end with K, M, G, T or P, each 1024 times the one before: `16M`.
@@ -63,7 +63,7 @@ the file that the environment variable `SALUS_CONF` names, `/etc/salus/salus.con
   may differ between nodes.
 
 A daemon does not start with an unknown key, a wrong unit, a key that is set twice or values that
-contradict each other. At a reload it keeps its old configuration instead. `salus config check`
+contradict each other. On a reload, it keeps its old configuration instead. `salus config check`
 reports all problems at once, each with its file and line.
 
 ## Keys
@@ -93,7 +93,9 @@ def template_text() -> str:
         for key in keys_of(group):
             scopes = f" [{', '.join(key.scopes)}]" if key.scopes else ""
             restart = "" if key.is_live else " (restart)"
-            parts.append(_wrap(f"{key.why}{scopes}{restart}", "# ", "# ") + f"#{key.name}={key.default_text()}\n")
+            parts.append(
+                _wrap(f"{key.description}{scopes}{restart}", "# ", "# ") + f"#{key.name}={key.default_text()}\n"
+            )
     return "".join([*parts, _TEMPLATE_TAIL])
 
 
@@ -117,7 +119,7 @@ def manual_text() -> str:
 
 
 def _manual_entry(key: Key) -> str:
-    notes = [key.kind.words]
+    notes = [key.kind.type_name]
     if key.is_required:
         notes.append("required")
     else:
@@ -126,7 +128,7 @@ def _manual_entry(key: Key) -> str:
         notes.append(f"also in {', '.join(key.scopes)}")
     if not key.is_live:
         notes.append("needs a restart")
-    return "\n" + _wrap(f"**{key.name}** ({'; '.join(notes)})") + _wrap(key.why, ": ", "  ")
+    return "\n" + _wrap(f"**{key.name}** ({'; '.join(notes)})") + _wrap(key.description, ": ", "  ")
 
 
 def _wrap(text: str, first: str = "", others: str = "") -> str:

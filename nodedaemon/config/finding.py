@@ -3,14 +3,14 @@
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # Without a limit, a file of junk would cost minutes of nearest-key search.
 FINDING_COUNT_MAX = 1000
 SHOWN_TEXT_LENGTH_MAX = 60
 
 
-@dataclass(frozen=True, order=True)
-class Place:
+class Place(NamedTuple):
     """A line of a configuration file, counted from 1."""
 
     file: str
@@ -37,24 +37,19 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Collects findings up to a limit. The last finding says that the limit is reached."""
+    """Collects findings up to a limit. The last finding says that the limit was reached."""
 
-    found: list[Finding] = field(default_factory=list)
-    known: set[Finding] = field(default_factory=set)
-    # Keys whose value is wrong or misspelt: contradictions with their defaults would mislead.
+    # A dictionary keeps the order and drops duplicates: a line that breaks a rule on many nodes is one finding.
+    found: dict[Finding, None] = field(default_factory=dict)
+    # Keys that are misspelt or have an invalid value: a contradiction with their default would mislead.
     suspects: set[str] = field(default_factory=set)
 
     def add(self, place: Place, key: str, problem: str, nearest: str | None = None) -> None:
-        """Add one finding, unless the limit is reached."""
-        finding = Finding(place, shown(key), problem, nearest)
-        # One line that breaks a rule on many nodes is one finding.
-        if self.is_full or finding in self.known:
-            return
-        if len(self.found) == FINDING_COUNT_MAX - 1:
-            self.found.append(Finding(place, "", "too many findings; fix these first, the rest is not shown"))
-            return
-        self.found.append(finding)
-        self.known.add(finding)
+        """Add one finding, unless it is there already or the limit is reached."""
+        if len(self.found) < FINDING_COUNT_MAX - 1:
+            self.found[Finding(place, shown(key), problem, nearest)] = None
+        elif not self.is_full:
+            self.found[Finding(place, "", "too many findings; fix these first to see the rest")] = None
 
     def contradict(self, place: Place, key: str, problem: str, *others: str) -> None:
         """Report that `key` contradicts `others`, unless one of them is suspect."""

@@ -1,8 +1,8 @@
 """Parses a configuration file into lines of Key=Value settings, in the syntax of slurm.conf (docs/man/salus.conf.md).
 
-A comment runs from # to the end of the line (\\# is a plain #). A backslash at the end of a line joins the next line.
-`Include FILE` reads another file. Any bytes are accepted: text that is not a setting becomes a finding. The size, depth
-and number of files are bounded.
+A comment runs from # to the end of the line (\\# is a plain #). A line that ends with a backslash continues
+on the next. `Include FILE` reads another file. Any bytes are accepted: text that is not a setting becomes a finding.
+The size, depth and number of files are bounded.
 """
 
 import os
@@ -119,7 +119,7 @@ class Scan:
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of a regular file, up to a limit. Raises OSError for others: a pipe or device could block for ever."""
+    """The bytes of a regular file, up to a limit. Raises OSError for others: a pipe or device could block forever."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -1,6 +1,6 @@
 """Expands and compresses Slurm's host lists such as `gpu[01-04,7],login1`, by the grammar of NodeName in slurm.conf.
 
-Expansion is bounded: a range of a billion nodes is a typing error.
+Expansion is bounded: a range of a billion nodes is a typo.
 """
 
 import re
@@ -85,7 +85,7 @@ def _expand_entry(entry: str, room: int) -> list[str]:
         raise ValueError(f"it stands for more than {NAME_COUNT_MAX} names")
     names = ["".join(parts) for parts in product(*choices)]
     if not all(_NAME.fullmatch(name) for name in names):
-        raise ValueError("names are letters, digits, dot, dash and underscore")
+        raise ValueError("a name may contain only letters, digits, dots, dashes and underscores")
     return names
 
 

@@ -43,10 +43,9 @@ from nodedaemon.core.types import (
     MILLISECOND_NS,
     POLICY_DEFAULT,
     SECOND_NS,
+    FaultAction,
     JobClass,
     LaneSharing,
-    OnHang,
-    OnOverrun,
 )
 
 NODE, PARTITION, DEVICE = Scope.NODE, Scope.PARTITION, Scope.DEVICE
@@ -56,91 +55,53 @@ NODE, PARTITION, DEVICE = Scope.NODE, Scope.PARTITION, Scope.DEVICE
 class Cluster:
     """Cluster and permissions"""
 
-    name: str = key(
-        "ClusterName",
-        Text(is_optional=False),
-        "cluster",
-        "The ClusterName of slurm.conf. Accounting records are stored under it.",
-        is_live=False,
+    name: str = key("ClusterName", Text(is_optional=False), "cluster", is_live=False).doc(
+        "The ClusterName of slurm.conf. Accounting records are stored under it."
     )
-    is_single_host: bool = key(
-        "SingleHost",
-        YesNo(),
-        False,
-        "All daemons run on this machine (workstation, demo), so several nodes may share one SQLite file.",
+    is_single_host: bool = key("SingleHost", YesNo(), False).doc(
+        "All daemons run on this machine (workstation, demo), so several nodes may share one SQLite file."
     )
-    admins: tuple[str, ...] = key(
-        "Admins", Names(), ("root",), "Users who may drain devices, reload the configuration and change policies."
+    admins: tuple[str, ...] = key("Admins", Names(), ("root",)).doc(
+        "Users who may drain devices, reload the configuration and change policies."
     )
-    operators: tuple[str, ...] = key("Operators", Names(), (), "Users who may see the jobs and profiles of all users.")
+    operators: tuple[str, ...] = key("Operators", Names(), ()).doc(
+        "Users who may see the jobs and profiles of all users."
+    )
 
 
 @dataclass(frozen=True)
 class Lanes:
     """Memory and lanes"""
 
-    lane_reserve_bytes: int | None = key(
-        "LaneReserve",
-        SizeOrAuto(GRANULARITY_BYTES),
-        None,
-        "Memory of a device that is reserved for lanes (R). The rest becomes shards. auto: a quarter of the device.",
-        NODE,
-        DEVICE,
+    lane_reserve_bytes: int | None = key("LaneReserve", SizeOrAuto(GRANULARITY_BYTES), None, NODE, DEVICE).doc(
+        "Memory of a device that is reserved for lanes (R). The rest becomes shards. auto: a quarter of the device."
     )
-    shard_unit_bytes: int = key(
-        "ShardUnit",
-        Size(1 * MIB, GIB),
-        16 * MIB,
-        "Memory that one shard stands for. It must match gres.conf on all nodes.",
+    shard_unit_bytes: int = key("ShardUnit", Size(1 * MIB, GIB), 16 * MIB).doc(
+        "Memory that one shard represents. It must match gres.conf on all nodes."
     )
-    lanes_max: int = key(
-        "MaxLanes",
-        Count(1, 64),
-        4,
-        "Lanes that may be open on a device at the same time. Lanes share the device's speed.",
-        NODE,
-        DEVICE,
+    lanes_max: int = key("MaxLanes", Count(1, 64), 4, NODE, DEVICE).doc(
+        "Lanes that may be open on a device at the same time. Busy lanes share its processors."
     )
-    headroom_percent: int = key(
-        "Headroom", Percent(), 10, "Added to measured memory, because runs of the same job differ a little.", PARTITION
+    headroom_percent: int = key("Headroom", Percent(), 10, PARTITION).doc(
+        "Added to measured memory, because runs of the same job differ a little."
     )
-    on_overrun: OnOverrun = key(
-        "OnOverrun",
-        Choice(OnOverrun),
-        OnOverrun.WARN,
-        "What to do with a job that exceeds its profile and headroom: warn or kill.",
-        NODE,
+    on_overrun: FaultAction = key("OnOverrun", Choice(FaultAction), FaultAction.WARN, NODE).doc(
+        "What to do with a job that exceeds its admitted memory when no more is free: warn or kill."
     )
-    sharing: LaneSharing = key(
-        "LaneSharing", Choice(LaneSharing), LaneSharing.USER, "Whose jobs may use the same lane memory in turn.", NODE
+    sharing: LaneSharing = key("LaneSharing", Choice(LaneSharing), LaneSharing.USER, NODE).doc(
+        "Whose jobs may use the same lane memory in turn."
     )
-    domain_quantum_ns: int = key(
-        "DomainQuantum",
-        Time(),
-        SECOND_NS,
-        "Minimum time that a lane stays with one domain. Hand-overs between domains copy memory.",
-        NODE,
+    domain_quantum_ns: int = key("DomainQuantum", Time(), SECOND_NS, NODE).doc(
+        "Minimum time that a lane stays with one domain. Hand-overs between domains copy memory."
     )
-    unmap_timeout_ns: int = key(
-        "UnmapTimeout",
-        Time(10 * MILLISECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "A session that has not unmapped a lane after this time is ended, so that another domain can use the memory.",
-        NODE,
+    unmap_timeout_ns: int = key("UnmapTimeout", Time(10 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
+        "A session, or a process that got a lane from one, is ended if it still holds the lane after this time."
     )
-    release_timeout_ns: int = key(
-        "ReleaseTimeout",
-        Time(SECOND_NS, HOUR_NS),
-        30 * SECOND_NS,
-        "How long salusd waits for the memory of a finished job to become free.",
-        NODE,
+    release_timeout_ns: int = key("ReleaseTimeout", Time(SECOND_NS, HOUR_NS), 30 * SECOND_NS, NODE).doc(
+        "How long an Epilog waits for the memory of its job to become free. Values above 1.5 s have no effect."
     )
-    stray_access: StrayAccess = key(
-        "StrayAccess",
-        Choice(StrayAccess),
-        StrayAccess.OFF,
-        "trap detects access to a lane that another session holds, at some cost in speed.",
-        NODE,
+    stray_access: StrayAccess = key("StrayAccess", Choice(StrayAccess), StrayAccess.OFF, NODE).doc(
+        "trap detects access to a lane that another session holds, at some cost in speed."
     )
 
 
@@ -148,54 +109,36 @@ class Lanes:
 class Order:
     """Order and fairness"""
 
-    policy: str = key(
-        "Policy",
-        Choice(tuple(POLICIES)),
-        POLICY_DEFAULT,
-        "The policy that decides which session runs the next iteration.",
-        NODE,
-        PARTITION,
-        DEVICE,
+    policy: str = key("Policy", Choice(tuple(POLICIES)), POLICY_DEFAULT, NODE, PARTITION, DEVICE).doc(
+        "The policy that decides which session runs the next iteration."
     )
-    overtakes_max: int = key(
-        "MaxOvertakes", Count(1), 1000, "How often a waiting session may be overtaken before it runs next.", NODE
+    overtakes_max: int = key("MaxOvertakes", Count(1), 1000, NODE).doc(
+        "How many times a waiting session may be overtaken before it runs next."
     )
-    fair_slack_ns: int = key(
-        "FairSlack",
-        Time(0, HOUR_NS),
-        0,
-        "Under fair, how far a session may run ahead of others. More slack means fewer hand-overs.",
-        NODE,
+    fair_slack_ns: int = key("FairSlack", Time(0, HOUR_NS), 0, NODE).doc(
+        "Under fair and priority, how far a session may run ahead of others. More slack means fewer hand-overs."
     )
-    decay_half_life_ns: int = key(
-        "DecayHalfLife",
-        Time(),
-        0,
-        "Under fair, the time after which past service counts half. 0: it always counts in full.",
-        NODE,
+    decay_half_life_ns: int = key("DecayHalfLife", Time(), 0, NODE).doc(
+        "Under fair and priority, the time after which past service counts only half. 0: it always counts in full."
     )
-    weight_high: int = key("WeightHigh", Count(1, 1_000_000), 4, "Weight of class high under fair.", NODE)
-    weight_normal: int = key("WeightNormal", Count(1, 1_000_000), 2, "Weight of class normal under fair.", NODE)
-    weight_best_effort: int = key(
-        "WeightBestEffort", Count(1, 1_000_000), 1, "Weight of class best-effort under fair.", NODE
+    weight_high: int = key("WeightHigh", Count(1, 1_000_000), 4, NODE).doc("Weight of class high under fair.")
+    weight_normal: int = key("WeightNormal", Count(1, 1_000_000), 2, NODE).doc("Weight of class normal under fair.")
+    weight_best_effort: int = key("WeightBestEffort", Count(1, 1_000_000), 1, NODE).doc(
+        "Weight of class best-effort under fair."
     )
-    default_class: JobClass = key(
-        "DefaultClass", Choice(JobClass), JobClass.NORMAL, "Class of a job that requests none.", PARTITION
+    default_class: JobClass = key("DefaultClass", Choice(JobClass), JobClass.NORMAL, PARTITION).doc(
+        "Class of a job that requests none."
     )
-    high_qos: tuple[str, ...] = key("HighQOS", Names(), (), "QOS whose jobs may request class high.")
-    high_accounts: tuple[str, ...] = key("HighAccounts", Names(), (), "Accounts whose jobs may request class high.")
-    high_partitions: tuple[str, ...] = key(
-        "HighPartitions", Names(), (), "Partitions whose jobs may request class high."
+    high_qos: tuple[str, ...] = key("HighQOS", Names(), ()).doc("QOS whose jobs may request class high.")
+    high_accounts: tuple[str, ...] = key("HighAccounts", Names(), ()).doc("Accounts whose jobs may request class high.")
+    high_partitions: tuple[str, ...] = key("HighPartitions", Names(), ()).doc(
+        "Partitions whose jobs may request class high."
     )
-    extend_time: bool = key(
-        "ExtendTime",
-        YesNo(),
-        False,
-        "Extend a job's time limit by the time that it spent waiting for a lane.",
-        PARTITION,
+    extend_time: bool = key("ExtendTime", YesNo(), False, PARTITION).doc(
+        "Extend a job's time limit by the time that it spent waiting for a lane."
     )
-    extend_time_max_ns: int = key(
-        "ExtendTimeMax", Time(), DAY_NS, "Upper limit of the time that ExtendTime adds to one job.", PARTITION
+    extend_time_max_ns: int = key("ExtendTimeMax", Time(), DAY_NS, PARTITION).doc(
+        "Upper limit of the time that ExtendTime adds to one job."
     )
 
 
@@ -203,114 +146,65 @@ class Order:
 class Gate:
     """Sessions and the gate"""
 
-    idle_release_ns: int = key(
-        "IdleRelease",
-        Time(MILLISECOND_NS),
-        200 * MILLISECOND_NS,
-        "A session that is idle for this long gives its lane to a waiting session.",
-        NODE,
+    idle_release_ns: int = key("IdleRelease", Time(MILLISECOND_NS), 200 * MILLISECOND_NS, NODE).doc(
+        "A session that is idle for this long gives its lane to a waiting session."
     )
-    on_hang: OnHang = key(
-        "OnHang",
-        Choice(OnHang),
-        OnHang.WARN,
-        "What to do with a session that holds a lane and makes no progress: warn, or warn and kill.",
-        NODE,
+    on_hang: FaultAction = key("OnHang", Choice(FaultAction), FaultAction.WARN, NODE).doc(
+        "A session that is hung in its lane: warn, or kill. If a placed job needs its memory, it is killed in any case."
     )
-    hang_timeout_ns: int = key(
-        "HangTimeout",
-        Time(SECOND_NS),
-        MINUTE_NS,
-        "A session that ignores a revoke for this long is hung. Must be longer than any iteration.",
-        NODE,
+    hang_timeout_ns: int = key("HangTimeout", Time(SECOND_NS), MINUTE_NS, NODE).doc(
+        "A session without a boundary for this long after a revoke counts as hung. Must be longer than any iteration."
     )
-    on_daemon_loss: DaemonLoss = key(
-        "OnDaemonLoss",
-        Choice(DaemonLoss),
-        DaemonLoss.RUN,
-        "What a task does while salusd does not answer: run without the gate, or refuse to start (plugstack.conf).",
+    on_daemon_loss: DaemonLoss = key("OnDaemonLoss", Choice(DaemonLoss), DaemonLoss.RUN).doc(
+        "What a task does if salusd does not answer: run without turns, or fail. Must match on_loss in plugstack.conf."
     )
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Admission at submit"""
+    """Admission at submit time"""
 
-    unknown_job: UnknownJob = key(
-        "UnknownJob",
-        Choice(UnknownJob),
-        UnknownJob.EXCLUSIVE,
-        "A job without a profile gets a whole device, gets its --salus-mem, is refused, or is measured and requeued.",
-        PARTITION,
+    unknown_job: UnknownJob = key("UnknownJob", Choice(UnknownJob), UnknownJob.EXCLUSIVE, PARTITION).doc(
+        "A job without a profile gets a whole device, needs --salus-mem, is refused, or is requeued once measured."
     )
-    probe_tasks: int = key(
-        "ProbeTasks",
-        Count(0, 10_000),
-        0,
-        "Tasks of an array without a profile that run until one of them is measured. 0: all.",
-        PARTITION,
+    probe_tasks: int = key("ProbeTasks", Count(0, 10_000), 0, PARTITION).doc(
+        "How many tasks of an array without a profile may run until one of them is measured. 0: all."
     )
-    on_admission_loss: AdmissionLoss = key(
-        "OnAdmissionLoss",
-        Choice(AdmissionLoss),
-        AdmissionLoss.EXCLUSIVE,
-        "What a job gets that is submitted while salus-admitd does not answer: a whole device, or a refusal.",
+    on_admission_loss: AdmissionLoss = key("OnAdmissionLoss", Choice(AdmissionLoss), AdmissionLoss.EXCLUSIVE).doc(
+        "A job that is submitted while salus-admitd does not answer gets a whole device, or is refused."
     )
-    socket: str = key(
-        "AdmissionSocket",
-        FilePath(is_socket=True),
-        "/run/salus/admitd.sock",
-        "Socket of salus-admitd on the host of slurmctld, used by job_submit.lua.",
-        is_live=False,
+    socket: str = key("AdmissionSocket", FilePath(is_socket=True), "/run/salus/admitd.sock", is_live=False).doc(
+        "Socket of salus-admitd on the host of slurmctld, used by job_submit.lua."
     )
-    host: str = key(
-        "AdmissionHost",
-        Text(is_optional=False),
-        "localhost",
-        "Host name or address of salus-admitd, for commands on login nodes.",
+    host: str = key("AdmissionHost", Text(is_optional=False), "localhost").doc(
+        "Host name or address of salus-admitd, for commands on login nodes."
     )
-    port: int = key(
-        "AdmissionPort",
-        port(),
-        6827,
-        "TCP port of salus-admitd. Clients authenticate with munge. 0: no port.",
-        is_live=False,
+    port: int = key("AdmissionPort", port(), 6827, is_live=False).doc(
+        "TCP port of salus-admitd. Clients authenticate with munge. 0: no port."
     )
-    timeout_ns: int = key(
-        "AdmissionTimeout",
-        Time(10 * MILLISECOND_NS, 5 * SECOND_NS),
-        500 * MILLISECOND_NS,
-        "How long slurmctld waits for an answer of salus-admitd.",
+    timeout_ns: int = key("AdmissionTimeout", Time(10 * MILLISECOND_NS, 5 * SECOND_NS), 500 * MILLISECOND_NS).doc(
+        "How long slurmctld waits for an answer from salus-admitd."
     )
-    timeouts_max: int = key(
-        "AdmissionTimeouts", Count(1, 1000), 3, "After this many timeouts in a row, job_submit.lua pauses its requests."
+    timeouts_max: int = key("AdmissionTimeouts", Count(1, 1000), 3).doc(
+        "After this many timeouts in a row, job_submit.lua stops sending requests for AdmissionPause."
     )
-    pause_ns: int = key(
-        "AdmissionPause",
-        Time(SECOND_NS, HOUR_NS),
-        10 * SECOND_NS,
-        "How long job_submit.lua pauses after AdmissionTimeouts.",
+    pause_ns: int = key("AdmissionPause", Time(SECOND_NS, HOUR_NS), 10 * SECOND_NS).doc(
+        "Length of the pause after AdmissionTimeouts timeouts."
     )
-    user_requests_per_s: int = key(
-        "AdmissionRate", Count(1), 50, "Queries per second that one user may send to salus-admitd."
+    user_requests_per_s: int = key("AdmissionRate", Count(1), 50).doc(
+        "Queries per second that one user may send to salus-admitd."
     )
-    user_submits_per_s: int = key(
-        "SubmitRate", Count(1), 1000, "Submits and job changes per second that one user may make. More are refused."
+    user_submits_per_s: int = key("SubmitRate", Count(1), 1000).doc(
+        "Submissions and job changes per second that one user may make. More are refused."
     )
-    credential_ttl_ns: int = key(
-        "CredentialTTL", Time(SECOND_NS, HOUR_NS), MINUTE_NS, "Maximum age of a munge credential."
+    credential_ttl_ns: int = key("CredentialTTL", Time(SECOND_NS, HOUR_NS), MINUTE_NS).doc(
+        "Maximum age of a munge credential."
     )
-    profile_cache_ns: int = key(
-        "ProfileCache",
-        Time(0, DAY_NS),
-        30 * SECOND_NS,
-        "Maximum age of a cached profile while the database answers.",
+    profile_cache_ns: int = key("ProfileCache", Time(0, DAY_NS), 30 * SECOND_NS).doc(
+        "Maximum age of a cached profile while the database answers."
     )
-    readmit_interval_ns: int = key(
-        "ReadmitInterval",
-        Time(SECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "How often pending jobs are checked for a new profile.",
+    readmit_interval_ns: int = key("ReadmitInterval", Time(SECOND_NS, HOUR_NS), 5 * SECOND_NS).doc(
+        "How often pending jobs are checked for a new profile."
     )
 
 
@@ -318,43 +212,26 @@ class Admission:
 class Slurm:
     """Slurm"""
 
-    user: str = key(
-        "SlurmUser",
-        Text(is_optional=False),
-        "slurm",
-        "The SlurmUser of slurm.conf, as which job_submit.lua connects to salus-admitd.",
+    user: str = key("SlurmUser", Text(is_optional=False), "slurm").doc(
+        "The SlurmUser of slurm.conf. job_submit.lua connects to salus-admitd as this user."
     )
-    access: SlurmAccess = key(
-        "SlurmAccess",
-        Choice(SlurmAccess),
-        SlurmAccess.CLI,
-        "How Salus talks to Slurm: through its commands, or through pyslurm if installed.",
+    access: SlurmAccess = key("SlurmAccess", Choice(SlurmAccess), SlurmAccess.CLI).doc(
+        "How Salus talks to Slurm: through its commands, or through pyslurm if installed."
     )
-    conf: str = key(
-        "SlurmConf",
-        FilePath(),
-        "/etc/slurm/slurm.conf",
-        "Path of slurm.conf, which salus config check --slurm compares with this file.",
+    conf: str = key("SlurmConf", FilePath(), "/etc/slurm/slurm.conf").doc(
+        "Path of slurm.conf, which salus config check --slurm compares with this file."
     )
-    bin_dir: str = key(
-        "SlurmBinDir", FilePath(is_optional=True), "", "Directory of Slurm's commands. Empty: they are found in PATH."
+    bin_dir: str = key("SlurmBinDir", FilePath(is_optional=True), "").doc(
+        "Directory of Slurm's commands. Empty: they are found in PATH."
     )
-    timeout_ns: int = key(
-        "SlurmTimeout", Time(SECOND_NS, HOUR_NS), 10 * SECOND_NS, "A Slurm command that takes longer is cancelled."
+    timeout_ns: int = key("SlurmTimeout", Time(SECOND_NS, HOUR_NS), 10 * SECOND_NS).doc(
+        "A Slurm command that takes longer is cancelled."
     )
-    reconcile_interval_ns: int = key(
-        "ReconcileInterval",
-        Time(SECOND_NS, DAY_NS),
-        30 * SECOND_NS,
-        "How often salusd compares its sessions with Slurm's jobs, to find missed Epilogs and suspended jobs.",
-        NODE,
+    reconcile_interval_ns: int = key("ReconcileInterval", Time(SECOND_NS, DAY_NS), 30 * SECOND_NS, NODE).doc(
+        "How often salusd compares its sessions with Slurm's jobs, to find missed Epilogs and suspended jobs."
     )
-    prolog_timeout_ns: int = key(
-        "PrologTimeout",
-        Time(SECOND_NS, HOUR_NS),
-        MINUTE_NS,
-        "How long the Prolog waits for the job's memory. The job starts after this time in any case.",
-        NODE,
+    prolog_timeout_ns: int = key("PrologTimeout", Time(SECOND_NS, HOUR_NS), MINUTE_NS, NODE).doc(
+        "How long the Prolog waits for the job's memory. The job starts after this time in any case."
     )
 
 
@@ -363,91 +240,49 @@ class Daemon:
     """salusd"""
 
     socket: str = key(
-        "DaemonSocket",
-        FilePath(is_socket=True, has_node=True),
-        "/run/salus/salusd.sock",
-        "Socket for jobs, the Prolog and the SPANK plugin. %n is the node name.",
-        NODE,
-        is_live=False,
-    )
+        "DaemonSocket", FilePath(is_socket=True, has_node=True), "/run/salus/salusd.sock", NODE, is_live=False
+    ).doc("Socket for jobs, the Prolog and the SPANK plugin. %n is the node name.")
     control_socket: str = key(
-        "ControlSocket",
-        FilePath(is_socket=True, has_node=True),
-        "/run/salus/control.sock",
-        "Socket for salus status, salus top and the commands of admins.",
-        NODE,
-        is_live=False,
+        "ControlSocket", FilePath(is_socket=True, has_node=True), "/run/salus/control.sock", NODE, is_live=False
+    ).doc("Socket for salus status, salus top and the commands of admins.")
+    state_dir: str = key("StateDir", FilePath(has_node=True), "/var/lib/salus/%n", NODE, is_live=False).doc(
+        "Directory of the journal and the spool. Use a local disk; only root has access."
     )
-    state_dir: str = key(
-        "StateDir",
-        FilePath(has_node=True),
-        "/var/lib/salus/%n",
-        "Directory of the journal and the spool. Use a local disk; only root has access.",
-        NODE,
-        is_live=False,
+    adaptor_dir: str = key("AdaptorDir", FilePath(is_optional=True, has_node=True), "", NODE).doc(
+        "Directory of the files that jobs load (salus_job, libsalus). Empty: those of the installation."
     )
-    adaptor_dir: str = key(
-        "AdaptorDir",
-        FilePath(is_optional=True, has_node=True),
-        "",
-        "Directory of the files that jobs load (salus_job, libsalus). Empty: those of the installation.",
-        NODE,
+    auto_detect: AutoDetect = key("AutoDetect", Choice(AutoDetect), AutoDetect.NVML, NODE, is_live=False).doc(
+        "Whether salusd looks for GPUs that no DeviceName record names."
     )
-    auto_detect: AutoDetect = key(
-        "AutoDetect",
-        Choice(AutoDetect),
-        AutoDetect.NVML,
-        "Whether salusd looks for GPUs that no DeviceName record names.",
-        NODE,
-        is_live=False,
+    local_jobs: bool = key("LocalJobs", YesNo(), False, NODE).doc(
+        "Whether users may start jobs without Slurm through salus run, for workstations."
     )
-    local_jobs: bool = key(
-        "LocalJobs",
-        YesNo(),
-        False,
-        "Whether users may start jobs without Slurm through salus run, for workstations.",
-        NODE,
+    share_mode: ShareMode = key("ShareMode", Choice(ShareMode), ShareMode.TIMESLICE, NODE, DEVICE).doc(
+        "How lanes share the processors of a GPU. With mps the lanes of one user run at the same time."
     )
-    share_mode: ShareMode = key(
-        "ShareMode",
-        Choice(ShareMode),
-        ShareMode.TIMESLICE,
-        "How lanes share the processors of a GPU. With mps the lanes of one user run at the same time.",
-        NODE,
-        DEVICE,
+    mps_thread_percent: int = key("MpsThreads", Percent(100), 100, NODE).doc(
+        "Share of the processors that one MPS client may use."
     )
-    mps_thread_percent: int = key(
-        "MpsThreads", Percent(100), 100, "Share of the processors that one MPS client may use.", NODE
+    mps_pinned_bytes: int = key("MpsPinnedMemory", Size(), 0, NODE).doc(
+        "Device memory that one MPS client may pin. 0: no limit."
     )
-    mps_pinned_bytes: int = key(
-        "MpsPinnedMemory", Size(), 0, "Device memory that one MPS client may pin. 0: no limit.", NODE
+    best_effort_launches_max: int = key("BestEffortLaunches", Count(1, 1024), 1, NODE, DEVICE).doc(
+        "Kernels that a best-effort session may have in flight while class high is active."
     )
-    best_effort_launches_max: int = key(
-        "BestEffortLaunches",
-        Count(1, 1024),
-        1,
-        "Kernels that a best-effort session may have in flight while class high is active.",
-        NODE,
-        DEVICE,
+    user_sessions_max: int = key("UserSessions", Count(1, 100_000), 256, NODE).doc(
+        "Sessions that one user may have on a node."
     )
-    user_sessions_max: int = key(
-        "UserSessions", Count(1, 100_000), 256, "Sessions that one user may have on a node.", NODE
+    user_requests_per_s: int = key("UserRequests", Count(1), 1000, NODE).doc(
+        "Requests per second that one user may send to salusd."
     )
-    user_requests_per_s: int = key(
-        "UserRequests", Count(1), 1000, "Requests per second that one user may send to salusd.", NODE
+    hello_timeout_ns: int = key("HelloTimeout", Time(100 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
+        "A new connection that sends nothing for this long is closed."
     )
-    hello_timeout_ns: int = key(
-        "HelloTimeout",
-        Time(100 * MILLISECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "A connection that sends nothing for this long is closed.",
-        NODE,
+    journal_bytes_max: int = key("JournalSize", Size(MIB, 16 * GIB), 64 * MIB, NODE, is_live=False).doc(
+        "Size at which the journal is rotated."
     )
-    journal_bytes_max: int = key(
-        "JournalSize", Size(MIB, 16 * GIB), 64 * MIB, "Size at which the journal is rotated.", NODE
-    )
-    journal_files_max: int = key(
-        "JournalFiles", Count(1, 1000), 4, "Number of old journals that are kept, for salus simulate --replay.", NODE
+    journal_files_max: int = key("JournalFiles", Count(1, 1000), 4, NODE, is_live=False).doc(
+        "Number of journals that are kept, with the current one, for salus simulate --replay."
     )
 
 
@@ -455,50 +290,32 @@ class Daemon:
 class Readings:
     """Readings, metrics and logs"""
 
-    interval_ns: int = key(
-        "SampleInterval",
-        Time(100 * MILLISECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "How often salusd reads the devices' counters.",
-        NODE,
+    interval_ns: int = key("SampleInterval", Time(100 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
+        "How often salusd reads the devices' counters."
     )
-    timeout_ns: int = key(
-        "ReadingTimeout",
-        Time(100 * MILLISECOND_NS, HOUR_NS),
-        2 * SECOND_NS,
-        "A device whose NVML calls take longer than this is marked as not answering.",
-        NODE,
+    timeout_ns: int = key("ReadingTimeout", Time(100 * MILLISECOND_NS, HOUR_NS), 2 * SECOND_NS, NODE).doc(
+        "A device whose NVML calls take longer than this is reported as lost."
     )
-    xid_ignored: tuple[int, ...] = key(
-        "XidIgnore",
-        Numbers(65_535),
-        (13, 31, 43, 45, 68, 69, 94, 109),
-        "Xid errors that a job causes by itself. Any other Xid error closes the device.",
-        NODE,
+    xid_ignored: tuple[int, ...] = key("XidIgnore", Numbers(65_535), (13, 31, 43, 45, 68, 69, 94, 109), NODE).doc(
+        "Xid errors that affect only the job that causes them. After any other Xid error, the device counts as lost."
     )
-    metrics_address: str = key(
-        "MetricsAddress",
-        Text(is_optional=False),
-        "127.0.0.1",
-        "Address for metrics. Everybody who can reach it can read them.",
-        NODE,
-        is_live=False,
+    metrics_address: str = key("MetricsAddress", Text(is_optional=False), "127.0.0.1", NODE, is_live=False).doc(
+        "Address on which metrics are served. Anyone who can reach it can read them."
     )
-    metrics_port: int = key("MetricsPort", port(), 9827, "Port of salusd for Prometheus. 0: none.", NODE, is_live=False)
-    admission_metrics_port: int = key(
-        "AdmissionMetricsPort", port(), 9828, "Port of salus-admitd for Prometheus. 0: none.", is_live=False
+    metrics_port: int = key("MetricsPort", port(), 9827, NODE, is_live=False).doc(
+        "Port of salusd for Prometheus. 0: none."
     )
-    log_file: str = key(
-        "LogFile",
-        FilePath(is_optional=True, has_node=True),
-        "",
-        "Log file. Empty: standard error, which systemd collects.",
-        NODE,
-        is_live=False,
+    admission_metrics_port: int = key("AdmissionMetricsPort", port(), 9828, is_live=False).doc(
+        "Port of salus-admitd for Prometheus. 0: none."
     )
-    log_level: LogLevel = key("LogLevel", Choice(LogLevel), LogLevel.INFO, "Least severe level that is logged.", NODE)
-    log_format: LogFormat = key(
-        "LogFormat", Choice(LogFormat), LogFormat.KEYVALUE, "Format of log lines. Use json for log collectors.", NODE
+    log_file: str = key("LogFile", FilePath(is_optional=True, has_node=True), "", NODE, is_live=False).doc(
+        "Log file. Empty: standard error, which systemd collects."
+    )
+    log_level: LogLevel = key("LogLevel", Choice(LogLevel), LogLevel.INFO, NODE, is_live=False).doc(
+        "Lowest level that is logged."
+    )
+    log_format: LogFormat = key("LogFormat", Choice(LogFormat), LogFormat.KEYVALUE, NODE, is_live=False).doc(
+        "Format of log lines. Use json for log collectors."
     )
 
 
@@ -506,61 +323,38 @@ class Readings:
 class Storage:
     """Database and spool"""
 
-    url: str = key(
-        "StorageUrl",
-        Text(is_optional=False),
-        "sqlite:////var/lib/salus/salus.db",
-        "Database: SQLite on one host, postgresql+psycopg:// or mysql+pymysql:// for a cluster. Put no password here.",
-        is_live=False,
+    url: str = key("StorageUrl", Text(is_optional=False), "sqlite:////var/lib/salus/salus.db", is_live=False).doc(
+        "Database: sqlite:// on one host, postgresql:// or mariadb:// for a cluster. Put no password here."
     )
-    pass_file: str = key(
-        "StoragePassFile",
-        FilePath(is_optional=True),
-        "",
-        "File with the database password: one line, mode 0600.",
-        is_live=False,
+    pass_file: str = key("StoragePassFile", FilePath(is_optional=True), "", is_live=False).doc(
+        "File with the database password: one line, mode 0600."
     )
-    timeout_ns: int = key(
-        "StorageTimeout",
-        Time(100 * MILLISECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "A database statement that takes longer is retried.",
+    timeout_ns: int = key("StorageTimeout", Time(100 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS).doc(
+        "If the database takes longer to answer, it counts as down, and records stay in the spool."
     )
-    spool_bytes_max: int = key(
-        "SpoolSize",
-        Size(MIB, 1024 * GIB),
-        256 * MIB,
-        "Disk space for records while the database does not answer.",
-        NODE,
+    spool_bytes_max: int = key("SpoolSize", Size(MIB, 1024 * GIB), 256 * MIB, NODE, is_live=False).doc(
+        "Disk space for records while the database does not answer."
     )
-    batch_interval_ns: int = key(
-        "LedgerInterval",
-        Time(100 * MILLISECOND_NS, HOUR_NS),
-        5 * SECOND_NS,
-        "How long a record may wait so that records are written in batches.",
-        NODE,
+    batch_interval_ns: int = key("LedgerInterval", Time(100 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
+        "How long a record may wait so that records are written in batches."
     )
-    usage_interval_ns: int = key(
-        "UsageInterval", Time(SECOND_NS, DAY_NS), 5 * MINUTE_NS, "Time that one row of usage covers.", NODE
+    usage_interval_ns: int = key("UsageInterval", Time(SECOND_NS, DAY_NS), 5 * MINUTE_NS, NODE).doc(
+        "Time that one row of usage covers."
     )
-    roll_up_after_ns: int = key("RollUpAfter", Time(), 30 * DAY_NS, "Usage older than this is summed by day. 0: never.")
-    purge_after_ns: int = key("PurgeAfter", Time(), 0, "Records older than this are deleted. 0: never.")
-    retention_interval_ns: int = key(
-        "RetentionInterval",
-        Time(),
-        DAY_NS,
-        "How often salus-admitd rolls up and purges. 0: never.",
-        is_live=False,
+    roll_up_after_ns: int = key("RollUpAfter", Time(), 30 * DAY_NS).doc(
+        "Usage older than this is summed by day. 0: never."
     )
-    accounting_interval_ns: int = key(
-        "AccountingInterval",
-        Time(),
-        MINUTE_NS,
-        "How often salus-admitd imports job times from Slurm and writes job summaries. 0: never.",
-        is_live=False,
+    purge_after_ns: int = key("PurgeAfter", Time(), 0).doc(
+        "Jobs that ended longer ago than this are deleted, with all their records. 0: never."
     )
-    is_summary_written: bool = key(
-        "JobSummary", YesNo(), True, "Whether a summary is added to the AdminComment of a finished job.", PARTITION
+    retention_interval_ns: int = key("RetentionInterval", Time(), DAY_NS, is_live=False).doc(
+        "How often salus-admitd rolls up and purges old records. 0: never."
+    )
+    accounting_interval_ns: int = key("AccountingInterval", Time(), MINUTE_NS, is_live=False).doc(
+        "How often salus-admitd imports job times from Slurm and writes job summaries. 0: never."
+    )
+    is_summary_written: bool = key("JobSummary", YesNo(), True, PARTITION).doc(
+        "Whether a summary is added to the AdminComment of a finished job."
     )
 
 

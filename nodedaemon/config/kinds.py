@@ -1,11 +1,11 @@
-"""The types of value that a key may have: how to parse, write and describe each.
+"""The types of value that a key may have: how to parse, write and name each.
 
-`parse` raises ValueError, and nothing else, with a reason that helps to correct the file. Bytes and nanoseconds are
-integers. Suffixes are binary, as in Slurm: 1K is 1024.
+`parse` raises ValueError, and nothing else, with a reason that helps the admin correct the file. Bytes and
+nanoseconds are integers. Suffixes are binary, as in Slurm: 1K is 1024.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -32,8 +32,8 @@ class Kind(Protocol[T]):
     """The type of a key's value."""
 
     @property
-    def words(self) -> str:
-        """The type in words, for the manual: `size`, `yes or no`."""
+    def type_name(self) -> str:
+        """The name of the type in the manual: `size`, `yes or no`."""
 
     def parse(self, text: str) -> T: ...
 
@@ -41,31 +41,29 @@ class Kind(Protocol[T]):
 
 
 def _wrong(text: str, expected: str) -> ValueError:
-    """An error that names the unit found: most wrong values would be right for another type."""
-    looks = (
-        "a size"
-        if _SIZE.fullmatch(text) and not text.isdigit()
-        else "a time"
-        if _SPAN.fullmatch(text) or (":" in text and _CLOCK.fullmatch(text))
-        else "a percentage"
-        if _PERCENT.fullmatch(text)
-        else None
-    )
+    """An error that says what `text` looks like: most wrong values would be right for another type."""
     if not text:
         return ValueError(f"has no value; expected {expected}")
-    return ValueError(f"{shown(text)!r} is {looks or 'not understood'}; expected {expected}")
+    found = "not understood"
+    if _SIZE.fullmatch(text) and not text.isdigit():
+        found = "a size"
+    elif _SPAN.fullmatch(text) or (":" in text and _CLOCK.fullmatch(text)):
+        found = "a time"
+    elif _PERCENT.fullmatch(text):
+        found = "a percentage"
+    return ValueError(f"{shown(text)!r} is {found}; expected {expected}")
 
 
 def _check_characters(text: str) -> str:
     # The syntax cannot express a quote or a backslash, so such a value could not be written back.
     if not text.isprintable() or '"' in text or "\\" in text:
-        raise ValueError("has a quote, a backslash or an unprintable character")
+        raise ValueError("contains a quote, a backslash or an unprintable character")
     return text
 
 
-def _check_range(value: int, low: int, high: int, low_text: str, high_text: str) -> int:
+def _check_range(value: int, low: int, high: int, write: Callable[[int], str]) -> int:
     if not low <= value <= high:
-        raise ValueError(f"is out of range; expected {low_text} to {high_text}")
+        raise ValueError(f"is out of range; expected {write(low)} to {write(high)}")
     return value
 
 
@@ -75,16 +73,14 @@ class Size:
 
     low_bytes: int = 0
     high_bytes: int = 1 << 60
-    words: str = "size"
+    type_name: str = "size"
 
     def parse(self, text: str) -> int:
         match = _SIZE.fullmatch(text)
         if match is None:
             raise _wrong(text, "a size in whole units such as 16M or 10G")
         size_bytes = int(match.group(1)) << _SIZE_SHIFT[(match.group(2) or "").upper()]
-        return _check_range(
-            size_bytes, self.low_bytes, self.high_bytes, self.write(self.low_bytes), self.write(self.high_bytes)
-        )
+        return _check_range(size_bytes, self.low_bytes, self.high_bytes, self.write)
 
     def write(self, value: int) -> str:
         for suffix, shift in reversed(_SIZE_SHIFT.items()):
@@ -98,7 +94,7 @@ class SizeOrAuto:
     """Bytes, or None for `auto`."""
 
     low_bytes: int = 0
-    words: str = "size or auto"
+    type_name: str = "size or auto"
 
     def parse(self, text: str) -> int | None:
         if text.casefold() == "auto":
@@ -118,7 +114,7 @@ class Time:
 
     low_ns: int = 0
     high_ns: int = 3650 * DAY_NS
-    words: str = "time"
+    type_name: str = "time"
 
     def parse(self, text: str) -> int:
         span_ns = self._parse_span(text)
@@ -126,7 +122,7 @@ class Time:
             span_ns = self._parse_clock(text)
         if span_ns is None:
             raise _wrong(text, "a time such as 500ms, 30, 5:00, 12:00:00 or 7-00:00:00")
-        return _check_range(span_ns, self.low_ns, self.high_ns, self.write(self.low_ns), self.write(self.high_ns))
+        return _check_range(span_ns, self.low_ns, self.high_ns, self.write)
 
     def write(self, value: int) -> str:
         if value % SECOND_NS:
@@ -155,17 +151,13 @@ class Time:
         match = _CLOCK.fullmatch(text)
         if match is None:
             return None
-        days, first, second, third = (None if group is None else int(group) for group in match.groups())
-        if first is None:
-            return None
-        if days is not None:
-            # Slurm's D-HH, D-HH:MM, D-HH:MM:SS.
-            return days * DAY_NS + first * HOUR_NS + (second or 0) * MINUTE_NS + (third or 0) * SECOND_NS
-        if third is not None:
-            return first * HOUR_NS + (second or 0) * MINUTE_NS + third * SECOND_NS
-        if second is not None:
-            return first * MINUTE_NS + second * SECOND_NS
-        return first * SECOND_NS
+        days, *fields = match.groups()
+        numbers = [int(number) for number in fields if number is not None]
+        # As in Slurm: after D- the hours come first, else the last number is seconds.
+        units_ns = (HOUR_NS, MINUTE_NS, SECOND_NS)
+        start = 0 if days is not None else 3 - len(numbers)
+        clock_ns = sum(number * unit_ns for number, unit_ns in zip(numbers, units_ns[start:], strict=False))
+        return int(days or 0) * DAY_NS + clock_ns
 
 
 @dataclass(frozen=True)
@@ -174,12 +166,12 @@ class Count:
 
     low: int = 0
     high: int = 1_000_000_000
-    words: str = "number"
+    type_name: str = "number"
 
     def parse(self, text: str) -> int:
         if not (_COUNT.fullmatch(text) and text.isascii()):
             raise _wrong(text, f"a whole number from {self.low} to {self.high}")
-        return _check_range(int(text), self.low, self.high, str(self.low), str(self.high))
+        return _check_range(int(text), self.low, self.high, self.write)
 
     def write(self, value: int) -> str:
         return str(value)
@@ -187,21 +179,21 @@ class Count:
 
 def port() -> Count:
     """A TCP port, 0 for none."""
-    return Count(0, 65_535, words="port")
+    return Count(0, 65_535, type_name="port")
 
 
 @dataclass(frozen=True)
 class Percent:
-    """Whole percents. The sign is required, so that 10 is not mistaken for a factor."""
+    """A whole percentage. The sign is required, so that 10 is not mistaken for a factor."""
 
     high: int = 1000
-    words: str = "percentage"
+    type_name: str = "percentage"
 
     def parse(self, text: str) -> int:
         match = _PERCENT.fullmatch(text)
         if match is None:
             raise _wrong(text, "a percentage such as 10%")
-        return _check_range(int(match.group(1)), 0, self.high, "0%", f"{self.high}%")
+        return _check_range(int(match.group(1)), 0, self.high, self.write)
 
     def write(self, value: int) -> str:
         return f"{value}%"
@@ -211,22 +203,13 @@ class Percent:
 class YesNo:
     """A Boolean."""
 
-    words: str = "yes or no"
+    type_name: str = "yes or no"
 
     def parse(self, text: str) -> bool:
-        answer = {
-            "yes": True,
-            "true": True,
-            "on": True,
-            "1": True,
-            "no": False,
-            "false": False,
-            "off": False,
-            "0": False,
-        }
-        if text.casefold() not in answer:
-            raise _wrong(text, "yes or no")
-        return answer[text.casefold()]
+        for value, names in ((True, ("yes", "true", "on", "1")), (False, ("no", "false", "off", "0"))):
+            if text.casefold() in names:
+                return value
+        raise _wrong(text, "yes or no")
 
     def write(self, value: bool) -> str:  # noqa: FBT001  the value is the subject, not a switch
         return "yes" if value else "no"
@@ -239,7 +222,7 @@ class Choice(Generic[T]):
     members: Iterable[T]
 
     @property
-    def words(self) -> str:
+    def type_name(self) -> str:
         return ", ".join(map(str, self.members))
 
     def parse(self, text: str) -> T:
@@ -248,7 +231,7 @@ class Choice(Generic[T]):
             return named[text.casefold()]
         nearest = nearest_of(text, map(str, self.members))
         hint = f"; did you mean {nearest}?" if nearest else ""
-        raise ValueError(f"{shown(text)!r} is not one of {self.words}{hint}")
+        raise ValueError(f"{shown(text)!r} is not one of {self.type_name}{hint}")
 
     def write(self, value: T) -> str:
         return str(value)
@@ -258,7 +241,7 @@ class Choice(Generic[T]):
 class Names:
     """A comma-separated list of names, which may be empty."""
 
-    words: str = "comma list"
+    type_name: str = "comma-separated list"
 
     def parse(self, text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(",")) if text else ()
@@ -277,7 +260,7 @@ class Numbers:
     """A comma-separated list of whole numbers and ranges, which may be empty: 0,2-3."""
 
     high: int = 4095
-    words: str = "number list"
+    type_name: str = "number list"
 
     def parse(self, text: str) -> tuple[int, ...]:
         numbers: list[int] = []
@@ -301,11 +284,11 @@ class Text:
     """Any text on one line."""
 
     is_optional: bool = True
-    words: str = "text"
+    type_name: str = "text"
 
     def parse(self, text: str) -> str:
         if not text and not self.is_optional:
-            raise ValueError(f"has no value; expected {self.words}")
+            raise ValueError(f"has no value; expected {self.type_name}")
         return _check_characters(text)
 
     def write(self, value: str) -> str:
@@ -318,9 +301,9 @@ class FilePath:
 
     is_optional: bool = False
     has_node: bool = False
-    # The address of a Unix socket holds 107 bytes and a final zero.
+    # The address of a Unix socket holds 107 bytes and a terminating zero.
     is_socket: bool = False
-    words: str = "path"
+    type_name: str = "path"
 
     def parse(self, text: str) -> str:
         if not text and self.is_optional:
@@ -328,10 +311,10 @@ class FilePath:
         if not text.startswith("/"):
             raise _wrong(text, "an absolute path")
         _check_characters(text)
-        known = ("c", "n") if self.has_node else ("c",)
-        if any(not piece.startswith(known) for piece in text.replace("%%", "").split("%")[1:]):
+        allowed = ("c", "n") if self.has_node else ("c",)
+        if any(not piece.startswith(allowed) for piece in text.replace("%%", "").split("%")[1:]):
             node = ", %n (node)" if self.has_node else ""
-            raise ValueError(f"has a percent sign that is not %c (cluster){node} or %%")
+            raise ValueError(f"contains a percent sign that is not %c (cluster){node} or %%")
         if self.is_socket and len(text.encode()) > 107:
             raise ValueError("is longer than the 107 bytes that a socket's address holds")
         return text

@@ -1,4 +1,4 @@
-"""Converts settings to the values of the core. Only this module knows both."""
+"""Converts settings to the values of the core. No other module does this."""
 
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.memory import auto_reserve

@@ -4,7 +4,7 @@ The most specific value wins: device, node, partition (through its Nodes), a lin
 are typed and frozen.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,8 +13,7 @@ from nodedaemon.config.choices import DeviceType
 from nodedaemon.config.finding import Place
 from nodedaemon.config.keys import Settings
 from nodedaemon.config.kinds import Choice, FilePath, Numbers, Size, Text
-from nodedaemon.config.spec import Key, Scope, keys_of, required_key
-from nodedaemon.config.spec import key as record_key
+from nodedaemon.config.spec import Key, Scope, key, keys_of, required_key
 from nodedaemon.core.types import MIB
 
 ALL_NODES = "ALL"
@@ -29,8 +28,8 @@ class NodeFields:
 class PartitionFields:
     """`PartitionName=debug Nodes=gpu[01-04] Policy=fifo`: values for a Slurm partition"""
 
-    nodes: str = record_key(
-        "Nodes", Text(), "", "The nodes of the partition, or ALL. Needed if the line sets keys of nodes."
+    nodes: str = key("Nodes", Text(), "").doc(
+        "The nodes of the partition, or ALL. Needed if the line sets keys of nodes."
     )
 
 
@@ -38,20 +37,17 @@ class PartitionFields:
 class DeviceFields:
     """`DeviceName=host0 Type=host Memory=2G Cores=0`: a device that cannot be detected, or values for one"""
 
-    type: DeviceType = required_key(
-        "Type", Choice(DeviceType), "cuda for a GPU, host for a slice of the node's memory."
+    type: DeviceType = required_key("Type", Choice(DeviceType)).doc(
+        "cuda for a GPU, host for a slice of the node's memory."
     )
-    nodes: str = record_key("Nodes", Text(), ALL_NODES, "The nodes that have this device.")
-    memory_bytes: int = record_key(
-        "Memory",
-        Size(64 * MIB),
-        0,
-        "For a host device, its size, taken from the node's memory. For a GPU, the most that Salus may use.",
+    nodes: str = key("Nodes", Text(), ALL_NODES).doc("The nodes that have this device.")
+    memory_bytes: int = key("Memory", Size(64 * MIB), 0).doc(
+        "For a host device, its size, taken from the node's memory. For a GPU, the most that Salus may use."
     )
-    cores: tuple[int, ...] = record_key(
-        "Cores", Numbers(), (), "For a host device, the CPUs to which its sessions are pinned."
+    cores: tuple[int, ...] = key("Cores", Numbers(), ()).doc(
+        "For a host device, the CPUs to which its sessions are pinned."
     )
-    uuid: str = record_key("Uuid", Text(), "", "For a cuda device, the UUID of the GPU, as nvidia-smi -L prints it.")
+    uuid: str = key("Uuid", Text(), "").doc("For a cuda device, the UUID of the GPU, as nvidia-smi -L prints it.")
 
 
 FIELDS: Mapping[Scope, type] = {
@@ -66,7 +62,7 @@ GROUP_OF_KEY: Mapping[str, str] = {key.name: name for name, group in GROUPS.item
 
 @dataclass(frozen=True)
 class Value:
-    """A parsed value and the line that gives it."""
+    """A parsed value and the line that sets it."""
 
     key: Key
     value: Any
@@ -189,20 +185,32 @@ def settings_of(values: Mapping[str, Value]) -> Settings:
     return _fill_paths(_overlay(Settings(), values), None)
 
 
+def value_in(settings: Settings, key: Key) -> Any:
+    """The value of one key."""
+    return getattr(getattr(settings, GROUP_OF_KEY[key.name]), key.attribute)
+
+
 def _overlay(settings: Settings, values: Mapping[str, Value]) -> Settings:
-    changes: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        changes.setdefault(GROUP_OF_KEY[name], {})[value.key.attribute] = value.value
-    return replace(settings, **{name: replace(getattr(settings, name), **change) for name, change in changes.items()})
+    return _with_values(settings, ((value.key, value.value) for value in values.values()))
 
 
 def _fill_paths(settings: Settings, node: str | None) -> Settings:
-    filled: dict[str, dict[str, Any]] = {}
-    for key in KEYS:
-        if isinstance(key.kind, FilePath) and key.kind.has_node == (node is not None):
-            group = GROUP_OF_KEY[key.name]
-            path: str = getattr(getattr(settings, group), key.attribute)
-            filled.setdefault(group, {})[key.attribute] = "%".join(
-                piece.replace("%c", settings.cluster.name).replace("%n", node or "") for piece in path.split("%%")
-            )
-    return replace(settings, **{name: replace(getattr(settings, name), **change) for name, change in filled.items()})
+    def filled(path: str) -> str:
+        pieces = path.split("%%")
+        return "%".join(piece.replace("%c", settings.cluster.name).replace("%n", node or "") for piece in pieces)
+
+    return _with_values(
+        settings,
+        (
+            (path_key, filled(value_in(settings, path_key)))
+            for path_key in KEYS
+            if isinstance(path_key.kind, FilePath) and path_key.kind.has_node == (node is not None)
+        ),
+    )
+
+
+def _with_values(settings: Settings, values: Iterable[tuple[Key, Any]]) -> Settings:
+    changes: dict[str, dict[str, Any]] = {}
+    for changed_key, value in values:
+        changes.setdefault(GROUP_OF_KEY[changed_key.name], {})[changed_key.attribute] = value
+    return replace(settings, **{name: replace(getattr(settings, name), **change) for name, change in changes.items()})
