@@ -1,9 +1,9 @@
 """A GPU as a device: lane memory from the CUDA driver's virtual memory management, readings from NVML.
 
-It uses `cuda.bindings.driver` only, never the runtime. The daemon creates lane memory, exports it as a file descriptor
-and counts it once. It cannot take the memory back from a process that imported it, so a release drops the daemon's
-handle and is complete when the device's free memory has risen by the lane's size. Persistent memory belongs to the
-jobs, so NVML names the right process. The daemon's own context is subtracted from the usable bytes.
+It uses only `cuda.bindings.driver`, never the runtime. The daemon creates lane memory, exports it as a file descriptor
+and counts it once. It cannot take the memory back from a process that imported it. So a release drops the daemon's
+handle, and it is complete when the device's free memory has grown by the lane's size. Persistent memory belongs to the
+jobs, so NVML attributes it to the right process. The daemon's own context is subtracted from the usable bytes.
 """
 
 from __future__ import annotations
@@ -11,30 +11,44 @@ from __future__ import annotations
 import os
 import uuid as uuid_module
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nodedaemon.core.errors import OperatingError, PeerError
-from nodedaemon.core.types import DeviceId
-from nodedaemon.drivers.deadline import SECOND_NS, DeadlineThread
+from nodedaemon.core.types import SECOND_NS, DeviceId
+from nodedaemon.drivers.deadline import DeadlineThread
 from nodedaemon.drivers.device import Capabilities, LaneMemory, Reading
 from nodedaemon.drivers.nvml import LOST, Nvml
+from nodedaemon.drivers.process import file_identity, find_holders
+from nodedaemon.drivers.procfs import PROC, read_lines
 
 T = TypeVar("T")
-_POSIX_FD = 1
 
 
 class DriverError(Exception):
-    """A result code of the driver, by name; leaves this file only as the cause of one of ours."""
+    """A call of the driver failed; the text is the name of its result code."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
+
+def checked(driver: Any, answer: tuple[Any, ...]) -> Any:
+    """The values that a call of the driver returns. Raises `DriverError` if it failed."""
+    if answer[0] != driver.CUresult.CUDA_SUCCESS:
+        raise DriverError(answer[0].name)
+    return answer[1] if len(answer) == 2 else answer[1:]
+
+
+def map_memory(driver: Any, handle: Any, address: Any, size_bytes: int, device: int) -> None:
+    """Map an allocation at a reserved address, readable and writable for one device."""
+    checked(driver, driver.cuMemMap(address, size_bytes, 0, handle, 0))
+    access = driver.CUmemAccessDesc()
+    access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    checked(driver, driver.cuMemSetAccess(address, size_bytes, [access], 1))
 
 
 def load_driver() -> Any:
-    """cuda-python's driver bindings. Raises `OperatingError` where they, the driver or a device are missing."""
+    """cuda-python's driver bindings. Raises `OperatingError` if they, the driver or a device are missing."""
     try:
         from cuda.bindings import driver  # noqa: PLC0415 - only nodes with GPUs have it
     except ImportError as error:
@@ -49,10 +63,10 @@ def load_driver() -> Any:
 
 
 def loaded_library(name: str) -> str:
-    """Path of a library that this process has loaded, or "". Jobs need it, because our library hides the name."""
-    with Path("/proc/self/maps").open() as maps:
-        paths = (line.split(maxsplit=5)[5].strip() for line in maps if line.count("/") and name in line)
-        return next((path for path in paths if Path(path).name.startswith(name)), "")
+    """Path of a library that this process has loaded, or "". Jobs need it, because our library shadows the name."""
+    fields = (line.split(maxsplit=5) for line in read_lines(PROC / "self" / "maps"))
+    paths = (os.fsdecode(line[5]) for line in fields if len(line) > 5)
+    return next((path for path in paths if Path(path).name.startswith(name)), "")
 
 
 def select_devices(uuids: Sequence[DeviceId], visible: str | None) -> tuple[DeviceId, ...]:
@@ -81,12 +95,14 @@ def discover(nvml: Nvml, visible: str | None = None, timeout_ns: int = 5 * SECON
     """Every GPU or MIG instance that `visible` allows, opened. NVML's order is the order of indices."""
     listings = {listing.uuid: listing for listing in nvml.devices()}
     chosen = select_devices(tuple(listings), visible)
-    return tuple(CudaDevice(uuid, listings[uuid].index, nvml, timeout_ns=timeout_ns) for uuid in chosen)
+    return tuple(CudaDevice(uuid, listings[uuid].gpu_index, nvml, timeout_ns=timeout_ns) for uuid in chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class Wiped:
-    """A lane that the daemon let go of: the free memory that shows it gone, and what could lower that meanwhile."""
+class Wiped(NamedTuple):
+    """A lane whose handle the daemon has released, with the state of the device at that moment.
+
+    The lane's memory is free once the device has `wanted_free_bytes`, minus what others have allocated since.
+    """
 
     wanted_free_bytes: int
     opened_bytes: int
@@ -112,29 +128,29 @@ class CudaDevice:
         self._handles: dict[str, Any] = {}
         self._wiped: dict[str, Wiped] = {}
         self._opened_bytes = 0
-        self._suspicion = ""
-        self._is_told = False
+        # A critical Xid, until the device has answered again.
+        self._xid = ""
+        self._is_xid_raised = False
         self.xids_ignored: frozenset[int] = frozenset()
         self._call("open device", self._open)
         self._driver_path = loaded_library("libcuda.so")
         own_bytes = nvml.process_bytes(uuid, os.getpid())
         self.context_bytes = own_bytes if own_bytes is not None else self._context_bytes
-        granules = (self.total_bytes - self.context_bytes) // self.granularity_bytes
-        self.usable_bytes = granules * self.granularity_bytes
+        self.usable_bytes = self.total_bytes
+        self.cap(self.total_bytes - self.context_bytes)
 
     def cap(self, memory_bytes: int) -> None:
         """Use at most `memory_bytes` of the device; the rest belongs to others."""
-        granules = min(self.usable_bytes, memory_bytes) // self.granularity_bytes
-        self.usable_bytes = granules * self.granularity_bytes
+        self.usable_bytes = min(self.usable_bytes, memory_bytes) // self.granularity_bytes * self.granularity_bytes
 
     def open_lane(self, size_bytes: int) -> LaneMemory:
         def work() -> LaneMemory:
             handle = self._ok(self._driver.cuMemCreate(size_bytes, self._properties(), 0))
             try:
                 self._zero(handle, size_bytes)
-                made = self._keep(handle, size_bytes)
+                memory = self._export(handle, size_bytes)
                 self._opened_bytes += size_bytes
-                return made
+                return memory
             except DriverError:
                 self._driver.cuMemRelease(handle)
                 raise
@@ -142,26 +158,20 @@ class CudaDevice:
         return self._call(f"open lane: {size_bytes} bytes", work)
 
     def adopt_lane(self, fd: int, identity: str, size_bytes: int) -> LaneMemory:
-        known = self._handles.get(identity)
-        if known is not None:
-            os.close(fd)
-            return LaneMemory(known[1], identity, size_bytes)
+        if identity in self._handles:
+            return LaneMemory(self._handles[identity][1], identity, size_bytes)
 
         def work() -> LaneMemory:
             handle = self._ok(self._driver.cuMemImportFromShareableHandle(fd, self._handle_type()))
-            self._handles[identity] = (handle, fd)
-            return LaneMemory(fd, identity, size_bytes)
+            self._handles[identity] = (handle, os.dup(fd))
+            return LaneMemory(self._handles[identity][1], identity, size_bytes)
 
+        if _identity(fd) not in (None, identity):
+            raise PeerError(f"adopt lane: {self.name}: {identity}: the descriptor is not that lane's memory")
         try:
-            if _identity(fd) not in (None, identity):
-                raise PeerError(f"adopt lane: {self.name}: {identity}: the descriptor is not that lane's memory")
             return self._call(f"adopt lane: {identity}", work)
         except OperatingError as error:
-            os.close(fd)
             raise PeerError(f"adopt lane: {self.name}: {identity}: {error}") from error
-        except PeerError:
-            os.close(fd)
-            raise
 
     def wipe_lane(self, memory: LaneMemory) -> int:
         def work() -> int:
@@ -172,22 +182,22 @@ class CudaDevice:
                     free_bytes + memory.size_bytes, self._opened_bytes, self._others_bytes()
                 )
             wiped = self._wiped.get(memory.identity)
-            if wiped is None or self._free_bytes() >= wiped.wanted_free_bytes - self._taken_since(wiped):
+            if wiped is None or self._free_bytes() >= wiped.wanted_free_bytes - self._allocated_since(wiped):
                 self._wiped.pop(memory.identity, None)
                 return 0
             return memory.size_bytes
 
         return self._call(f"release lane: {memory.identity}", work)
 
-    def _taken_since(self, wiped: Wiped) -> int:
-        """What was taken from the free memory after the daemon let go: by processes that grew, and for other lanes."""
+    def _allocated_since(self, wiped: Wiped) -> int:
+        """Bytes allocated since the daemon released its handle: by processes that grew, and for other lanes."""
         grown_bytes = sum(
             max(0, used_bytes - wiped.others_bytes.get(pid, 0)) for pid, used_bytes in self._others_bytes().items()
         )
         return grown_bytes + self._opened_bytes - wiped.opened_bytes
 
     def _others_bytes(self) -> dict[int, int]:
-        """Device memory by process, our own left out."""
+        """Device memory by process, without our own."""
         try:
             processes = self._nvml.read(self.uuid).processes
         except OperatingError:
@@ -198,12 +208,18 @@ class CudaDevice:
         is_held = memory.identity in self._handles or memory.identity in self._wiped
         return memory.size_bytes if is_held else 0
 
-    def is_mapped(self, memory: LaneMemory, pid: int) -> bool:
-        """Seen where the driver's memory is a file of its own; else False, and free memory decides (`wipe_lane`)."""
-        if not memory.identity.startswith("file:"):
-            return False
-        inode = memory.identity.rsplit(":", 1)[1]
-        return _maps_inode(pid, inode) or _keeps_inode(pid, int(inode))
+    def share_lane(self, memory: LaneMemory) -> int:
+        return os.dup(memory.fd)
+
+    def is_shared(self, memory: LaneMemory) -> bool | None:  # noqa: ARG002 - free memory decides (`wipe_lane`)
+        return None
+
+    def find_holders(self, memory: LaneMemory, pids: Collection[int] | None) -> set[int]:
+        """A holder is visible only if the memory is a file of its own. If not, all users of the device are suspects."""
+        scheme, _, identity = memory.identity.partition(":")
+        if scheme == "file":
+            return find_holders(identity, pids)
+        return set(self._others_bytes()) if pids is None else set()
 
     def close_lane(self, memory: LaneMemory) -> None:
         self._wiped.pop(memory.identity, None)
@@ -214,27 +230,28 @@ class CudaDevice:
         return self._nvml.set_memory_limit(self.uuid, cgroup, limit_bytes)
 
     def read(self, pids: Collection[int]) -> Reading:  # noqa: ARG002 - NVML lists processes itself
-        """Report a grave Xid once; then readings fail until the device answers again.
+        """Report a critical Xid once. After that, readings fail until the device answers again.
 
         At least one reading must fail: whatever ran on the device is lost, and the engine has to know that.
         """
-        if self._suspicion:
-            self._look_again()
+        if self._xid:
+            self._check_recovery()
         reading = self._nvml.read(self.uuid)
         if LOST in reading.faults:
             raise OperatingError(
                 f"read GPU: {self.name}: it has fallen off the bus; see dmesg, then reset or replace it"
             )
-        grave = tuple(f"xid {number}" for number in self._nvml.take_xids(self.uuid) if number not in self.xids_ignored)
-        self._suspicion = grave[-1] if grave else ""
-        return replace(reading, faults=(*reading.faults, *grave)) if grave else reading
+        xids = self._nvml.pop_xids(self.uuid)
+        critical = tuple(f"xid {number}" for number in xids if number not in self.xids_ignored)
+        self._xid = critical[-1] if critical else ""
+        return replace(reading, faults=(*reading.faults, *critical)) if critical else reading
 
-    def _look_again(self) -> None:
-        if not self._is_told:
-            self._is_told = True
-            raise OperatingError(f"read GPU: {self.name}: {self._suspicion}; see dmesg and NVIDIA's catalogue of Xids")
-        self._call("look at device", self._free_bytes)
-        self._suspicion, self._is_told = "", False
+    def _check_recovery(self) -> None:
+        if not self._is_xid_raised:
+            self._is_xid_raised = True
+            raise OperatingError(f"read GPU: {self.name}: {self._xid}; see dmesg and NVIDIA's Xid catalog")
+        self._call("check device", self._free_bytes)
+        self._xid, self._is_xid_raised = "", False
 
     def job_environment(self, adaptor_dir: Path) -> dict[str, str]:
         library = adaptor_dir / "libsalus" / "cuda" / "libcuda.so.1"
@@ -260,12 +277,10 @@ class CudaDevice:
         try:
             return self._thread.call(f"{what}: {name}", work)
         except DriverError as error:
-            raise OperatingError(f"{what}: {name}: {error.name}; {_advice(error.name)}") from error
+            raise OperatingError(f"{what}: {name}: {error}; {_advice(str(error))}") from error
 
     def _ok(self, answer: tuple[Any, ...]) -> Any:
-        if answer[0] != self._driver.CUresult.CUDA_SUCCESS:
-            raise DriverError(answer[0].name)
-        return answer[1] if len(answer) == 2 else answer[1:]
+        return checked(self._driver, answer)
 
     def _open(self) -> None:
         self._driver = load_driver()
@@ -292,7 +307,7 @@ class CudaDevice:
     def _find(self) -> Any:
         for ordinal in range(self._ok(self._driver.cuDeviceGetCount())):
             device = self._ok(self._driver.cuDeviceGet(ordinal))
-            # An instance of a split GPU says its own UUID only to the second form, which 13.x has as the only one.
+            # Only the second form returns the UUID of a MIG instance. Version 13 has no other form.
             for ask in {self._driver.cuDeviceGetUuid, getattr(self._driver, "cuDeviceGetUuid_v2", None)} - {None}:
                 raw = uuid_module.UUID(bytes=bytes(self._ok(ask(device)).bytes)[:16])
                 if self.uuid in (f"GPU-{raw}", f"MIG-{raw}"):
@@ -312,25 +327,19 @@ class CudaDevice:
         return properties
 
     def _zero(self, handle: Any, size_bytes: int) -> None:
-        """The next user must not read the last one's bytes, whatever the driver promises about new memory."""
+        """Zero the memory: the next user must not read old bytes, whatever the driver promises about new memory."""
         driver = self._driver
         address = self._ok(driver.cuMemAddressReserve(size_bytes, 0, 0, 0))
         try:
-            self._ok(driver.cuMemMap(address, size_bytes, 0, handle, 0))
-            try:
-                access = driver.CUmemAccessDesc()
-                access.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-                access.location.id = int(self._device)
-                access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-                self._ok(driver.cuMemSetAccess(address, size_bytes, [access], 1))
-                self._ok(driver.cuMemsetD8(address, 0, size_bytes))
-                self._ok(driver.cuCtxSynchronize())
-            finally:
-                driver.cuMemUnmap(address, size_bytes)
+            map_memory(driver, handle, address, size_bytes, int(self._device))
+            self._ok(driver.cuMemsetD8(address, 0, size_bytes))
+            self._ok(driver.cuCtxSynchronize())
         finally:
+            # Fails without harm if nothing was mapped.
+            driver.cuMemUnmap(address, size_bytes)
             driver.cuMemAddressFree(address, size_bytes)
 
-    def _keep(self, handle: Any, size_bytes: int) -> LaneMemory:
+    def _export(self, handle: Any, size_bytes: int) -> LaneMemory:
         fd = int(self._ok(self._driver.cuMemExportToShareableHandle(handle, self._handle_type(), 0)))
         identity = _identity(fd) or f"handle:{uuid_module.uuid4()}"
         self._handles[identity] = (handle, fd)
@@ -338,7 +347,7 @@ class CudaDevice:
 
     def _drop(self, identity: str) -> None:
         handle, fd = self._handles.pop(identity)
-        # The descriptor holds the memory as well as the handle does.
+        # Both the descriptor and the handle keep the memory allocated.
         os.close(fd)
         self._ok(self._driver.cuMemRelease(handle))
 
@@ -348,40 +357,17 @@ class CudaDevice:
 
 def _advice(name: str) -> str:
     if name == "CUDA_ERROR_OUT_OF_MEMORY":
-        return "somebody uses device memory that Salus did not give: see salus status and the processes in nvidia-smi"
+        return "another program uses device memory: see salus status and the processes in nvidia-smi"
     if name in ("CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_ECC_UNCORRECTABLE"):
         return "the device has failed: see dmesg, reset the GPU, then salus resume"
     return "see salus doctor"
 
 
 def _identity(fd: int) -> str | None:
-    """`file:DEVICE:INODE` where the memory is a file of its own; a real driver's descriptors all share one inode."""
+    """`file:DEVICE:INODE` if the memory is a file of its own. All descriptors of a real driver share one inode."""
     try:
         if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("/memfd:"):
             return None
-        status = os.fstat(fd)
+        return f"file:{file_identity(os.fstat(fd))}"
     except OSError as error:
         raise PeerError(f"lane memory: descriptor {fd}: {error.strerror}") from error
-    return f"file:{status.st_dev}:{status.st_ino}"
-
-
-def _maps_inode(pid: int, inode: str) -> bool:
-    try:
-        with Path(f"/proc/{pid}/maps").open() as maps:
-            return any(fields[4] == inode for line in maps if len(fields := line.split(maxsplit=5)) >= 5)
-    except OSError:
-        return False
-
-
-def _keeps_inode(pid: int, inode: int) -> bool:
-    try:
-        return any(_inode(path) == inode for path in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return 0

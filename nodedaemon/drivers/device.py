@@ -1,9 +1,9 @@
 """The interface of a device: one GPU, or a slice of this machine that stands for one.
 
 A device creates lane memory as file descriptors, counts the bytes that are really held, and takes readings. It makes no
-decisions and does not know sessions. It raises `OperatingError` for its own faults and `PeerError` for a bad descriptor
-from a job. If `is_slow`, a call may block on hardware, so the service makes it in a thread. The service asks what a
-device can do (`capabilities`), never of which kind it is.
+decisions and knows nothing about sessions. It raises `OperatingError` for its own faults and `PeerError` for a bad
+descriptor from a job. If `is_slow`, a call may block on hardware, so the service makes it in a thread. The service asks
+what a device can do (`capabilities`), never what kind it is.
 """
 
 from __future__ import annotations
@@ -11,23 +11,21 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from nodedaemon.core.types import DeviceId
 
 
-@dataclass(frozen=True, slots=True)
-class LaneMemory:
-    """Memory of one lane as the daemon holds it; `identity` is unique within this boot."""
+class LaneMemory(NamedTuple):
+    """The memory of one lane, as the daemon holds it. `identity` is unique within this boot."""
 
     fd: int
     identity: str
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessReading:
-    """Device memory that one process holds for itself, lanes not counted."""
+class ProcessReading(NamedTuple):
+    """Device memory that one process holds for itself, without lanes."""
 
     pid: int
     used_bytes: int
@@ -35,7 +33,7 @@ class ProcessReading:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One sample of a device. A value that the device cannot measure is None, never 0. `faults` are new ones."""
+    """One sample of a device. A value that the device cannot measure is None, never 0. `faults` lists new faults."""
 
     used_bytes: int
     total_bytes: int
@@ -62,6 +60,8 @@ class Capabilities:
     frees_mapped_lanes: bool = False
     #: It refuses a lane that is larger than its memory.
     bounds_lanes: bool = False
+    #: Every process that `find_holders` names is a holder, not only a suspect.
+    names_holders: bool = False
 
 
 class DeviceDriver(Protocol):
@@ -77,14 +77,14 @@ class DeviceDriver(Protocol):
     granularity_bytes: int
     cores: tuple[int, ...]
     is_slow: bool
-    #: Xids that are a job's own error: `XidIgnore` of the configuration in force.
+    #: Xids that are a job's own error: `XidIgnore` of the current configuration.
     xids_ignored: frozenset[int]
 
     def open_lane(self, size_bytes: int) -> LaneMemory:
         """Create fresh, zeroed memory. Raises `OperatingError` if the device has no room."""
 
     def adopt_lane(self, fd: int, identity: str, size_bytes: int) -> LaneMemory:
-        """After a restart, take back memory that a session kept. Owns `fd`; raises `PeerError` for other memory."""
+        """After a restart, reuse memory that a session kept. Raises `PeerError` for others. The caller keeps `fd`."""
 
     def wipe_lane(self, memory: LaneMemory) -> int:
         """Free the lane's pages, even if a process still maps them; returns the bytes that are held afterwards."""
@@ -92,14 +92,20 @@ class DeviceDriver(Protocol):
     def held_bytes(self, memory: LaneMemory) -> int:
         """Bytes that the lane holds at this moment."""
 
-    def is_mapped(self, memory: LaneMemory, pid: int) -> bool:
-        """Whether the process maps the lane or keeps a descriptor of it."""
+    def share_lane(self, memory: LaneMemory) -> int:
+        """A descriptor of the memory for one process. The caller sends and closes it."""
+
+    def is_shared(self, memory: LaneMemory) -> bool | None:
+        """Whether anybody but the daemon has the memory; None if the device cannot tell."""
+
+    def find_holders(self, memory: LaneMemory, pids: Collection[int] | None) -> set[int]:
+        """The processes, of `pids` or of all, that map the lane or keep a descriptor of it. Call it in a thread."""
 
     def close_lane(self, memory: LaneMemory) -> None:
         """Close the daemon's own descriptor; idempotent."""
 
     def limit_group(self, cgroup: str, limit_bytes: int | None) -> bool:
-        """Have the driver limit a cgroup's allocations; None lifts the limit. False if this driver has no limits."""
+        """Limit the device memory of a cgroup; None lifts the limit. False if the driver has no such limits."""
 
     def read(self, pids: Collection[int]) -> Reading:
         """Take a reading; a device that cannot list processes reports on `pids`, which are the sessions."""
@@ -108,6 +114,6 @@ class DeviceDriver(Protocol):
         """Variables that a job on this device needs, apart from those that every job needs."""
 
     def visible_as(self, name: str) -> dict[str, str]:
-        """Variables that show a process this device only, by index or uuid."""
+        """Variables that make only this device visible to a process, by index or uuid."""
 
     def close(self) -> None: ...

@@ -1,8 +1,12 @@
-"""A slice of this machine's memory and cores as a device: jobs are real, their lanes are sealed memfds.
+"""A slice of this machine's memory and cores as a device. The jobs are real; their lanes are sealed memfds.
 
-A lane's memfd is sealed against shrinking, growing and further seals, so no session can make the access of another one
-fault. Bytes held are read from the inode, and a release punches the pages out: the memory comes back even
-if a descriptor survives somewhere, and a page that is touched again afterwards shows in `held_bytes`.
+A lane's memfd is sealed against shrinking, growing and further seals, so no session can make another session's access
+fault. The inode shows how many bytes a lane holds. A release punches a hole over all pages, so the memory is free even
+if a descriptor survives somewhere. A page that is touched again afterwards counts in `held_bytes`.
+
+Every descriptor that a session gets is a file opened for it, so the kernel counts it apart from the daemon's own. It
+grants the daemon a write lease only if no other open file of the lane exists: no descriptor in any process, none on its
+way in a socket, and no mapping. No other process can open the file, unless it runs as the daemon's own user.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from pathlib import Path
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import GRANULARITY_BYTES, MIB, DeviceId
 from nodedaemon.drivers.device import Capabilities, LaneMemory, ProcessReading, Reading
+from nodedaemon.drivers.process import file_identity, find_holders
+from nodedaemon.drivers.procfs import PROC, read_bytes, read_lines, thread_directories
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FALLOC_KEEP_SIZE = 1
@@ -29,7 +35,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def device_uuid(node: str, name: str) -> DeviceId:
-    """The same node and name give the same uuid, so records of a host device stay together over restarts."""
+    """The uuid depends only on node and name, so a host device keeps its records across restarts."""
     return DeviceId(f"HOST-{uuid_module.uuid5(_NAMESPACE, f'{node}/{name}')}")
 
 
@@ -38,7 +44,7 @@ class HostDevice:
 
     kind = "host"
     model = "host"
-    capabilities = Capabilities(frees_mapped_lanes=True)
+    capabilities = Capabilities(frees_mapped_lanes=True, names_holders=True)
     is_slow = False
     xids_ignored: frozenset[int] = frozenset()
     granularity_bytes = GRANULARITY_BYTES
@@ -52,7 +58,7 @@ class HostDevice:
         missing = sorted(set(cores) - here)
         if missing:
             raise OperatingError(
-                f"host device: {name}: cores {missing} are not ours (we have {sorted(here)}); fix Cores="
+                f"host device: {name}: salusd may not use cores {missing}, only {sorted(here)}; fix Cores="
             )
         self.name = name
         self.index = index
@@ -66,33 +72,41 @@ class HostDevice:
         try:
             fd = os.memfd_create(f"salus-lane-{self.index}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            raise OperatingError(f"open lane: {self.name}: {error.strerror}; check open files of salusd") from error
+            raise OperatingError(f"open lane: {self.name}: {error.strerror}; check its open-file limit") from error
         try:
             os.ftruncate(fd, size_bytes)
+            os.fchmod(fd, 0o600)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
-            memory = LaneMemory(fd, _identity(fd), size_bytes)
+            memory = LaneMemory(_open_again(fd), _identity(fd), size_bytes)
         except OSError as error:
-            os.close(fd)
             raise OperatingError(f"open lane: {self.name}: {size_bytes} bytes: {error.strerror}") from error
-        self._lanes[memory.identity] = memory
-        return memory
+        finally:
+            os.close(fd)
+        return self._lanes.setdefault(memory.identity, memory)
 
     def adopt_lane(self, fd: int, identity: str, size_bytes: int) -> LaneMemory:
-        known = self._lanes.get(identity)
         try:
-            is_ours = _identity(fd) == identity and os.fstat(fd).st_size == size_bytes and _seals(fd) == SEALS
+            if _identity(fd) != identity or os.fstat(fd).st_size != size_bytes or _seals(fd) != SEALS:
+                raise PeerError(f"adopt lane: {self.name}: {identity}: the descriptor is not that lane's memory")
+            if identity not in self._lanes:
+                self._lanes[identity] = LaneMemory(_open_again(fd), identity, size_bytes)
         except OSError as error:
-            os.close(fd)
             raise PeerError(f"adopt lane: {self.name}: {identity}: {error.strerror}") from error
-        if not is_ours or known is not None:
-            os.close(fd)
-        if not is_ours:
-            raise PeerError(f"adopt lane: {self.name}: {identity}: the descriptor is not that lane's memory")
-        if known is not None:
-            return known
-        memory = LaneMemory(fd, identity, size_bytes)
-        self._lanes[identity] = memory
-        return memory
+        return self._lanes[identity]
+
+    def share_lane(self, memory: LaneMemory) -> int:
+        return _open_again(memory.fd)
+
+    def is_shared(self, memory: LaneMemory) -> bool | None:
+        try:
+            fcntl.fcntl(memory.fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            # A kernel without leases on memfds, or with leases switched off (fs.leases-enable).
+            return None
+        fcntl.fcntl(memory.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+        return False
 
     def wipe_lane(self, memory: LaneMemory) -> int:
         flags = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
@@ -104,8 +118,8 @@ class HostDevice:
     def held_bytes(self, memory: LaneMemory) -> int:
         return os.fstat(memory.fd).st_blocks * 512
 
-    def is_mapped(self, memory: LaneMemory, pid: int) -> bool:
-        return _maps(pid, memory.identity) or _keeps_descriptor(pid, memory.identity)
+    def find_holders(self, memory: LaneMemory, pids: Collection[int] | None) -> set[int]:
+        return find_holders(memory.identity, pids)
 
     def close_lane(self, memory: LaneMemory) -> None:
         if self._lanes.pop(memory.identity, None) is not None:
@@ -134,56 +148,37 @@ class HostDevice:
             self.close_lane(memory)
 
 
-def anonymous_bytes(pid: int, proc: Path = Path("/proc")) -> int | None:
+def anonymous_bytes(pid: int, proc: Path = PROC) -> int | None:
     """Private memory of a process, without its lanes and shared files; None when it is gone.
 
-    From statm: `status` says the same and takes four times as long, which an idle node with many sessions would notice.
+    Read from statm: `status` takes four times as long, which would load an idle node with many sessions.
     """
-    try:
-        with open(proc / str(pid) / "statm", "rb") as statm:  # noqa: PTH123  half the time of Path.read_text
-            fields = statm.read().split()
-    except OSError:
+    fields = (read_bytes(proc / str(pid) / "statm") or b"").split()
+    if fields[1:2] == [b"0"]:
+        # The main thread has ended. The other threads have the memory.
+        others = (read_bytes(thread / "statm") for thread in thread_directories(pid, proc))
+        fields = next((one.split() for one in others if one and one.split()[1] != b"0"), fields)
+    if len(fields) < 3:
         return None
     resident, shared = int(fields[1]), int(fields[2])
     return max(0, resident - shared) * PAGE_BYTES
 
 
 def default_memory_bytes() -> int:
-    """Half of the memory that is free now, for a device that nobody sized."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+    """Half of the memory that is available now, for a device without a configured size."""
+    for line in read_lines(PROC / "meminfo"):
+        if line.startswith(b"MemAvailable:"):
             return max(512 * MIB, int(line.split()[1]) * 1024 // 2)
     return 2048 * MIB
 
 
+def _open_again(fd: int) -> int:
+    return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
+
+
 def _identity(fd: int) -> str:
-    status = os.fstat(fd)
-    return f"{status.st_dev}:{status.st_ino}"
+    return file_identity(os.fstat(fd))
 
 
 def _seals(fd: int) -> int:
     return int(fcntl.fcntl(fd, fcntl.F_GET_SEALS))
-
-
-def _maps(pid: int, identity: str) -> bool:
-    inode = identity.partition(":")[2]
-    try:
-        with Path(f"/proc/{pid}/maps").open() as maps:
-            return any(fields[4] == inode and "/memfd:" in line for line in maps if len(fields := line.split()) > 5)
-    except OSError:
-        return False
-
-
-def _keeps_descriptor(pid: int, identity: str) -> bool:
-    try:
-        descriptors = list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return False
-    for descriptor in descriptors:
-        try:
-            status = descriptor.stat()
-        except OSError:
-            continue
-        if f"{status.st_dev}:{status.st_ino}" == identity:
-            return True
-    return False

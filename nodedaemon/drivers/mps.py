@@ -1,8 +1,8 @@
 """NVIDIA MPS, started for one user on request (`ShareMode=mps`).
 
-An MPS server belongs to one uid, so lanes of one user run at once and users take turns. The control daemon is a foreign
-program: it is started as the user, spoken to on its standard input, and every exchange has a deadline. Limits are set
-as the server's defaults and again in each client's environment, so that a client that drops the variables has them too.
+An MPS server belongs to one uid, so lanes of one user run at the same time and users take turns. The control daemon is
+started as the user and gets its commands on standard input; every exchange has a deadline. Limits are set as defaults
+of the server and again in each client's environment, so that they also apply to a client that drops the variables.
 """
 
 from __future__ import annotations
@@ -10,22 +10,20 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import MIB, DeviceId
 
 CONTROL = "nvidia-cuda-mps-control"
-_TIMEOUT_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class MpsLimits:
-    """Of one client: its share of the processors, and the memory that it may pin on each device; 0 is no limit.
+class MpsLimits(NamedTuple):
+    """The limits of one client: its share of the processors, and the memory that it may pin per device (0: no limit).
 
-    Devices are named by ordinal: limits by UUID were found not to be applied (NVIDIA's k8s-device-plugin 0.15 changed
-    over for that). All have the same limit, so it does not matter whose order of devices the ordinals are in.
+    Devices are named by ordinal, because MPS ignored limits by UUID. NVIDIA's k8s-device-plugin 0.15 changed for the
+    same reason. All devices have the same limit, so their order does not matter.
     """
 
     thread_percent: int
@@ -36,33 +34,25 @@ class MpsLimits:
 class MpsServer:
     """The MPS control daemon of one user on one node."""
 
-    def __init__(
-        self,
-        uid: int,
-        gid: int,
-        run_directory: Path,
-        control: str = CONTROL,
-        timeout_s: float = _TIMEOUT_SECONDS,
-    ) -> None:
+    def __init__(self, uid: int, gid: int, run_directory: Path, timeout_s: float = 10.0) -> None:
         self._uid = uid
         self._gid = gid
         self._directory = run_directory / f"mps-{uid}"
-        self._control = control
         self._timeout_s = timeout_s
 
     def environment(self, limits: MpsLimits) -> dict[str, str]:
-        """What a client's environment needs."""
-        found = {
+        """The variables that a client needs."""
+        variables = {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._directory / "pipe"),
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(limits.thread_percent),
         }
         if limits.pinned_bytes:
-            sizes = [f"{place}={_mebibytes(limits.pinned_bytes)}" for place in range(limits.device_count)]
-            found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(sizes)
-        return found
+            sizes = [f"{ordinal}={_mebibytes(limits.pinned_bytes)}" for ordinal in range(limits.device_count)]
+            variables["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(sizes)
+        return variables
 
     def start(self, devices: tuple[DeviceId, ...], limits: MpsLimits) -> None:
-        """Start the control daemon as the user with these defaults; one that runs already is kept as it is."""
+        """Start the control daemon as the user, with these limits as defaults, unless it is running already."""
         if self.is_running():
             return
         try:
@@ -72,7 +62,7 @@ class MpsServer:
                 folder.chmod(0o700)
                 if os.geteuid() == 0:
                     os.chown(folder, self._uid, self._gid)
-            # Of one that died: it would be taken for the new one's.
+            # A stale pid file would look like that of the new daemon.
             self._pid_file.unlink(missing_ok=True)
         except OSError as error:
             raise OperatingError(
@@ -81,19 +71,20 @@ class MpsServer:
         self._run(["-d"], "", {"CUDA_VISIBLE_DEVICES": ",".join(devices)})
         if not self.is_running():
             raise OperatingError(f"start MPS: uid {self._uid}: it did not stay up; see {self._directory / 'log'}")
-        places = range(limits.device_count if limits.pinned_bytes else 0)
-        size = _mebibytes(limits.pinned_bytes)
-        orders = [f"set_default_active_thread_percentage {limits.thread_percent}\n"]
-        orders += [f"set_default_device_pinned_mem_limit {place} {size}\n" for place in places]
-        self._run([], "".join(orders), {})
+        commands = [f"set_default_active_thread_percentage {limits.thread_percent}\n"]
+        if limits.pinned_bytes:
+            size = _mebibytes(limits.pinned_bytes)
+            ordinals = range(limits.device_count)
+            commands += [f"set_default_device_pinned_mem_limit {ordinal} {size}\n" for ordinal in ordinals]
+        self._run([], "".join(commands), {})
 
     def stop(self) -> None:
-        """Ask the control daemon to end; clients under way finish first."""
+        """Ask the control daemon to stop. Running clients finish first."""
         if self.is_running():
             self._run([], "quit\n", {})
 
     def is_running(self) -> bool:
-        """Whether the pid file's process is a control daemon: after a crash the pid may be another's."""
+        """Whether the process in the pid file is a control daemon: after a crash, another process may have its pid."""
         try:
             pid = int(self._pid_file.read_text())
             return CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -105,9 +96,9 @@ class MpsServer:
         return self._directory / "pipe" / f"{CONTROL}.pid"
 
     def _run(self, arguments: list[str], text: str, extra: dict[str, str]) -> None:
-        program = shutil.which(self._control)
+        program = shutil.which(CONTROL)
         if program is None:
-            raise OperatingError(f"start MPS: {self._control}: not found; install it or set ShareMode=timeslice")
+            raise OperatingError(f"start MPS: {CONTROL}: not found; install it or set ShareMode=timeslice")
         environment = {
             "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
             "CUDA_MPS_PIPE_DIRECTORY": str(self._directory / "pipe"),

@@ -1,7 +1,7 @@
 """Readings of GPUs through NVML (`pynvml`): memory, processes, utilisation, Xid events, MIG, limits by cgroup.
 
-Every call is made in one thread with a deadline, because NVML blocks when a GPU hangs. NVML's errors come out as
-`OperatingError`; a GPU that is lost is a reading with the fault `lost`, since the daemon must go on without it.
+Every call is made in one thread with a deadline, because NVML blocks when a GPU hangs. Errors of NVML are raised as
+`OperatingError`. The reading of a lost GPU has the fault `lost`, because the daemon must continue without that GPU.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pynvml
 
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.core.types import DeviceId
-from nodedaemon.drivers.deadline import SECOND_NS, DeadlineThread
+from nodedaemon.core.types import SECOND_NS, DeviceId
+from nodedaemon.drivers.deadline import DeadlineThread
 from nodedaemon.drivers.device import ProcessReading, Reading
 
 T = TypeVar("T")
@@ -25,19 +24,16 @@ LOST = "lost"
 XIDS_KEPT = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A GPU, or an instance of one, as NVML lists it."""
+class Listing(NamedTuple):
+    """A GPU or a MIG instance, as NVML lists it."""
 
     uuid: DeviceId
-    index: int
+    gpu_index: int
     name: str
-    total_bytes: int
-    parent_uuid: DeviceId | None = None
 
 
 class Nvml:
-    """NVML of this node. Handles are looked up by UUID, which outlives indices and resets."""
+    """NVML of this node. Handles are looked up by UUID, because a reset may change an index."""
 
     def __init__(self, library: Any = pynvml, timeout_ns: int = 2 * SECOND_NS) -> None:
         self._nvml = library
@@ -53,19 +49,19 @@ class Nvml:
         return self._thread.is_hung
 
     def devices(self) -> tuple[Listing, ...]:
-        """Whole GPUs, and in place of one that is split its MIG instances; those that are lost are left out."""
+        """GPUs without MIG, and the MIG instances of the others. Lost GPUs are left out."""
         return self._call("list GPUs", self._list)
 
     def lost_indices(self) -> tuple[int, ...]:
-        """GPUs that have fallen off the bus: NVML counts them and knows nothing else of them."""
+        """GPUs that have fallen off the bus. NVML counts them, but reports nothing else about them."""
         return self._call("list GPUs", self._list_lost)
 
     def read(self, uuid: DeviceId) -> Reading:
-        """A reading. What the device does not tell is None; a lost device reads as all of it used."""
+        """A reading. A value that the device does not report is None. A lost device has the fault `lost`."""
         try:
             return self._call(f"read GPU: {uuid}", lambda: self._read(uuid))
         except OperatingError as error:
-            if _is_lost(self._nvml, error.__cause__):
+            if isinstance(error.__cause__, self._nvml.NVMLError_GpuIsLost):
                 return Reading(used_bytes=0, total_bytes=0, faults=(LOST,))
             raise
 
@@ -74,27 +70,23 @@ class Nvml:
         reading = self.read(uuid)
         return next((process.used_bytes for process in reading.processes if process.pid == pid), None)
 
-    def take_xids(self, uuid: DeviceId) -> tuple[int, ...]:
-        """Xids of a device since the last call, without waiting; the first call for any device starts to listen."""
-        self._call("take Xids", self._collect_xids)
+    def pop_xids(self, uuid: DeviceId) -> tuple[int, ...]:
+        """The Xids of a device since the last call, without waiting. The first call starts to listen on all devices."""
+        self._call("read Xids", self._collect_xids)
         return tuple(self._xids.pop(uuid, ()))
 
     def set_memory_limit(self, uuid: DeviceId, cgroup: str, limit_bytes: int | None) -> bool:
-        """Limit the device memory of a cgroup, None lifts it; False where the driver has no such limits.
+        """Limit the device memory of a cgroup; None lifts the limit. False if the driver has no such limits.
 
-        NVML takes no instance of a split GPU here: its size is its fence.
+        NVML accepts no MIG instance here: the size of an instance is its limit.
         """
         if uuid.startswith("MIG-"):
             return False
 
         def work() -> bool:
-            whole = limit_bytes if limit_bytes is not None else self._nvml.NVML_DEVICE_MEMORY_LIMIT_MAX
-            limits = self._nvml.c_nvmlSetMemoryLimits_v1_t(cgroup.encode(), whole, whole)
-            try:
-                self._nvml.nvmlDeviceSetMemoryLimits_v1(self._handle(uuid), limits)
-            except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
-                return False
-            return True
+            limit = limit_bytes if limit_bytes is not None else self._nvml.NVML_DEVICE_MEMORY_LIMIT_MAX
+            limits = self._nvml.c_nvmlSetMemoryLimits_v1_t(cgroup.encode(), limit, limit)
+            return self._is_supported(lambda: self._nvml.nvmlDeviceSetMemoryLimits_v1(self._handle(uuid), limits))
 
         return self._call(f"limit memory: {uuid}: {cgroup}", work)
 
@@ -102,13 +94,17 @@ class Nvml:
         """Whether the driver can limit a cgroup's memory on this device."""
 
         def work() -> bool:
-            try:
-                self._nvml.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), self._nvml.c_nvmlGetMemoryLimits_v1_t(b"/"))
-            except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
-                return False
-            return True
+            limits = self._nvml.c_nvmlGetMemoryLimits_v1_t(b"/")
+            return self._is_supported(lambda: self._nvml.nvmlDeviceGetMemoryLimits_v1(self._handle(uuid), limits))
 
         return self._call(f"read memory limits: {uuid}", work)
+
+    def _is_supported(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_FunctionNotFound):
+            return False
+        return True
 
     def close(self) -> None:
         if not self._thread.is_hung:
@@ -132,8 +128,7 @@ class Nvml:
             # One lost GPU must not hide the others.
             with suppress(self._nvml.NVMLError_GpuIsLost):
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                whole = self._listing(handle, index, None)
-                found.extend(self._instances(handle, whole) if self._is_split(handle) else (whole,))
+                found.extend(self._listing(each, index) for each in self._instances(handle))
         return tuple(found)
 
     def _list_lost(self) -> tuple[int, ...]:
@@ -145,30 +140,23 @@ class Nvml:
                 found.append(index)
         return tuple(found)
 
-    def _listing(self, handle: Any, index: int, parent: DeviceId | None) -> Listing:
-        return Listing(
-            DeviceId(_text(self._nvml.nvmlDeviceGetUUID(handle))),
-            index,
-            _text(self._nvml.nvmlDeviceGetName(handle)),
-            self._nvml.nvmlDeviceGetMemoryInfo(handle).total,
-            parent,
-        )
+    def _listing(self, handle: Any, index: int) -> Listing:
+        uuid, name = self._nvml.nvmlDeviceGetUUID(handle), self._nvml.nvmlDeviceGetName(handle)
+        return Listing(DeviceId(_text(uuid)), index, _text(name))
 
-    def _is_split(self, handle: Any) -> bool:
+    def _instances(self, handle: Any) -> list[Any]:
+        """The handles of a GPU's MIG instances, or of the GPU itself if it is not split."""
         try:
-            return bool(self._nvml.nvmlDeviceGetMigMode(handle)[0])
+            is_split = self._nvml.nvmlDeviceGetMigMode(handle)[0]
         except self._nvml.NVMLError_NotSupported:
-            return False
-
-    def _instances(self, handle: Any, whole: Listing) -> tuple[Listing, ...]:
+            is_split = False
+        if not is_split:
+            return [handle]
         found = []
         for place in range(self._nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            try:
-                instance = self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
-            except self._nvml.NVMLError_NotFound:
-                continue
-            found.append(self._listing(instance, whole.index, whole.uuid))
-        return tuple(found)
+            with suppress(self._nvml.NVMLError_NotFound):
+                found.append(self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+        return found
 
     def _read(self, uuid: DeviceId) -> Reading:
         handle = self._handle(uuid)
@@ -189,7 +177,7 @@ class Nvml:
         )
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """An answer that some devices do not have."""
+        """The answer, or None if the device has none or we may not read it."""
         try:
             return question()
         except (self._nvml.NVMLError_NotSupported, self._nvml.NVMLError_NoPermission):
@@ -224,7 +212,3 @@ def _handle_value(handle: Any) -> int:
 
 def _text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
-
-
-def _is_lost(library: Any, error: BaseException | None) -> bool:
-    return isinstance(error, library.NVMLError_GpuIsLost)

@@ -1,34 +1,36 @@
-"""A process of a job: told from all others by pid and start time, watched and signalled through a pidfd.
+"""A process of a job: identified by pid and start time, watched and signalled through a pidfd.
 
-A pid alone names nobody: it is reused. A `Process` is taken once, from the socket's own credentials, and every later
-question is answered for that process or not at all.
+A pid alone does not identify a process, because pids are reused. A `Process` is created once, from the credentials of
+the socket, and every later question is answered for that process or not at all.
+
+A process is more than its main thread. When the main thread ends before the others, /proc/PID shows a zombie without
+memory and without descriptors, while the others use both. So a process is gone when its pidfd reports that, and it is
+stopped when every thread is. Its memory and descriptors are those of its threads.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.drivers.procfs import PROC, read_bytes, read_lines, thread_directories
 
-PROC = Path("/proc")
 _SO_PEERPIDFD = 77
+_DEAD, _STOPPED = "ZX", "Tt"
 
 
-class ProcessState(StrEnum):
-    RUNNING = "running"
-    STOPPED = "stopped"
-    GONE = "gone"
+ProcessState = StrEnum("ProcessState", "RUNNING STOPPED GONE")
 
 
-@dataclass(frozen=True, slots=True)
-class PeerCredentials:
+class PeerCredentials(NamedTuple):
     """The process that made the connection, as the kernel reports it."""
 
     pid: int
@@ -36,9 +38,8 @@ class PeerCredentials:
     gid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """What /proc/PID/stat says: `start_ticks` since boot never changes in a process's life."""
+class ProcessStat(NamedTuple):
+    """The contents of /proc/PID/stat. `start_ticks`, counted since boot, never change while a process lives."""
 
     state: str
     parent_pid: int
@@ -51,15 +52,56 @@ def peer_credentials(connection: socket.socket) -> PeerCredentials:
 
 
 def read_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:
-    """None when the process is gone. The command name may hold spaces and brackets, so it is cut off from the right."""
-    try:
-        text = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    if len(fields) < 20:
-        return None
-    return ProcessStat(fields[0], int(fields[1]), int(fields[19]))
+    """None when the process is gone. The state is that of its main thread."""
+    return _parse_stat(read_bytes(proc / str(pid) / "stat"))
+
+
+def is_alive(pid: int, start_ticks: int, proc: Path = PROC) -> bool:
+    """Whether a thread of this process lives. The pid alone is not enough: another process may have it by now."""
+    stat = read_stat(pid, proc) if pid > 0 else None
+    return stat is not None and stat.start_ticks == start_ticks and any(_live_states(pid, stat, proc))
+
+
+def is_stopped(pid: int, proc: Path = PROC) -> bool | None:
+    """Whether every thread of the process is stopped; None if none of them lives."""
+    stat = read_stat(pid, proc)
+    states = _live_states(pid, stat, proc) if stat is not None else iter(())
+    first = next(states, None)
+    return None if first is None else first in _STOPPED and all(state in _STOPPED for state in states)
+
+
+def real_uid(pid: int, proc: Path = PROC) -> int | None:
+    """The user who started the process; None when it is gone. The owner of its files in /proc may be root instead."""
+    for line in read_lines(proc / str(pid) / "status"):
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    return None
+
+
+def file_identity(status: os.stat_result) -> str:
+    """A file's device and inode, unique within this boot."""
+    return f"{status.st_dev}:{status.st_ino}"
+
+
+def find_holders(identity: str, pids: Collection[int] | None = None) -> set[int]:
+    """The processes, of `pids` or of all, that map a memfd or keep a descriptor of it. `identity`: `file_identity`.
+
+    Call it in a thread: a process decides itself how many mappings and descriptors are to be read.
+    """
+    if pids is None:
+        pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+    return {pid for pid in pids if holds_file(pid, identity)}
+
+
+def holds_file(pid: int, identity: str) -> bool:
+    """Whether a process maps a memfd or keeps a descriptor of it. `identity` is from `file_identity`."""
+    device, inode = map(int, identity.split(":"))
+    threads = thread_directories(pid)
+    # Threads share their memory, but each may have a table of descriptors of its own.
+    maps = next((text for thread in threads if (text := read_bytes(thread / "maps"))), b"")
+    if _maps_file(maps, device, inode):
+        return True
+    return any(_keeps_descriptor(thread, identity) for thread in threads)
 
 
 class Process:
@@ -73,22 +115,22 @@ class Process:
 
     @classmethod
     def of_peer(cls, connection: socket.socket) -> Process:
-        """The process at the other end; raises `PeerError` when it is gone already."""
+        """The process at the other end. Raises `PeerError` if it is gone already."""
         pid = peer_credentials(connection).pid
         try:
             pidfd = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
         except OSError:
             return cls.of_pid(pid)
-        # The kernel's pidfd is of the very process that connected; one that died since cannot lend its pid to another.
+        # The pidfd belongs to the process that connected, even if its pid has been reused since.
         stat = read_stat(pid)
-        if stat is None or not _is_alive(pidfd):
+        if stat is None or _is_gone(pidfd):
             os.close(pidfd)
             raise PeerError(f"identify peer: pid {pid}: it is gone")
         return cls(pid, stat.start_ticks, pidfd)
 
     @classmethod
     def of_pid(cls, pid: int, start_ticks: int | None = None, proc: Path = PROC) -> Process:
-        """The process with this pid now; with `start_ticks` only if it is the one that was meant."""
+        """The process that has this pid now. With `start_ticks`, raises `PeerError` if it is another process."""
         try:
             pidfd = os.pidfd_open(pid)
         except OSError as error:
@@ -100,13 +142,16 @@ class Process:
         return cls(pid, stat.start_ticks, pidfd, proc)
 
     def state(self) -> ProcessState:
-        stat = read_stat(self.pid, self._proc)
-        if stat is None or stat.start_ticks != self.start_ticks or stat.state in "ZX":
+        if self.is_gone():
             return ProcessState.GONE
-        return ProcessState.STOPPED if stat.state in "Tt" else ProcessState.RUNNING
+        return ProcessState.STOPPED if is_stopped(self.pid, self._proc) else ProcessState.RUNNING
+
+    def is_gone(self) -> bool:
+        """Whether every thread has ended: only then does the kernel make the pidfd readable."""
+        return self.pidfd < 0 or _is_gone(self.pidfd)
 
     def end(self, signal_number: int = signal.SIGKILL) -> None:
-        """Send a signal to exactly this process; one that is gone is no error."""
+        """Send a signal to exactly this process. It is not an error if the process is gone."""
         try:
             signal.pidfd_send_signal(self.pidfd, signal_number)
         except ProcessLookupError:
@@ -115,16 +160,12 @@ class Process:
             raise OperatingError(f"signal session: pid {self.pid}: {error.strerror}; run salusd as root") from error
 
     def pin(self, cores: Collection[int]) -> None:
-        """Keep all its threads on these cores; threads and children made later inherit it."""
+        """Pin all threads to these cores. Threads and children that start later inherit this."""
         if not cores:
             return
-        try:
-            threads = [int(entry.name) for entry in (self._proc / str(self.pid) / "task").iterdir()]
-        except OSError:
-            return
-        for thread in threads:
+        for thread in thread_directories(self.pid, self._proc):
             try:
-                os.sched_setaffinity(thread, cores)
+                os.sched_setaffinity(int(thread.name), cores)
             except ProcessLookupError:
                 continue
             except OSError as error:
@@ -136,11 +177,47 @@ class Process:
             self.pidfd = -1
 
 
-def _is_alive(pidfd: int) -> bool:
-    try:
-        signal.pidfd_send_signal(pidfd, 0)
-    except ProcessLookupError:
+def _is_gone(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _parse_stat(text: bytes | None) -> ProcessStat | None:
+    """The command name may contain any byte, spaces and parentheses too: the last parenthesis ends it."""
+    fields = (text or b"").rpartition(b")")[2].split()
+    return ProcessStat(fields[0].decode(), int(fields[1]), int(fields[19])) if len(fields) > 19 else None
+
+
+def _live_states(pid: int, stat: ProcessStat, proc: Path) -> Iterator[str]:
+    """The state of each thread that lives, the main thread's first. The others are read only if they are asked for."""
+    if stat.state not in _DEAD:
+        yield stat.state
+    for thread in thread_directories(pid, proc):
+        other = _parse_stat(read_bytes(thread / "stat")) if thread.name != str(pid) else None
+        if other is not None and other.state not in _DEAD:
+            yield other.state
+
+
+def _maps_file(maps: bytes, device: int, inode: int) -> bool:
+    """Whether the text of /proc/PID/maps shows the file. A name in it may look like the fields that are searched."""
+    wanted = [b"%02x:%02x" % (os.major(device), os.minor(device)), b"%d" % inode]
+    if b" %b %b " % (wanted[0], wanted[1]) not in maps:
         return False
-    except PermissionError:
-        return True
-    return True
+    return any(line.split(maxsplit=5)[3:5] == wanted for line in maps.split(b"\n"))
+
+
+def _keeps_descriptor(thread: Path, identity: str) -> bool:
+    try:
+        names = os.listdir(thread / "fd")  # noqa: PTH208  a process may have a million
+    except OSError:
+        return False
+    for name in names:
+        path = f"{thread}/fd/{name}"
+        try:
+            # The link is the kernel's own text. To look at a file that is no memfd could block on a file system.
+            if os.readlink(path).startswith("/memfd:") and file_identity(os.stat(path)) == identity:  # noqa: PTH115, PTH116
+                return True
+        except OSError:
+            continue
+    return False

@@ -8,23 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import shutil
 from dataclasses import dataclass
-from pathlib import Path
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import parse_listpids
+from nodedaemon.wire.control import JobAtStart
 from nodedaemon.wire.segment import find_segment
 
 #: States in which a job holds its devices or its Epilog runs.
 HOLDING_STATES = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
 )
-# Fixed widths and no text that a user chose: no column can be taken for another.
+# Fixed widths and no text that a user chose: no column can be mistaken for another.
 _COLUMNS = (("JobID", 32), ("State", 32), ("RestartCnt", 16))
 # Admins choose account, QOS and partition, and SlurmUser writes admin_comment; their widths are fixed too.
-_START_COLUMNS = (*_COLUMNS, ("Account", 64), ("QOS", 64), ("Partition", 64), ("admin_comment", 2048))
+_START_COLUMNS = (
+    *_COLUMNS, ("UserID", 16), ("tres-per-node", 512), ("Account", 64), ("QOS", 64), ("Partition", 64),
+    ("admin_comment", 2048),
+)  # fmt: skip
+_SALUS_TRES = re.compile(r"(?:^|,)gres[:/]salus(?:[:=,]|$)")
+
+
+class UnknownJobError(OperatingError):
+    """slurmctld does not know the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +46,6 @@ class JobState:
     def is_over(self, restart_count: int) -> bool:
         """Whether the run with this restart count has ended."""
         return self.state not in HOLDING_STATES or self.restart_count > restart_count
-
-
-@dataclass(frozen=True, slots=True)
-class JobAtStart:
-    """What a Prolog would report about a job, from slurmctld."""
-
-    restart_count: int
-    account: str
-    qos: str
-    partition: str
-    segment: str
 
 
 class NodeCommands:
@@ -64,7 +62,7 @@ class NodeCommands:
 
     async def step_pids(self) -> dict[JobId, set[int]]:
         """Processes of every step, by job. A job without a step, or with a dead slurmstepd, is not in it."""
-        # The node is named because several slurmd may share a host. The exit status is 1 also if there is no step.
+        # The node is named because several slurmd may share a host. The exit status is also 1 if there is no step.
         _, output, errors = await self._run("scontrol", "listpids", "*", self._node)
         if not output.startswith("PID"):
             raise OperatingError(f"Slurm: scontrol listpids: {_last(errors)}; is slurmd of {self._node} up?")
@@ -74,33 +72,47 @@ class NodeCommands:
         return found
 
     async def start(self, job: JobId) -> JobAtStart | None:
-        """A job that holds its devices; None if it does not, or if it is not ours."""
-        wanted = ",".join(f"{name}:{width}" for name, width in _START_COLUMNS)
-        status, output, errors = await self._run("squeue", "--noheader", f"--jobs={job}", f"--Format={wanted}")
-        if status != 0:
-            raise OperatingError(f"Slurm: squeue: job {job}: {_last(errors)}; is slurmctld up?")
-        for line in output.splitlines():
-            number, state, restarts, account, qos, partition, comment = _cells(line, _START_COLUMNS)
+        """A job that holds its devices; None if it does not, or if its segment and its TRES do not both name Salus."""
+        try:
+            rows = await self._squeue(job, _START_COLUMNS, "--states=all")
+        except UnknownJobError:
+            return None
+        if not rows:
+            raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
+        for state, restarts, uid, tres, account, qos, partition, comment in rows:
             segment = find_segment(comment)
-            if number == job and state in HOLDING_STATES and segment:
-                return JobAtStart(int(restarts) if restarts.isdigit() else 0, account, qos, partition, segment)
+            if state in HOLDING_STATES and segment and _SALUS_TRES.search(tres) and uid.isdigit():
+                return JobAtStart(
+                    uid=int(uid),
+                    restart=int(restarts) if restarts.isdigit() else 0,
+                    account=account,
+                    qos=qos,
+                    partition=partition,
+                    segment=segment,
+                )
         return None
 
     async def job(self, job: JobId) -> JobState:
-        wanted = ",".join(f"{name}:{width}" for name, width in _COLUMNS)
+        try:
+            rows = await self._squeue(job, _COLUMNS, "--states=all")
+        except UnknownJobError:
+            return JobState("")
+        for state, restarts in rows:
+            if state:
+                return JobState(state, int(restarts) if restarts.isdigit() else 0)
+        raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
+
+    async def _squeue(self, job: JobId, columns: tuple[tuple[str, int], ...], *options: str) -> list[list[str]]:
+        """The columns of a job after its id. The id of an array also selects its tasks, which are left out."""
+        wanted = ",".join(f"{name}:{width}" for name, width in columns)
         status, output, errors = await self._run(
-            "squeue", "--noheader", "--states=all", f"--jobs={job}", f"--Format={wanted}"
+            "squeue", "--noheader", *options, f"--jobs={job}", f"--Format={wanted}"
         )
         if status != 0:
-            if "Invalid job id" in errors:
-                return JobState("")
-            raise OperatingError(f"Slurm: squeue: job {job}: {_last(errors)}; is slurmctld up?")
-        for line in output.splitlines():
-            # An array's own id also brings its tasks.
-            cells = _cells(line, _COLUMNS)
-            if cells[0] == job and cells[1]:
-                return JobState(cells[1], int(cells[2]) if cells[2].isdigit() else 0)
-        raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
+            kind = UnknownJobError if "Invalid job id" in errors else OperatingError
+            raise kind(f"Slurm: squeue: job {job}: {_last(errors)}; is slurmctld up?")
+        rows = [_cells(line, columns) for line in output.splitlines()]
+        return [cells for number, *cells in rows if number == job]
 
     async def extend_limit(self, job: JobId, minutes: int) -> None:
         """Add `minutes` to a running job's time limit."""
@@ -109,7 +121,7 @@ class NodeCommands:
             raise OperatingError(f"Slurm: scontrol update: job {job}: {_last(errors)}; is salusd root?")
 
     def _find(self, program: str) -> str | None:
-        return shutil.which(str(Path(self._directory, program)) if self._directory else program)
+        return shutil.which(program, path=self._directory or None)
 
     async def _run(self, program: str, *argv: str) -> tuple[int, str, str]:
         found = self._find(program)
