@@ -1,4 +1,4 @@
-"""The program salusd: reads its options and the configuration, then runs the daemon until a signal."""
+"""The program salusd: reads the command line and the configuration, then runs the daemon until a signal arrives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from nodedaemon.config import Config, load_or_raise, locate
 from nodedaemon.config.choices import LogFormat
@@ -22,15 +22,15 @@ from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="salusd", description="The execution service of Salus on a node.")
-    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; SALUS_CONF comes second")
+    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; overrides SALUS_CONF")
     parser.add_argument("-N", "--node", default="", help="name of this node; default: the short host name")
-    parser.add_argument("--exit-idle", type=float, default=0.0, metavar="S", help="end after S seconds without jobs")
+    parser.add_argument("--exit-idle", type=float, default=0.0, metavar="S", help="exit after S seconds without jobs")
     parser.add_argument(
         "--digest-every",
         type=int,
         default=DIGEST_INTERVAL_COUNT,
         metavar="N",
-        help="write a digest of the state to the journal every N events; a replay compares it",
+        help="write a digest of the state to the journal every N events; a replay checks against it",
     )
     parser.add_argument(
         "--gather",
@@ -44,7 +44,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Console script `salusd`: 0 after a signal, 2 for a wrong configuration, 1 for everything else."""
+    """Console script `salusd`. Returns 0 after a signal, 2 for an invalid configuration, 1 for any other failure."""
     parsed = parse_arguments(arguments)
     config_file = locate(parsed.config_file)
     node = parsed.node or os.environ.get("SLURMD_NODENAME", "") or socket.gethostname().partition(".")[0]
@@ -54,9 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
         logs.configure(
             is_json=readings.log_format is LogFormat.JSON, level=readings.log_level, stream=_open_log(readings.log_file)
         )
-        log = logs.get_logger()
         options = DaemonOptions(config_file, node, parsed.exit_idle, parsed.digest_every, parsed.gather)
-        return asyncio.run(_run(options, config, log))
+        return asyncio.run(_run(options, config))
     except RequestError as error:
         print(f"salusd: {error}", file=sys.stderr)
         return 2
@@ -65,8 +64,8 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
 
 
-async def _run(options: DaemonOptions, config: Config, log: Any) -> int:
-    return await SalusDaemon(options, config, log).run()
+async def _run(options: DaemonOptions, config: Config) -> int:
+    return await SalusDaemon(options, config).run()
 
 
 def _open_log(path: str) -> TextIO:

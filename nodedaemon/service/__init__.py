@@ -1,1 +1,1 @@
-"""salusd: it carries out what the core decides. `daemon.py` puts the parts together; each room has one subject."""
+"""salusd carries out what the core decides. `daemon.py` puts the parts together; each subpackage has one subject."""

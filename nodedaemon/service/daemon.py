@@ -1,8 +1,8 @@
 """salusd: puts the parts together, runs them and stops them. One daemon runs per node.
 
-Start: lock the state directory, replay the journal, add the devices, take the old sessions back, then serve. Stop: the
-sockets close and the jobs continue; the next start takes them back. A failed assertion of the core ends the daemon: the
-journal stays, and systemd restarts it.
+On start it locks the state directory, replays the journal, adds the devices, takes the old sessions back, and then
+serves. On stop it closes the sockets and the jobs continue; the next start takes them back. A failed assertion in the
+core ends the daemon. The journal stays, and systemd starts the daemon again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from nodedaemon.service.devices.mps import MpsServers
 from nodedaemon.service.devices.readings import DeviceReadings
 from nodedaemon.service.jobs.environment import JobEnvironment
 from nodedaemon.service.jobs.identity import JobFinder
-from nodedaemon.service.jobs.job_sessions import JobSessions
 from nodedaemon.service.jobs.local_jobs import LocalJobs
 from nodedaemon.service.jobs.missed_hooks import MissedHooks
 from nodedaemon.service.jobs.orphan_jobs import OrphanJobs
@@ -46,10 +45,13 @@ from nodedaemon.service.jobs.prolog_files import JobStarts, PrologFiles
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm import NodeSlurm
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
+from nodedaemon.service.jobs.suspensions import Suspensions
 from nodedaemon.service.jobs.time_limits import TimeLimits
+from nodedaemon.service.jobs.unannounced_jobs import UnannouncedJobs
 from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT, Dispatcher
 from nodedaemon.service.journal.recover import recover_state
 from nodedaemon.service.journal.segments import Journal
+from nodedaemon.service.logs import log
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.paths import lock_state, open_socket, prepare_directory, raise_descriptor_limit
 from nodedaemon.service.periodic import DaemonUpkeep, IdleExit, repeat
@@ -64,6 +66,8 @@ from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S, Recovery
 from nodedaemon.service.sessions.resume import SessionResume
 from nodedaemon.service.sessions.roster import Roster
 from nodedaemon.service.sessions.strays import StraySessions
+from nodedaemon.service.shell import Shell
+from nodedaemon.service.tasks import BackgroundTasks
 from nodedaemon.service.usage.database import DatabaseStore
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import UsageRecorder
@@ -73,7 +77,7 @@ from nodedaemon.wire import messages
 
 @dataclass(frozen=True)
 class DaemonOptions:
-    """What the command line adds to the configuration."""
+    """Options of the command line."""
 
     config_file: Path | None
     node: str
@@ -85,14 +89,14 @@ class DaemonOptions:
 class SalusDaemon:
     """`_assemble_*` create the parts, each from those before it; `run` starts them and `_parts` stops them."""
 
-    def __init__(self, options: DaemonOptions, config: Config, log: Any) -> None:
+    def __init__(self, options: DaemonOptions, config: Config) -> None:
         self._options = options
-        self._log = log
         self._devices = make_devices(config, options.node)
         self._configuration = ActiveConfiguration(config, options.config_file, options.node, self._devices)
         self._node = NodeIdentity.of_this_run(options.node, self._configuration.settings.cluster.name)
         self._notifier = Notifier()
         self._stop = asyncio.Event()
+        self._tasks = BackgroundTasks()
         self._fatal: BaseException | None = None
         self._parts = contextlib.AsyncExitStack()
 
@@ -107,7 +111,7 @@ class SalusDaemon:
         self._assemble_control()
 
     def _assemble_state(self) -> None:
-        settings, clock, log = self._configuration.settings, self._node.clock, self._log
+        settings, clock = self._configuration.settings, self._node.clock
         state_dir = Path(settings.daemon.state_dir)
         prepare_directory(state_dir, 0o700)
         self._lock = lock_state(state_dir)
@@ -118,97 +122,90 @@ class SalusDaemon:
             segment_bytes_max=settings.daemon.journal_bytes_max,
             segments_max=settings.daemon.journal_files_max,
         )
-        state = recover_state(self._journal, self._node.version, self._devices, log)
+        state = recover_state(self._journal, self._node.version, self._devices)
         self._dispatcher = Dispatcher(state, clock.monotonic_ns, self._journal, self._options.digest_interval_count)
         self._roster = Roster()
         storage = settings.storage
         is_owned = settings.daemon.local_jobs and storage.url.startswith("sqlite")
-        self._ledger = Ledger(
-            self._node,
-            Spool(_subdirectory(state_dir, "spool"), bytes_max=storage.spool_bytes_max),
-            DatabaseStore(storage.url, storage.pass_file, is_owned=is_owned),
-            self._configuration,
-            log,
-        )
-        self._recorder = UsageRecorder(self._node, state, self._devices, self._ledger, log)
+        database = DatabaseStore(storage, self._node.local_cluster, is_owned=is_owned)
+        spool = Spool(_subdirectory(state_dir, "spool"), bytes_max=storage.spool_bytes_max)
+        self._ledger = Ledger(spool, database, self._configuration)
+        self._recorder = UsageRecorder(self._node, state, self._devices, self._ledger)
+        self._slurm = NodeSlurm(self._node.name, self._configuration)
+        devices = DeviceDirectory(self._devices, state)
+        self._shell = Shell(self._configuration, devices, self._dispatcher, self._roster, self._recorder, self._slurm)
 
     def _assemble_devices(self) -> None:
-        dispatcher, devices, configuration, log = self._dispatcher, self._devices, self._configuration, self._log
-        self._directory = DeviceDirectory(devices, dispatcher.state)
-        self._administration = Administration(configuration, dispatcher, self._notifier, log)
-        self._lanes = LaneAllocator(dispatcher, self._roster, devices, configuration, log)
-        self._readings = DeviceReadings(dispatcher, self._roster, devices, configuration, self._recorder, log)
-        self._launch_gate = LaunchGate(dispatcher.state, self._roster, devices, configuration)
-        self._memory_limits = MemoryLimits(dispatcher, devices, log)
-        self._mps = MpsServers(dispatcher.state, devices, configuration, log)
+        self._administration = Administration(self._configuration, self._dispatcher, self._notifier)
+        self._lanes = LaneAllocator(self._shell)
+        self._readings = DeviceReadings(self._shell)
+        self._launch_gate = LaunchGate(self._shell)
+        self._memory_limits = MemoryLimits(self._shell)
+        self._mps = MpsServers(self._shell)
 
     def _assemble_sessions(self) -> None:
-        dispatcher, roster, lanes, log = self._dispatcher, self._roster, self._lanes, self._log
-        configuration, recorder = self._configuration, self._recorder
-        self._handover = Handover(dispatcher, roster, lanes)
-        self._executor = Executor(dispatcher, roster, lanes, self._handover, recorder, log)
-        self._holders = HolderWatch(dispatcher, roster, self._handover, asyncio.get_running_loop(), log)
-        self._losses = SessionLosses(dispatcher, roster, lanes, self._executor, configuration, recorder)
-        self._attach = SessionAttach(dispatcher, roster, self._devices, configuration, recorder, log)
-        self._recovery = Recovery(dispatcher, roster, lanes, self._handover, self._losses, log)
+        shell, lanes = self._shell, self._lanes
+        self._handover = Handover(shell, lanes)
+        self._executor = Executor(shell, lanes, self._handover)
+        self._holders = HolderWatch(shell, self._handover, asyncio.get_running_loop())
+        self._losses = SessionLosses(shell, lanes, self._executor)
+        self._attach = SessionAttach(shell, self._losses)
+        self._recovery = Recovery(shell, lanes, self._handover, self._losses)
         self._recovery.on_gathered = self._on_gathered
 
     def _assemble_jobs(self) -> None:
-        dispatcher, configuration, log = self._dispatcher, self._configuration, self._log
-        self._slurm = NodeSlurm(self._node.name, configuration)
-        self._files = PrologFiles(configuration, log)
-        self._environment = JobEnvironment(configuration, self._directory, self._mps)
-        self._registry = JobRegistry(dispatcher, configuration, self._memory_limits, self._recorder, self._node.clock)
-        sessions = JobSessions(dispatcher, self._roster, self._attach, self._executor)
-        starts = JobStarts(self._files, self._slurm, log)
-        self._slurm_jobs = SlurmJobs(self._registry, sessions, self._directory, self._environment, starts, log)
-        self._local_jobs = LocalJobs(
-            self._registry, sessions, self._directory, self._environment, self._ledger, configuration
-        )
-        self._finder = JobFinder(self._registry, self._local_jobs, self._directory, self._slurm, configuration, log)
+        shell = self._shell
+        self._files = PrologFiles(self._configuration)
+        self._environment = JobEnvironment(shell, self._mps)
+        self._registry = JobRegistry(shell, self._memory_limits, self._attach, self._executor)
+        starts = JobStarts(self._files, self._slurm)
+        self._slurm_jobs = SlurmJobs(self._registry, self._environment, starts)
+        self._local_jobs = LocalJobs(self._registry, self._environment, self._ledger)
+        unannounced = UnannouncedJobs(self._registry, self._slurm_jobs)
+        self._finder = JobFinder(self._registry, self._local_jobs, unannounced)
 
     def _assemble_service(self) -> None:
-        dispatcher, attach, recovery, losses = self._dispatcher, self._attach, self._recovery, self._losses
-        finder, log = self._finder, self._log
-        grants = GrantFrames(dispatcher, self._handover, recovery)
-        reports = SessionReports(dispatcher, self._recorder, self._environment.preload_uids, log)
-        self._greeting = SessionGreeting(attach, finder, self._directory, recovery, losses, log)
-        self._strays = StraySessions(attach, finder, self._readings, recovery, losses, log)
+        attach, finder, recovery = self._attach, self._finder, self._recovery
+        grants = GrantFrames(self._dispatcher, self._handover, recovery)
+        reports = SessionReports(self._shell, self._environment.preload_uids)
+        self._greeting = SessionGreeting(attach, finder, recovery)
+        self._strays = StraySessions(attach, finder, self._readings, recovery)
         self._frames = SessionFrames(
-            dispatcher.state,
-            self._roster,
+            self._shell,
             self._greeting,
-            SessionResume(dispatcher, self._roster, self._lanes, attach, recovery, log),
+            SessionResume(self._shell, self._lanes, attach, recovery),
             self._strays,
             {
                 messages.Want: grants.on_want,
                 messages.Return: grants.on_return,
                 messages.Started: grants.on_started,
                 messages.Unmapped: self._lanes.on_unmapped,
-                messages.ProfileReport: self._recorder.take_profile,
+                messages.ProfileReport: self._recorder.on_profile,
                 messages.Overrun: reports.on_overrun,
                 messages.Fault: reports.on_fault,
-                messages.Bye: losses.on_bye,
+                messages.Bye: self._losses.on_bye,
             },
         )
 
     def _assemble_control(self) -> None:
-        dispatcher, configuration, log = self._dispatcher, self._configuration, self._log
+        dispatcher, configuration = self._dispatcher, self._configuration
         daemon = DaemonView(self._node, dispatcher, self._ledger, self._recovery, self._administration)
         why = WhyView(dispatcher, self._administration.drain_reasons)
-        status = StatusView(daemon, dispatcher, self._roster, self._readings, self._lanes, why)
+        status = StatusView(self._shell, daemon, self._readings, self._lanes, why)
         requests = Requests(
-            HookRequests(self._slurm_jobs),
-            RunRequests(self._local_jobs, configuration),
-            AdminRequests(self._administration, self._directory, log),
-            ViewRequests(status, why, self._registry, self._node.version),
+            [
+                HookRequests(self._slurm_jobs),
+                RunRequests(self._local_jobs, configuration),
+                AdminRequests(self._administration, self._shell.devices),
+                ViewRequests(status, why, self._registry),
+            ],
             self._recovery,
             configuration,
         )
-        self._control = ControlSocket(requests, log)
-        self._connections = Connections(self._frames, self._control, self._losses, configuration, log)
+        self._control = ControlSocket(requests, configuration)
+        self._connections = Connections(self._frames, self._control, self._losses, configuration)
         registry = CollectorRegistry()
-        self._metrics = MetricsPage(registry, log)
+        self._metrics = MetricsPage(registry)
         metrics = EventMetrics(dispatcher.state, registry)
         registry.register(NodeCollector(status, self._ledger, self._recorder, self._administration))
         dispatcher.observers = [metrics, self._recorder, self._launch_gate, self._memory_limits, self._holders]
@@ -219,24 +216,27 @@ class SalusDaemon:
     async def run(self) -> int:
         """Serve until a signal; returns the exit status of the program."""
         raise_descriptor_limit()
+        # The driver tests with a file lease whether a lane is shared. If a process opens the lane at that moment, the
+        # kernel sends SIGIO, which by default ends the daemon.
+        signal.signal(signal.SIGIO, lambda *_: None)
         asyncio.get_running_loop().set_exception_handler(self._on_exception)
         self._assemble()
         async with self._parts:
             await self._start()
             self._notifier.ready(f"{len(self._devices)} devices")
-            self._log.info(
+            log.info(
                 "salusd is up", node=self._node.name, devices=len(self._devices), pid=os.getpid(),
                 socket=self._configuration.settings.daemon.socket,
             )  # fmt: skip
             await self._stop.wait()
             self._notifier.stopping()
-            self._log.info("salusd stops; jobs continue under their leases")
+            log.info("salusd is stopping; jobs continue under their leases")
         if self._fatal is not None:
             raise self._fatal
         return 0
 
     async def _start(self) -> None:
-        """Start the parts. Each one is stopped in the opposite order."""
+        """Start the parts. They are stopped in the opposite order."""
         parts, daemon = self._parts, self._configuration.settings.daemon
         readings = self._configuration.settings.readings
         sessions = _listen(parts, Path(daemon.socket), socket.SOCK_SEQPACKET)
@@ -256,9 +256,11 @@ class SalusDaemon:
         await self._metrics.open(readings.metrics_address, readings.metrics_port)
         parts.callback(self._metrics.close)
         await self._control.listen(control)
-        parts.push_async_callback(self._control.close)
-        parts.push_async_callback(self._greeting.close)
-        parts.push_async_callback(self._strays.close)
+        parts.callback(self._control.close)
+        parts.callback(self._lanes.stop)
+        for owner in (self._control, self._greeting, self._strays, self._losses, self._lanes):
+            parts.push_async_callback(owner.tasks.close)
+        parts.push_async_callback(self._tasks.close)
         self._start_tasks()
         parts.callback(self._recovery.stop)
         loop = asyncio.get_running_loop()
@@ -267,12 +269,12 @@ class SalusDaemon:
         loop.add_signal_handler(signal.SIGHUP, self._administration.reload_by_signal)
 
     def _start_tasks(self) -> None:
-        configuration, log = self._configuration, self._log
-        missed = MissedHooks(self._files, self._registry, self._slurm_jobs, log)
-        orphans = OrphanJobs(self._slurm, self._dispatcher.state, self._slurm_jobs, self._files, self._holders, log)
-        limits = TimeLimits(self._slurm, self._dispatcher, configuration, log)
+        configuration = self._configuration
+        missed = MissedHooks(self._files, self._registry, self._slurm_jobs)
+        orphans = OrphanJobs(self._shell, self._slurm_jobs, self._holders)
+        limits = TimeLimits(self._shell)
         upkeep = DaemonUpkeep(self._notifier, self._dispatcher, self._recorder)
-        idle = IdleExit(self._options.exit_idle_s, self._dispatcher, self._stop, log)
+        idle = IdleExit(self._options.exit_idle_s, self._dispatcher, self._stop)
         for work in (
             self._ledger.run(),
             repeat(
@@ -286,9 +288,9 @@ class SalusDaemon:
             repeat(upkeep.interval_s, upkeep.run, self._mps.stop_unused),
             repeat(idle.interval_s, idle.run),
             self._compare_jobs(missed.compare),
-            self._compare_jobs(orphans.compare, limits.extend),
+            self._compare_jobs(orphans.compare, limits.extend, Suspensions(self._shell).compare),
         ):
-            self._parts.push_async_callback(_cancel, asyncio.create_task(work))
+            self._tasks.start(work)
 
     async def _compare_jobs(self, *actions: Any) -> None:
         await self._recovery.wait_gathered()
@@ -306,7 +308,7 @@ class SalusDaemon:
 
     def _on_exception(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        self._log.error("unexpected error", what=context.get("message"), exc_info=error)
+        log.error("unexpected error", what=context.get("message"), exc_info=error)
         if isinstance(error, AssertionError):
             # A broken invariant: this process cannot trust its own state any more.
             self._fatal = error
@@ -318,18 +320,13 @@ class SalusDaemon:
             self._dispatcher.submit(events.Ticked(device))
         self._holders.look_soon()
         if self._recovery.adopted_count:
-            self._log.info("sessions taken back", count=self._recovery.adopted_count)
+            log.info("sessions taken back", count=self._recovery.adopted_count)
 
 
 def _listen(parts: contextlib.AsyncExitStack, path: Path, kind: socket.SocketKind) -> socket.socket:
     listener = open_socket(path, kind)
     parts.callback(path.unlink, missing_ok=True)
     return listener
-
-
-async def _cancel(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
 
 
 def _subdirectory(parent: Path, name: str) -> Path:

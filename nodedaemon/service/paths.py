@@ -1,7 +1,8 @@
-"""Where the daemon keeps its sockets and state: made safely, or refused with the reason.
+"""Creates the directories and sockets of the daemon, or refuses a path that is not safe.
 
-A path that somebody else could have prepared is never used: no symbolic link, no foreign owner, no directory that
-others may write. A socket left behind by a dead daemon is replaced; one that answers means that a daemon runs already.
+A path is not safe if another user could have prepared it: it is a symbolic link, has another owner, or is in a
+directory that others may write to. A socket that a dead daemon left is replaced. If the socket answers, a daemon runs
+already.
 """
 
 from __future__ import annotations
@@ -14,42 +15,41 @@ import socket
 import stat
 from pathlib import Path
 
+from nodedaemon.config import Settings
 from nodedaemon.core.errors import OperatingError
+from nodedaemon.wire.trust import require_own_directory
 
 SOCKET_BACKLOG = 512
 
 
 def prepare_directory(path: Path, mode: int) -> None:
-    """Make the directory, or check that it is ours alone to write. Raises `OperatingError`."""
+    """Create the directory, or check that only its owner may write to it. Raises `OperatingError`."""
     with contextlib.suppress(FileExistsError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         path.mkdir(mode=mode)
-        # The umask may have taken bits that others need to reach the socket.
+        # The umask may have cleared bits that other users need to reach the socket.
         path.chmod(mode)
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        raise OperatingError(f"directory refused: {path}: it is a symbolic link; remove it")
-    if not stat.S_ISDIR(found.st_mode):
-        raise OperatingError(f"directory refused: {path}: it is not a directory; remove it")
-    if found.st_uid not in (0, os.geteuid()):
-        raise OperatingError(f"directory refused: {path}: it belongs to uid {found.st_uid}; remove it")
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        raise OperatingError(f"directory refused: {path}: others may write to it; chmod go-w {path}")
+    require_own_directory(path)
+
+
+def adaptor_dir(settings: Settings) -> Path:
+    """The directory of the libraries that jobs load: `AdaptorDir`, or the one of this release."""
+    return Path(settings.daemon.adaptor_dir or Path(__file__).resolve().parents[1] / "job")
 
 
 def lock_state(path: Path) -> int:
-    """Hold the state directory for this process's life. The lock dies with it, however it dies."""
+    """Lock the state directory until this process ends, however it ends."""
     descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
-        raise OperatingError(f"start refused: {path}: another salusd has this state directory") from None
+        raise OperatingError(f"start refused: {path}: another salusd uses this state directory") from None
     return descriptor
 
 
 def open_socket(path: Path, kind: socket.SocketKind) -> socket.socket:
-    """Listen at `path`, for every local user: who they are is asked of the kernel. Raises `OperatingError`."""
+    """Listen at `path` for every local user; the kernel identifies each of them. Raises `OperatingError`."""
     prepare_directory(path.parent, 0o755)
     _clear(path, kind)
     listener = socket.socket(socket.AF_UNIX, kind)
@@ -71,7 +71,7 @@ def _clear(path: Path, kind: socket.SocketKind) -> None:
     if stat.S_ISLNK(found.st_mode):
         raise OperatingError(f"socket refused: {path}: it is a symbolic link; remove it")
     if not stat.S_ISSOCK(found.st_mode):
-        raise OperatingError(f"socket refused: {path}: something else is there; remove it")
+        raise OperatingError(f"socket refused: {path}: it is not a socket; remove it")
     if found.st_uid != os.geteuid():
         raise OperatingError(f"socket refused: {path}: it belongs to uid {found.st_uid}; remove it")
     with socket.socket(socket.AF_UNIX, kind) as probe:
@@ -80,14 +80,17 @@ def _clear(path: Path, kind: socket.SocketKind) -> None:
         except OSError:
             path.unlink()
             return
-    raise OperatingError(f"socket refused: {path}: a salusd answers there already")
+    raise OperatingError(f"socket refused: {path}: another salusd already answers there")
 
 
 def raise_descriptor_limit() -> None:
-    """Each session costs about five descriptors; the soft limit of 1024 is for programs that call select()."""
+    """Raise the soft limit on open files. The usual 1024 is meant for programs that call select().
+
+    A session needs about five descriptors.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(hard, 65_536) if hard != resource.RLIM_INFINITY else 65_536
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:
-        raise OperatingError(f"raise open files: {error}; set LimitNOFILE in the unit") from error
+        raise OperatingError(f"raise open-file limit: {error}; set LimitNOFILE in the unit") from error

@@ -1,8 +1,11 @@
-"""A daemon of one's own: what `salus run` starts on a workstation, for an ordinary user, without root and Slurm.
+"""A private daemon: `salus run` starts it for an ordinary user on a workstation, without root and without Slurm.
 
-Sockets and state are in the user's runtime directory, records in the user's own SQLite file. The daemon ends by itself
-when nobody has used it for a while. Its configuration is a plain salus.conf in its directory, so every command works
-with `-f` on it.
+Sockets and state are in the user's runtime directory, records in the user's own SQLite file. The daemon exits
+after some time without jobs. Its configuration is a plain salus.conf in its directory, so every command can use it
+with `-f`.
+
+The directory may be in a temporary directory that all users share. It is used only if no other user could have made
+or changed it.
 """
 
 from __future__ import annotations
@@ -11,52 +14,56 @@ import contextlib
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from nodedaemon.config import load_or_raise
 from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.service.paths import prepare_directory
 from nodedaemon.wire.envelope import exchange
+from nodedaemon.wire.trust import OWN_IMPORTS, own_module, require_own_directory, require_own_place, require_own_server
 
-EXIT_IDLE_SECONDS = 600
-START_TIMEOUT_SECONDS = 20.0
+EXIT_IDLE_S = 600
+START_TIMEOUT_S = 20.0
 _LOG_TAIL_BYTES = 2000
-
-
-@dataclass(frozen=True)
-class PrivateOptions:
-    """What the user may choose; empty or 0 takes the default."""
-
-    policy: str = ""
-    memory: str = ""
-    cores: tuple[int, ...] = ()
-    database: Path | None = None
-    exit_idle_s: int = EXIT_IDLE_SECONDS
-    extra: str = ""
+_DATA_ADVICE = "set XDG_DATA_HOME to a directory that only you can write to"
+_ADVICE = "ask an admin to remove it, or set XDG_RUNTIME_DIR to a directory that only you can write to"
 
 
 def private_directory() -> Path:
-    """Where the user's own daemon lives: the runtime directory of the login, or one in the temporary directory."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    if runtime and Path(runtime).is_dir():
-        return Path(runtime) / "salus"
+    """The directory of the user's daemon: in the runtime directory of the login, or else in the temporary directory."""
+    runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
+    # After `su`, the variable still names the directory of the earlier user.
+    if runtime.is_absolute() and runtime.is_dir() and runtime.stat().st_uid == os.geteuid():
+        return runtime / "salus"
     return Path(tempfile.gettempdir()) / f"salus-{os.geteuid()}"
 
 
+def private_config() -> Path | None:
+    """The configuration of the user's daemon if there is one. Raises `OperatingError` if another user made it."""
+    directory = private_directory()
+    if not os.path.lexists(directory):
+        return None
+    require_own_directory(directory, _ADVICE)
+    require_own_place(directory, _ADVICE)
+    path = directory / "salus.conf"
+    return path if path.is_file() else None
+
+
 def private_database() -> Path:
-    data = os.environ.get("XDG_DATA_HOME", "")
-    return (Path(data) if data else Path.home() / ".local" / "share") / "salus" / "salus.db"
+    data = Path(os.environ.get("XDG_DATA_HOME", ""))
+    return (data if data.is_absolute() else Path.home() / ".local" / "share") / "salus" / "salus.db"
 
 
-def write_config(directory: Path, options: PrivateOptions) -> Path:
-    """Write the daemon's salus.conf; the answer is its path."""
+def write_config(directory: Path, policy: str, memory: str) -> Path:
+    """Write the daemon's salus.conf. An empty policy or memory means the default."""
+    require_own_place(directory, _ADVICE)
     prepare_directory(directory, 0o700)
-    database = options.database or private_database()
+    database = private_database()
+    require_own_place(database.parent, _DATA_ADVICE)
     database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    require_own_directory(database.parent, _DATA_ADVICE)
     lines = [
         "# Written by salus run; changed at each start of the private daemon.",
         "ClusterName=local",
@@ -70,13 +77,11 @@ def write_config(directory: Path, options: PrivateOptions) -> Path:
         "AutoDetect=nvml",
         "LedgerInterval=1",
     ]
-    if options.policy:
-        lines.append(f"Policy={options.policy}")
-    memory = f" Memory={options.memory}" if options.memory else ""
-    cores = f" Cores={','.join(str(core) for core in options.cores)}" if options.cores else ""
-    lines.append(f"DeviceName=host0 Type=host{memory}{cores}")
+    if policy:
+        lines.append(f"Policy={policy}")
+    lines.append("DeviceName=host0 Type=host" + (f" Memory={memory}" if memory else ""))
     path = directory / "salus.conf"
-    path.write_text("\n".join(lines) + "\n" + options.extra)
+    path.write_text("\n".join(lines) + "\n")
     load_or_raise(path)
     return path
 
@@ -90,40 +95,44 @@ def ping(control_socket: Path, timeout_s: float = 2.0) -> int | None:
     with contextlib.suppress(OSError, SalusError), socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(timeout_s)
         probe.connect(str(control_socket))
+        require_own_server(probe, f"salusd: {control_socket}")
         return int(exchange(probe, f"salusd: {control_socket}", {"verb": "ping"})["pid"])
     return None
 
 
-def ensure_private(options: PrivateOptions, directory: Path | None = None) -> Path:
-    """The configuration of the user's own daemon, started if none runs. Raises `OperatingError` with its log."""
-    place = directory or private_directory()
-    path = place / "salus.conf"
-    if path.is_file() and is_running(place):
-        return path
-    path = write_config(place, options)
-    start_daemon(path, place, options.exit_idle_s)
+def ensure_private(policy: str, memory: str) -> Path:
+    """Start the user's daemon unless it runs, and return its configuration. Raises `OperatingError` with its log."""
+    directory = private_directory()
+    path = private_config()
+    if path is None or not is_running(directory):
+        path = write_config(directory, policy, memory)
+        start_daemon(path, directory)
     return path
 
 
-def start_daemon(config_file: Path, directory: Path, exit_idle_s: int) -> int:
-    """Start salusd apart from the terminal and wait until it answers; its pid."""
+def start_daemon(config_file: Path, directory: Path) -> None:
+    """Start salusd detached from the terminal and wait until it answers."""
     log_path = directory / "salusd.log"
-    tree = str(Path(__file__).resolve().parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tree, os.environ.get("PYTHONPATH", "")]).rstrip(":")}
-    command = [sys.executable, "-m", "nodedaemon", "-f", str(config_file), "--exit-idle", str(exit_idle_s)]
+    command = own_module("nodedaemon", "-f", str(config_file), "--exit-idle", str(EXIT_IDLE_S))
     with log_path.open("ab") as log:
         process = subprocess.Popen(  # noqa: S603  our own program
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **OWN_IMPORTS},
+            cwd="/",
         )
-    deadline_s = time.monotonic() + START_TIMEOUT_SECONDS
+    deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if ping(directory / "run" / "control.sock", 1.0) is not None:
-            return process.pid
+            return
         if process.poll() is not None:
             break
         time.sleep(0.02)
-    # Two users of one login may start it at once: the one that lost finds the other's.
+    # Two commands of one user may start a daemon at the same time: the later one uses the other's.
     if is_running(directory):
-        return process.pid
+        return
     tail = log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
-    raise OperatingError(f"start salusd: {directory}: it does not come up; its log ends with:\n{tail}")
+    raise OperatingError(f"start salusd: {directory}: it does not answer; its log ends with:\n{tail}")

@@ -1,6 +1,6 @@
 """The checks of `salus doctor` on a node: each result says what was found and what to do about it.
 
-A check changes nothing and does not raise: it is made for broken nodes.
+A check changes nothing and does not raise, because it has to work on a broken node.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nodedaemon.core.errors import SalusError
 from nodedaemon.drivers.cuda import CudaDevice, discover, load_driver, loaded_library
 from nodedaemon.drivers.mps import CONTROL as MPS_CONTROL
 from nodedaemon.drivers.nvml import Nvml
+from nodedaemon.service.paths import adaptor_dir
 
 VERSION_MINIMUM = 10020
-ADAPTOR = Path(__file__).resolve().parents[2] / "job"
 
 
 class Level(StrEnum):
@@ -53,16 +53,18 @@ def examine(config: Config, node: str) -> tuple[Diagnosis, ...]:
 
 
 def wants_gpus(config: Config, settings: Settings, node: str) -> bool:
-    is_named = any(device.type is DeviceType.CUDA for device in config.devices_of(node))
-    return is_named or settings.daemon.auto_detect is AutoDetect.NVML
+    return names_gpus(config, node) or settings.daemon.auto_detect is AutoDetect.NVML
+
+
+def names_gpus(config: Config, node: str) -> bool:
+    return any(device.type is DeviceType.CUDA for device in config.devices_of(node))
 
 
 def check_driver(config: Config, settings: Settings, node: str) -> Iterator[Diagnosis]:
     if not wants_gpus(config, settings, node):
         yield Diagnosis("driver", Level.NOTE, "no GPU is configured", "")
         return
-    is_needed = any(device.type is DeviceType.CUDA for device in config.devices_of(node))
-    missing = Level.FAILURE if is_needed else Level.NOTE
+    missing = Level.FAILURE if names_gpus(config, node) else Level.NOTE
     try:
         driver = load_driver()
     except SalusError as error:
@@ -82,7 +84,7 @@ def _check_gpus(settings: Settings) -> Iterator[Diagnosis]:
         nvml = Nvml()
         listings, lost = nvml.devices(), nvml.lost_indices()
     except SalusError as error:
-        advice = "install libnvidia-ml.so.1 of the driver's own version; if it is, see dmesg and reset the GPU"
+        advice = "install the libnvidia-ml.so.1 that matches the driver; if it is there, see dmesg and reset the GPU"
         yield Diagnosis("nvml", Level.FAILURE, str(error), advice)
         return
     if lost:
@@ -92,11 +94,11 @@ def _check_gpus(settings: Settings) -> Iterator[Diagnosis]:
     try:
         devices = discover(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except SalusError as error:
-        yield Diagnosis("lanes", Level.FAILURE, str(error), "do not give Salus a device without lanes")
+        yield Diagnosis("lanes", Level.FAILURE, str(error), "use no device that does not support lanes")
         return
     for device in devices:
         usable, own = device.usable_bytes >> 20, device.context_bytes >> 20
-        seen = f"{device.name}: VMM and export as file; {usable} MiB usable, our context {own} MiB"
+        seen = f"{device.name}: VMM and file-descriptor export; {usable} MiB usable, own context {own} MiB"
         yield Diagnosis("lanes", Level.OK, seen)
         yield _look_at_limits(nvml, device)
         try:
@@ -144,14 +146,14 @@ def check_cgroups(_config: Config, _settings: Settings, _node: str) -> Iterator[
     if Path("/sys/fs/cgroup/cgroup.controllers").exists():
         yield Diagnosis("cgroup", Level.OK, "version 2")
     elif Path("/sys/fs/cgroup/memory").exists() or Path("/sys/fs/cgroup/devices").exists():
-        yield Diagnosis("cgroup", Level.OK, "version 1: memory limits of the GPU driver by cgroup need version 2")
+        yield Diagnosis("cgroup", Level.OK, "version 1: the GPU driver can limit memory by cgroup only with version 2")
     else:
-        advice = "the daemon finds jobs by Slurm's pid list, which is slower; mount cgroups and use proctrack/cgroup"
+        advice = "jobs are found through Slurm's pid list, which is slower; mount cgroups and use proctrack/cgroup"
         yield Diagnosis("cgroup", Level.WARNING, "none mounted", advice)
 
 
 def check_job_libraries(config: Config, settings: Settings, node: str) -> Iterator[Diagnosis]:
-    directory = Path(settings.daemon.adaptor_dir) if settings.daemon.adaptor_dir else ADAPTOR
+    directory = adaptor_dir(settings)
     wanted = [directory / "libsalus" / "libsalus.so"]
     if wants_gpus(config, settings, node):
         wanted.append(directory / "libsalus" / "cuda" / "libcuda.so.1")
@@ -203,7 +205,7 @@ def check_database(config: Config, _settings: Settings, _node: str) -> Iterator[
 
     storage = config.settings.storage
     try:
-        database = open_database(storage.url, Path(storage.pass_file) if storage.pass_file else None, is_created=False)
+        database = open_database(storage.url, Path(storage.pass_file) if storage.pass_file else None, may_create=False)
     except SalusError as error:
         yield Diagnosis("database", Level.FAILURE, str(error), "run salus-acct db upgrade, or fix StorageUrl")
         return

@@ -1,1 +1,1 @@
-"""Requests of hooks and commands, status, metrics, systemd, and the configuration in force."""
+"""Requests from hooks and commands, status, metrics, systemd, and the active configuration."""

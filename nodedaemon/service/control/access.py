@@ -1,4 +1,4 @@
-"""Who asks salusd for something, and what that caller may see and do."""
+"""The caller of a request, and what that caller may see and do."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 from nodedaemon.core import events
 from nodedaemon.core.errors import SalusError
@@ -16,22 +15,20 @@ from nodedaemon.core.types import DeviceId
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.systemd import Notifier
 from nodedaemon.service.journal.dispatcher import Dispatcher
+from nodedaemon.service.logs import log
 
 
 class Administration:
-    def __init__(
-        self, configuration: ActiveConfiguration, dispatcher: Dispatcher, notifier: Notifier, log: Any
-    ) -> None:
+    def __init__(self, configuration: ActiveConfiguration, dispatcher: Dispatcher, notifier: Notifier) -> None:
         self._configuration = configuration
         self._dispatcher = dispatcher
         self._notifier = notifier
-        self._log = log
         self.drain_reasons: dict[DeviceId, str] = {}
         self.reload_error = ""
         self.reload_utc_s = time.time()
 
     def add_devices(self) -> None:
-        """Add each device to the engine. One that the journal has already keeps the policy that an admin set."""
+        """Add each device to the engine. A device that is in the journal keeps the policy that an admin set."""
         present = {device.device: device.policy for device in self._dispatcher.engine.snapshot().devices}
         for device, limits in self._configuration.limits().items():
             if device not in present:
@@ -40,7 +37,7 @@ class Administration:
             try:
                 self._dispatcher.request(events.LimitsChanged(device, replace(limits, policy=present[device])))
             except SalusError as error:
-                self._log.error("device limits not changed", device=device, why=str(error))
+                log.error("device limits not changed", device=device, why=str(error))
 
     def set_policy(self, policy: str, devices: list[DeviceId]) -> None:
         """Set it on every device or on none: the first device refuses an unknown policy."""
@@ -77,11 +74,11 @@ class Administration:
         for change in changes:
             self._dispatcher.request(change)
         self.reload_error, self.reload_utc_s = "", time.time()
-        self._log.info("configuration reloaded", changed=changed)
+        log.info("configuration reloaded", changed=changed)
         return changed
 
     def reload_by_signal(self) -> None:
         try:
             self.reload()
         except SalusError as error:
-            self._log.error("configuration not reloaded, the old one stays", why=str(error))
+            log.error("configuration not reloaded; the old one stays", why=str(error))

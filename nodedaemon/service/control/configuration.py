@@ -1,11 +1,11 @@
-"""The configuration in force: every part asks it for its settings, so a reload takes effect everywhere at once."""
+"""The active configuration: every part asks it for its settings, so a reload takes effect everywhere at once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from nodedaemon.config import Config, Rejected, Settings, load
+from nodedaemon.config import Config, Rejected, Settings, changed_keys, load
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import DeviceId, DeviceLimits
 from nodedaemon.drivers.device import DeviceDriver
@@ -50,10 +50,8 @@ class ActiveConfiguration:
         }
 
     def changed_keys(self, config: Config) -> list[str]:
-        """Names of the keys whose value differs in `config`."""
-        values = {name: setting.value for name, setting in config.values.items()}
-        current = {name: setting.value for name, setting in self._config.values.items()}
-        return sorted(name for name in {*values, *current} if values.get(name) != current.get(name))
+        """Names of the keys whose value for this node differs in `config`, records included."""
+        return changed_keys(self._config, config, self._node)
 
     def reading_interval_s(self) -> float:
         return self.settings.readings.interval_ns / 1e9

@@ -1,7 +1,7 @@
-"""Metrics for Prometheus, on loopback by default: bounded labels, base units, no job ids.
+"""Metrics for Prometheus, on the loopback address by default: bounded labels, base units, no job ids.
 
-Counters are updated with each event, so a scrape costs the same on a busy node. Details of jobs are in the database.
-The page also answers `/healthz`.
+Counters are updated with each event; gauges are computed from the current status at each scrape. Details of jobs are in
+the database. The page also answers `/healthz`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import socket
 from collections import Counter as Tally
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -25,6 +24,7 @@ from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.status import StatusView
 from nodedaemon.service.journal.state import ShellState
+from nodedaemon.service.logs import log
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import UsageRecorder
 from nodedaemon.wire.control import NodeStatus
@@ -93,7 +93,7 @@ class EventMetrics:
 
 
 class NodeCollector(Collector):
-    """Gauges from the present status."""
+    """Gauges from the current status."""
 
     def __init__(
         self, status: StatusView, ledger: Ledger, recorder: UsageRecorder, administration: Administration
@@ -109,21 +109,21 @@ class NodeCollector(Collector):
         yield from self._lanes(status)
         daemon = status.daemon
         yield _gauge("salus_spool_records", "Records that wait for the database.", daemon.spool_records)
-        yield _gauge("salus_db_up", "1 while the database takes records.", int(daemon.is_database_up))
-        yield _gauge("salus_journal_up", "1 while the journal takes events.", int(not daemon.journal_fault))
+        yield _gauge("salus_db_up", "1 while the database accepts records.", int(daemon.is_database_up))
+        yield _gauge("salus_journal_up", "1 while the journal accepts events.", int(not daemon.journal_fault))
         yield _gauge(
             "salus_config_last_reload_success_timestamp_seconds",
-            "When the present configuration was loaded; 0 after a reload that failed.",
+            "When the current configuration was loaded; 0 after a failed reload.",
             0.0 if daemon.reload_error else self._administration.reload_utc_s,
         )
         build = GaugeMetricFamily("salus_build_info", "This release.", labels=["version", "node"])
         build.add_metric([daemon.version, status.node], 1)
         yield build
-        dropped = CounterMetricFamily("salus_spool_dropped", "Records dropped by value.", labels=["value"])
+        dropped = CounterMetricFamily("salus_spool_dropped", "Dropped records, by value class.", labels=["value"])
         for value, count in self._ledger.spool.dropped.items():
             dropped.add_metric([value.name.lower()], count)
         yield dropped
-        happened = CounterMetricFamily("salus_happenings", "Overruns, hangs, ends and the like.", labels=["kind"])
+        happened = CounterMetricFamily("salus_happenings", "Overruns, hangs, ended sessions etc.", labels=["kind"])
         for kind, count in self._recorder.event_counts.items():
             happened.add_metric([kind], count)
         yield happened
@@ -134,7 +134,7 @@ class NodeCollector(Collector):
         memory = GaugeMetricFamily("salus_gpu_memory_bytes", "Memory of a device by use.", labels=[*labels, "kind"])
         jain = GaugeMetricFamily("salus_fairness_jain_ratio", "Jain's index of service / weight.", labels=labels)
         up = GaugeMetricFamily("salus_gpu_up", "0 while the device is lost or drained.", labels=labels)
-        policy = GaugeMetricFamily("salus_policy_info", "The policy in force.", labels=[*labels, "policy"])
+        policy = GaugeMetricFamily("salus_policy_info", "The active policy.", labels=[*labels, "policy"])
         for device in status.devices:
             place = [status.node, str(device.index), device.device, device.model]
             kinds = {
@@ -171,14 +171,13 @@ def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
 class MetricsPage:
     """Serves `/metrics` and `/healthz`; one request per connection."""
 
-    def __init__(self, registry: CollectorRegistry, log: Any) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._log = log
         self._server: asyncio.Server | None = None
         self._count = 0
 
     async def open(self, address: str, port: int) -> None:
-        """Serve at this address; port 0 serves nothing. A node is worth more than its metrics, so a fault is logged."""
+        """Serve at this address; port 0 serves nothing. If that fails, salusd logs it and continues without metrics."""
         if not port:
             return
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -187,7 +186,7 @@ class MetricsPage:
             listener.bind((address, port))
         except OSError as error:
             listener.close()
-            self._log.error("metrics not served", port=port, why=error.strerror)
+            log.error("metrics not served", port=port, why=error.strerror)
             return
         self._server = await asyncio.start_server(self._serve, sock=listener, limit=REQUEST_BYTES_MAX)
 

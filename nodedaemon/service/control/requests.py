@@ -1,14 +1,13 @@
-"""Answers the requests of Slurm's hooks and of commands: JSON in, JSON out. docs/protocol.md lists the verbs.
+"""Answers the requests from Slurm's hooks and from commands: JSON in, JSON out. docs/protocol.md lists the verbs.
 
 The kernel identifies the caller, and each verb checks what that caller may do. Nothing here decides: a request becomes
-an event, or a look at the state.
+an event or reads the state.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -24,21 +23,33 @@ from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.jobs.local_jobs import LocalJobs
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.recovery import Recovery
-from nodedaemon.wire.control import JobEnd, JobStart, RunStart, TaskRequest
+from nodedaemon.wire.control import AdminRequest, JobEnd, JobStart, RunStart, RunWait, TaskRequest, ViewRequest
 from nodedaemon.wire.envelope import Failure, NotFoundError, NotPermittedError, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
 
-#: A user may send the requests of so many seconds at once.
+#: A user may send the requests of this many seconds at once.
 BURST_S = 2.0
+#: Requests that take the daemon as long as this many others. `why` tries changes on copies of the engine.
+COSTS = {"status": 20, "why": 100, "run_start": 25}
 T = TypeVar("T")
 
 
+class RequestGroup(Protocol):
+    """Answers the requests with one of its verbs."""
+
+    @property
+    def verbs(self) -> Iterable[str]: ...
+
+    async def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> Any: ...
+
+
 class HookRequests:
-    """Requests of Prolog, SPANK plugin and Epilog, which run as root."""
+    """Requests from the Prolog, the SPANK plugin and the Epilog, which run as root."""
 
     def __init__(self, slurm_jobs: SlurmJobs) -> None:
-        self._verbs: dict[str, tuple[type[Any], Callable[[Any], Awaitable[dict[str, Any]]]]] = {
+        self.verbs: dict[str, tuple[type[Any], Callable[[Any], Awaitable[dict[str, Any]]]]] = {
             "job_start": (JobStart, slurm_jobs.job_start),
             "task_env": (TaskRequest, slurm_jobs.task_env),
             "task_start": (TaskRequest, slurm_jobs.task_start),
@@ -46,17 +57,16 @@ class HookRequests:
             "job_end": (JobEnd, slurm_jobs.job_end),
         }
 
-    def __contains__(self, verb: str) -> bool:
-        return verb in self._verbs
-
     async def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
         caller.require_owner(verb)
-        kind, handle = self._verbs[verb]
+        kind, handle = self.verbs[verb]
         return await handle(_read(fields, kind))
 
 
 class RunRequests:
-    """Requests of `salus run`, if this node allows jobs without Slurm."""
+    """Requests from `salus run`, if this node allows jobs without Slurm."""
+
+    verbs = ("run_start", "run_wait")
 
     def __init__(self, local_jobs: LocalJobs, configuration: ActiveConfiguration) -> None:
         self._local_jobs = local_jobs
@@ -64,55 +74,57 @@ class RunRequests:
 
     async def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
         if not self._configuration.settings.daemon.local_jobs:
-            raise NotPermittedError("run: jobs of this node come through Slurm; set LocalJobs=yes to allow others")
+            raise NotPermittedError("run: jobs on this node must come through Slurm; set LocalJobs=yes to allow others")
         if verb == "run_start":
             return await self._local_jobs.run_start(_read(fields, RunStart), caller.credentials)
-        wait_ms = int(fields.get("wait_ms", 1000))
-        return await self._local_jobs.run_wait(str(fields.get("job", "")), caller.credentials.uid, wait_ms)
+        return await self._local_jobs.run_wait(_read(fields, RunWait), caller.credentials.uid)
 
 
 class AdminRequests:
     """Requests that change the daemon; for admins."""
 
-    def __init__(self, administration: Administration, devices: DeviceDirectory, log: Any) -> None:
+    verbs = ("policy_set", "drain", "resume", "reload")
+
+    def __init__(self, administration: Administration, devices: DeviceDirectory) -> None:
         self._administration = administration
         self._devices = devices
-        self._log = log
 
-    def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
+    async def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> dict[str, Any]:
         caller.require_admin(verb)
-        self._log.info("admin request", verb=verb, uid=caller.credentials.uid, **fields)
-        name = str(fields.get("device", ""))
+        request = _read(fields, AdminRequest)
+        name, policy, reason = str(request.device), request.policy, request.reason
+        log.info("admin request", verb=verb, uid=caller.credentials.uid, device=name, policy=policy, reason=reason)
         match verb:
             case "policy_set":
-                devices = [self._devices.find(name)] if name else self._devices.ids
-                self._administration.set_policy(str(fields.get("policy", "")), devices)
+                devices = [self._devices.find(name)] if name else list(self._devices)
+                self._administration.set_policy(policy, devices)
                 return {"ok": True, "devices": devices}
             case "reload":
                 return {"ok": True, "changed": self._administration.reload()}
             case _ if not name:
                 raise RequestError(f"{verb}: which device? give its index, name or uuid")
             case "drain":
-                self._administration.drain(self._devices.find(name), str(fields.get("reason", "")))
+                self._administration.drain(self._devices.find(name), reason)
             case _:
                 self._administration.resume(self._devices.find(name))
         return {"ok": True}
 
 
 class ViewRequests:
-    """Requests that only look."""
+    """Requests that only read the state."""
 
-    def __init__(self, status: StatusView, why: WhyView, registry: JobRegistry, version: str) -> None:
+    verbs = ("ping", "status", "why")
+
+    def __init__(self, status: StatusView, why: WhyView, registry: JobRegistry) -> None:
         self._status = status
         self._why = why
         self._registry = registry
-        self._version = version
 
-    def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> Any:
-        job = str(fields.get("job", ""))
+    async def answer(self, caller: Caller, verb: str, fields: dict[str, Any]) -> Any:
+        job = str(_read(fields, ViewRequest).job)
         name = self._registry.full_name(job)
         if verb == "ping":
-            return {"ok": True, "version": self._version, "pid": os.getpid()}
+            return self._status.daemon.ping()
         if verb == "status":
             return self._status.status(caller, name or job)
         if name is None:
@@ -121,21 +133,10 @@ class ViewRequests:
 
 
 class Requests:
-    """Gives each request to the group of its verb and turns every error into an answer."""
+    """Passes each request to the group of its verb and turns every `SalusError` into an answer."""
 
-    def __init__(
-        self,
-        hooks: HookRequests,
-        runs: RunRequests,
-        admin: AdminRequests,
-        views: ViewRequests,
-        recovery: Recovery,
-        configuration: ActiveConfiguration,
-    ) -> None:
-        self._hooks = hooks
-        self._runs = runs
-        self._admin = admin
-        self._views = views
+    def __init__(self, groups: Iterable[RequestGroup], recovery: Recovery, configuration: ActiveConfiguration) -> None:
+        self._groups = {verb: group for group in groups for verb in group.verbs}
         self._recovery = recovery
         self._configuration = configuration
         self._rate = UserRate(BURST_S)
@@ -148,28 +149,25 @@ class Requests:
         return write_answer(answer)
 
     async def _answer(self, credentials: PeerCredentials, request: bytes, *, is_hook: bool) -> Any:
-        settings = self._configuration.settings
-        caller = Caller.identify(credentials, settings)
-        if not caller.is_owner and not self._rate.allows(credentials.uid, settings.daemon.user_requests_per_s):
-            raise PeerError(f"request refused: uid {credentials.uid}: too many requests per second")
+        caller = Caller.identify(credentials, self._configuration.settings)
+        self._limit(caller, 1)
         message = read_request(request)
         verb, fields = message.verb, message.fields
-        # A request that only looks is answered at once. Any other waits until the old sessions are back.
+        self._limit(caller, COSTS.get(verb, 0))
+        # These two are answered at once. Any other request waits until the old sessions have been gathered.
         if verb not in ("ping", "status"):
             await self._recovery.wait_gathered()
-        if verb in self._hooks:
-            return await self._hooks.answer(caller, verb, fields)
-        if is_hook:
-            raise RequestError(f"request refused: verb {verb!r}: not a hook's; commands use the control socket")
-        match verb:
-            case "ping" | "status" | "why":
-                return self._views.answer(caller, verb, fields)
-            case "run_start" | "run_wait":
-                return await self._runs.answer(caller, verb, fields)
-            case "policy_set" | "drain" | "resume" | "reload":
-                return self._admin.answer(caller, verb, fields)
-            case _:
-                raise RequestError(f"request refused: verb {verb!r}: unknown")
+        group = self._groups.get(verb)
+        if is_hook and not isinstance(group, HookRequests):
+            raise RequestError(f"request refused: verb {verb!r}: not a hook's verb; commands use the control socket")
+        if group is None:
+            raise RequestError(f"request refused: verb {verb!r}: unknown")
+        return await group.answer(caller, verb, fields)
+
+    def _limit(self, caller: Caller, cost: int) -> None:
+        uid, per_s = caller.credentials.uid, self._configuration.settings.daemon.user_requests_per_s
+        if cost and not caller.is_owner and not self._rate.allows(uid, per_s, cost):
+            raise PeerError(f"request refused: uid {uid}: too many requests per second")
 
 
 def _read(fields: dict[str, Any], kind: type[T]) -> T:

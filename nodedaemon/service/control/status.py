@@ -1,15 +1,16 @@
 """What `salus status` and `salus top` show: the engine's snapshot with the names of jobs, users and devices.
 
-Users see their own jobs in full, and of the jobs of others only the load.
+Users see their own jobs in full. Of other users' jobs they see only the load.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from nodedaemon.core.fairness import jain
-from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.snapshots import DeviceSnapshot, SessionSnapshot
+from nodedaemon.core.state.sessions import SessionState
+from nodedaemon.core.state.snapshots import DeviceSnapshot, EngineSnapshot, SessionSnapshot
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.why import WhyView
@@ -18,9 +19,10 @@ from nodedaemon.service.devices.readings import DeviceReadings
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.sessions.recovery import Recovery
-from nodedaemon.service.sessions.roster import Roster
+from nodedaemon.service.shell import Shell
 from nodedaemon.service.usage.ledger import Ledger
-from nodedaemon.wire.control import DaemonStatus, DeviceStatus, LaneStatus, NodeStatus, SessionStatus
+from nodedaemon.wire.control import DaemonStatus, DeviceStatus, LaneProcess, LaneStatus, NodeStatus, SessionStatus
+from nodedaemon.wire.users import user_name
 
 
 class DaemonView:
@@ -41,6 +43,9 @@ class DaemonView:
         self._administration = administration
         self._started_utc_ns = node.clock.utc_ns()
 
+    def ping(self) -> dict[str, Any]:
+        return {"ok": True, "version": self.node.version, "pid": os.getpid()}
+
     def status(self, caller: Caller) -> DaemonStatus:
         journal = self._dispatcher.journal
         return DaemonStatus(
@@ -60,39 +65,30 @@ class DaemonView:
 
 class StatusView:
     def __init__(
-        self,
-        daemon: DaemonView,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        readings: DeviceReadings,
-        lanes: LaneAllocator,
-        why: WhyView,
+        self, shell: Shell, daemon: DaemonView, readings: DeviceReadings, lanes: LaneAllocator, why: WhyView
     ) -> None:
-        self._daemon = daemon
-        self._dispatcher = dispatcher
-        self._roster = roster
+        self._shell = shell
+        self._dispatcher = shell.dispatcher
+        self.daemon = daemon
         self._readings = readings
         self._lanes = lanes
         self._why = why
 
     def status(self, caller: Caller, job: str = "") -> NodeStatus:
         """The status of the node; with `job`, only the sessions of that job."""
-        node = self._daemon.node
+        node, snapshot = self.daemon.node, self._dispatcher.engine.snapshot()
         return NodeStatus(
             node=node.name,
             cluster=node.cluster,
             now_utc_ns=node.clock.utc_ns(),
-            daemon=self._daemon.status(caller),
-            devices=self._device_list(),
-            lanes=self._lane_list(caller),
-            sessions=self._session_list(caller, job),
+            daemon=self.daemon.status(caller),
+            devices=[self._device(device) for device in snapshot.devices],
+            lanes=self._lane_list(snapshot, caller),
+            sessions=self._session_list(snapshot, caller, job),
         )
 
-    def _device_list(self) -> list[DeviceStatus]:
-        return [self._device(device) for device in self._dispatcher.engine.snapshot().devices]
-
     def _device(self, snapshot: DeviceSnapshot) -> DeviceStatus:
-        device = self._readings.devices[snapshot.device]
+        device = self._shell.devices[snapshot.device]
         reading = self._readings.latest.get(snapshot.device)
         pids = {facts.process.pid for facts in self._dispatcher.state.sessions.values()}
         foreign_bytes = None
@@ -122,7 +118,7 @@ class StatusView:
             jain=round(jain(shares), 4) if len(shares) > 1 and any(shares) else None,
         )
 
-    def _lane_list(self, caller: Caller) -> list[LaneStatus]:
+    def _lane_list(self, snapshot: EngineSnapshot, caller: Caller) -> list[LaneStatus]:
         return [
             LaneStatus(
                 lane=lane.lane,
@@ -133,15 +129,20 @@ class StatusView:
                 holder=lane.holder,
                 sessions=list(lane.sessions),
                 domain=lane.domain if caller.is_operator else "",
+                kept_by=[
+                    LaneProcess(pid=one.pid, user=user_name(one.uid))
+                    for one in self._lanes.strangers(lane.lane)
+                    if caller.may_see(one.uid)
+                ],
             )
-            for device in self._dispatcher.engine.snapshot().devices
+            for device in snapshot.devices
             for lane in device.lanes
         ]
 
-    def _session_list(self, caller: Caller, job: str) -> list[SessionStatus]:
+    def _session_list(self, snapshot: EngineSnapshot, caller: Caller, job: str) -> list[SessionStatus]:
         return [
             self._session(device, session, (share, entitled), caller)
-            for device in self._dispatcher.engine.snapshot().devices
+            for device in snapshot.devices
             for session, share, entitled in _shares(device)
             if not job or session.job == job
         ]
@@ -150,7 +151,7 @@ class StatusView:
         self, device: DeviceSnapshot, session: SessionSnapshot, shares: tuple[int, int], caller: Caller
     ) -> SessionStatus:
         facts = self._dispatcher.state.sessions.get(session.session)
-        live = self._roster.get(session.session)
+        live = self._shell.roster.get(session.session)
         is_visible = caller.may_see(facts.uid if facts is not None else -1)
         job = self._dispatcher.state.jobs.get(session.job) if is_visible else None
         is_waiting = session.state in (SessionState.WAITING, SessionState.ARRIVING)
@@ -185,7 +186,7 @@ class StatusView:
 
 
 def _shares(device: DeviceSnapshot) -> list[tuple[SessionSnapshot, int, int]]:
-    """Each session with its share of the service so far and the share of its weight, in permille."""
+    """Each session with its share of the service so far and the share that its weight entitles it to, in permille."""
     total_ns = sum(session.service_ns for session in device.sessions)
     weights = sum(session.weight for session in device.sessions if not session.is_ungated)
     return [

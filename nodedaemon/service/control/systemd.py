@@ -1,4 +1,4 @@
-"""Tells systemd how the daemon is: datagrams to $NOTIFY_SOCKET, nothing where there is none."""
+"""Reports the daemon's state to systemd: datagrams to $NOTIFY_SOCKET, and nothing if that is not set."""
 
 from __future__ import annotations
 
@@ -8,23 +8,20 @@ from collections.abc import Mapping
 
 
 class Notifier:
-    """Sends READY, STATUS, WATCHDOG and STOPPING; a supervisor that went away is no error of ours."""
+    """Sends READY, RELOADING, WATCHDOG and STOPPING. A failure to send is ignored."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         environment = os.environ if environment is None else environment
         self._address = environment.get("NOTIFY_SOCKET", "")
-        watchdog_microseconds = environment.get("WATCHDOG_USEC", "")
-        #: Half of what systemd allows, as it advises itself; None where no watchdog is set.
-        self.watchdog_seconds = int(watchdog_microseconds) / 2e6 if watchdog_microseconds.isdigit() else None
+        watchdog_us = environment.get("WATCHDOG_USEC", "")
+        #: Half of the watchdog's time, as systemd recommends; None without a watchdog.
+        self.watchdog_s = int(watchdog_us) / 2e6 if watchdog_us.isdigit() else None
 
     def ready(self, status: str) -> None:
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self, now_ns: int) -> None:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={now_ns // 1000}")
-
-    def status(self, status: str) -> None:
-        self._send(f"STATUS={status}")
 
     def alive(self) -> None:
         self._send("WATCHDOG=1")

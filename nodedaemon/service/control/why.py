@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from nodedaemon.core import events, explain
 from nodedaemon.core.policies import POLICIES
-from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.snapshots import DeviceSnapshot, SessionSnapshot
+from nodedaemon.core.state.sessions import SessionState
+from nodedaemon.core.state.snapshots import DeviceSnapshot, SessionSnapshot
 from nodedaemon.core.types import DeviceId, JobId
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.journal.dispatcher import Dispatcher

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import DeviceId
@@ -11,7 +11,7 @@ from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.state import JobFacts, ShellState
 
 
-class DeviceDirectory:
+class DeviceDirectory(Mapping[DeviceId, DeviceDriver]):
     def __init__(self, devices: Mapping[DeviceId, DeviceDriver], state: ShellState) -> None:
         self._devices = devices
         self._state = state
@@ -19,12 +19,14 @@ class DeviceDirectory:
     def __getitem__(self, device: DeviceId) -> DeviceDriver:
         return self._devices[device]
 
-    @property
-    def ids(self) -> list[DeviceId]:
-        return list(self._devices)
+    def __iter__(self) -> Iterator[DeviceId]:
+        return iter(self._devices)
+
+    def __len__(self) -> int:
+        return len(self._devices)
 
     def find(self, name: str) -> DeviceId:
-        """A device by uuid, name or index. Raises `RequestError` with the devices that there are."""
+        """A device by uuid, name or index. Raises `RequestError` that lists the devices of the node."""
         for device in self._devices.values():
             if name in (device.uuid, device.name, str(device.index)):
                 return device.uuid

@@ -39,7 +39,7 @@ def _detect(config: Config, node: str) -> list[CudaDevice]:
     try:
         found = list(discover(Nvml(), os.environ.get("CUDA_VISIBLE_DEVICES")))
     except OperatingError:
-        # A machine without GPUs has no NVML. That is a fault only if the configuration names a GPU.
+        # A machine without GPUs has no NVML. That is an error only if the configuration names a GPU.
         if named:
             raise
         return []

@@ -8,8 +8,7 @@ no Slurm), libsalus alone enforces the cap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from nodedaemon.core import commands
 from nodedaemon.core.commands import Command
@@ -17,24 +16,17 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.cgroup import job_group
-from nodedaemon.drivers.device import DeviceDriver
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import JobFacts, JobNote
+from nodedaemon.service.logs import log
+from nodedaemon.service.shell import Shell
 
 
 class MemoryLimits:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        devices: Mapping[DeviceId, DeviceDriver],
-        log: Any,
-        find_group: Callable[[int], str] = job_group,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._state = dispatcher.state
-        self._devices = {uuid: device for uuid, device in devices.items() if device.capabilities.limits_memory}
+    def __init__(self, shell: Shell, find_group: Callable[[int], str] = job_group) -> None:
+        self._dispatcher = shell.dispatcher
+        self._state = shell.dispatcher.state
+        self._devices = {uuid: device for uuid, device in shell.devices.items() if device.capabilities.limits_memory}
         self._find_group = find_group
-        self._log = log
         self._without: set[DeviceId] = set()
 
     def confine(self, job: JobFacts, pid: int = 0) -> None:
@@ -51,7 +43,7 @@ class MemoryLimits:
             for uuid in wanted:
                 self._set(uuid, job)
 
-    def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - a watcher's signature
+    def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - EventObserver
         """Raise the limit before the session may allocate more."""
         for command in made:
             if isinstance(command, commands.AllowOverrun):
@@ -68,8 +60,8 @@ class MemoryLimits:
         try:
             is_limited = self._devices[uuid].limit_group(job.cgroup, None if job.is_ended else limit_bytes)
         except OperatingError as error:
-            self._log.warning("memory limit not set", job=job.job, device=uuid, cgroup=job.cgroup, why=str(error))
+            log.warning("memory limit not set", job=job.job, device=uuid, cgroup=job.cgroup, why=str(error))
             return
         if not is_limited:
             self._without.add(uuid)
-            self._log.info("the driver cannot limit memory by cgroup", device=uuid)
+            log.info("the driver cannot limit memory by cgroup", device=uuid)

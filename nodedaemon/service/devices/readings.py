@@ -1,4 +1,4 @@
-"""Takes readings of every device: lost and recovered devices, foreign processes, and what each session holds.
+"""Reads every device: finds lost and recovered devices, foreign processes, and the memory of each session.
 
 A device that is slow to answer is read in a thread with a time-out. A device that does not answer is reported lost; the
 next good reading reports it recovered.
@@ -8,39 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.drivers.device import DeviceDriver, Reading
-from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.sessions.roster import Roster
-from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.service.logs import log
+from nodedaemon.service.shell import Shell
 
 
 class DeviceReadings:
     """`latest` holds the last good reading of each device."""
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        devices: Mapping[DeviceId, DeviceDriver],
-        configuration: ActiveConfiguration,
-        recorder: UsageRecorder,
-        log: Any,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
-        self.devices = devices
-        self._configuration = configuration
-        self._recorder = recorder
-        self._log = log
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._dispatcher = shell.dispatcher
         self._foreign_bytes: dict[DeviceId, int] = {}
         self._overrun_bytes: dict[SessionId, int] = {}
         self._threads: dict[DeviceId, ThreadPoolExecutor] = {}
@@ -49,7 +33,7 @@ class DeviceReadings:
         self.latest: dict[DeviceId, Reading] = {}
 
     async def sample(self) -> None:
-        for device in self.devices.values():
+        for device in self._shell.devices.values():
             await self._sample_device(device)
 
     async def _sample_device(self, device: DeviceDriver) -> None:
@@ -62,15 +46,15 @@ class DeviceReadings:
             return
         self.latest[device.uuid] = reading
         for fault in reading.faults:
-            self._recorder.report_device("xid", device.uuid, fault)
+            self._shell.recorder.report_device("xid", device.uuid, fault)
         if device.uuid in self._lost:
             self._lost.discard(device.uuid)
-            self._log.info("device recovered", device=device.uuid)
+            log.info("device recovered", device=device.uuid)
             self._dispatcher.submit(events.DeviceRecovered(device.uuid))
         self._report_foreign_processes(device, reading, pids)
         used_bytes = {process.pid: process.used_bytes for process in reading.processes}
         for facts in self._dispatcher.state.sessions.values():
-            live = self._roster.get(facts.session)
+            live = self._shell.roster.get(facts.session)
             if live is not None and facts.device == device.uuid:
                 live.own_bytes_max = max(live.own_bytes_max, used_bytes.get(facts.process.pid, 0))
         self._charge_further_sessions(device.uuid)
@@ -89,7 +73,7 @@ class DeviceReadings:
         for members in jobs.values():
             if len(members) < 2:
                 continue
-            lives = [live for facts in members if (live := self._roster.get(facts.session)) is not None]
+            lives = [live for facts in members if (live := self._shell.roster.get(facts.session)) is not None]
             excess_bytes = sum(live.own_bytes_max for live in lives) - sum(
                 facts.view.persistent_bytes for facts in members
             )
@@ -108,11 +92,9 @@ class DeviceReadings:
         reported_bytes = self._foreign_bytes.get(device.uuid, 0)
         if foreign_bytes > reported_bytes + reported_bytes // 4:
             foreign_pids = [process.pid for process in foreign]
-            self._log.warning(
-                "foreign processes on the device", device=device.uuid, pids=foreign_pids, bytes=foreign_bytes
-            )
+            log.warning("foreign processes on the device", device=device.uuid, pids=foreign_pids, bytes=foreign_bytes)
             detail = f"pids {foreign_pids[:16]} hold {foreign_bytes} bytes"
-            self._recorder.report_device("foreign_memory", device.uuid, detail)
+            self._shell.recorder.report_device("foreign_memory", device.uuid, detail)
             self._foreign_bytes[device.uuid] = foreign_bytes
         elif not foreign_bytes:
             self._foreign_bytes.pop(device.uuid, None)
@@ -124,7 +106,7 @@ class DeviceReadings:
         if thread is None or device.uuid in self._hung:
             # A call that hangs keeps its thread; the next reading uses another one.
             thread = self._threads[device.uuid] = ThreadPoolExecutor(1, thread_name_prefix="reading")
-        async with asyncio.timeout(self._configuration.settings.readings.timeout_ns / 1e9):
+        async with asyncio.timeout(self._shell.configuration.settings.readings.timeout_ns / 1e9):
             try:
                 reading = await asyncio.get_running_loop().run_in_executor(thread, device.read, pids)
             except asyncio.CancelledError:
@@ -136,7 +118,7 @@ class DeviceReadings:
     async def measure(self, device: DeviceId, pid: int) -> int:
         """Bytes that a process holds on a device now; 0 if the device does not answer."""
         try:
-            reading = await self._read(self.devices[device], [pid])
+            reading = await self._read(self._shell.devices[device], [pid])
         except (OperatingError, TimeoutError):
             return 0
         return sum(process.used_bytes for process in reading.processes if process.pid == pid)
@@ -145,11 +127,11 @@ class DeviceReadings:
         if device in self._lost:
             return
         self._lost.add(device)
-        self._log.error("device lost", device=device, why=reason)
+        log.error("device lost", device=device, why=reason)
         self._dispatcher.submit(events.DeviceLost(device, reason))
 
     def recall_lost(self) -> None:
-        """After a restart: the next good reading recovers the devices that the engine has as lost."""
+        """After a restart: the next good reading recovers the devices that the engine considers lost."""
         for device in self._dispatcher.engine.snapshot().devices:
             if device.lost_reason is not None:
                 self._lost.add(device.device)

@@ -1,1 +1,1 @@
-"""Slurm jobs on this node: who they are, Prolog files, orphans, time limits."""
+"""Jobs on this node: their registry and identity, Prolog files, orphans, time limits."""

@@ -1,7 +1,7 @@
 """Finds the job of a process through the kernel, never by what the process claims.
 
-It looks at three things in this order: the cgroup that Slurm made, the processes that hooks or `salus run` registered
-(the process itself or an ancestor), and Slurm's own list of pids. A process that is in none of them has no job.
+It looks at three things in this order: the cgroup that Slurm created, the processes that hooks or `salus run`
+registered, and Slurm's own list of pids. A process belongs to the job of its nearest ancestor that is found there.
 """
 
 from __future__ import annotations
@@ -10,28 +10,25 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import JobPlace, place_of_process
-from nodedaemon.drivers.process import PROC, Process, read_stat
-from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.devices.directory import DeviceDirectory
+from nodedaemon.drivers.process import Process, read_stat
+from nodedaemon.drivers.procfs import PROC
 from nodedaemon.service.jobs.local_jobs import LocalJobs
 from nodedaemon.service.jobs.registry import JobRegistry
-from nodedaemon.service.jobs.slurm import NodeSlurm
+from nodedaemon.service.jobs.unannounced_jobs import UnannouncedJobs
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 from nodedaemon.wire.control import RunStart
-from nodedaemon.wire.users import user_name
 
-#: No launcher makes a deeper process tree.
+#: No launcher creates a deeper process tree.
 ANCESTORS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessJob:
-    """The job of a process. If Slurm has a job that we do not know, `job` is None and `place` names it."""
+    """The job of a process. For a Slurm job that the daemon does not know, `job` is None and `place` names it."""
 
     job: JobFacts | None
     place: JobPlace | None
@@ -40,7 +37,7 @@ class ProcessJob:
 def find_job(
     pid: int, jobs: Mapping[JobId, JobFacts], list_pids: Callable[[], Mapping[int, JobPlace]], proc: Path = PROC
 ) -> ProcessJob:
-    """Find the job of a live process. `list_pids` comes last, because it runs a command of Slurm."""
+    """Find the job of a live process. `list_pids` comes last, because it runs a Slurm command."""
     place = place_of_process(pid, proc)
     if place is not None:
         return ProcessJob(job_at(place, jobs), place)
@@ -49,8 +46,6 @@ def find_job(
     for process in line:
         if process in roots:
             return ProcessJob(roots[process], None)
-    if not any(not job.is_local for job in jobs.values()):
-        return ProcessJob(None, None)
     listed = list_pids()
     for process in line:
         if process.pid in listed:
@@ -82,54 +77,29 @@ def ancestors(pid: int, proc: Path = PROC) -> list[ProcessFacts]:
 class JobFinder:
     """Finds the job of a process that wants a session, and adds the job if this daemon does not know it yet."""
 
-    def __init__(
-        self,
-        registry: JobRegistry,
-        local_jobs: LocalJobs,
-        devices: DeviceDirectory,
-        slurm: NodeSlurm,
-        configuration: ActiveConfiguration,
-        log: Any,
-    ) -> None:
+    def __init__(self, registry: JobRegistry, local_jobs: LocalJobs, unannounced_jobs: UnannouncedJobs) -> None:
         self._registry = registry
         self._local_jobs = local_jobs
-        self._devices = devices
-        self._slurm = slurm
-        self._configuration = configuration
-        self._log = log
+        self._unannounced_jobs = unannounced_jobs
+        self._shell = registry.shell
 
     async def find_job(self, process: Process, uid: int) -> JobFacts:
         """The job of a process that says hello. Raises `PeerError` if it has none, or one of another user."""
         jobs = dict(self._registry.jobs)
-        # In a thread: it reads /proc and may run a command of Slurm.
-        found = await asyncio.to_thread(find_job, process.pid, jobs, self._slurm.list_pids)
+        allows_local = self._shell.configuration.settings.daemon.local_jobs
+        may_be_slurm = not allows_local or any(not job.is_local for job in jobs.values())
+        list_pids = self._shell.slurm.list_pids if may_be_slurm else dict
+        # In a thread: it reads /proc and may run a Slurm command.
+        found = await asyncio.to_thread(find_job, process.pid, jobs, list_pids)
         job = self._registry.get(found.job.job) if found.job is not None else None
         if job is None and found.place is not None:
-            job = self._add_unannounced(found.place, uid)
+            job = await self._unannounced_jobs.add(found.place)
         if job is None:
-            if not self._configuration.settings.daemon.local_jobs:
-                raise PeerError(f"session refused: pid {process.pid}: it belongs to no job of Slurm on this node")
+            if not allows_local:
+                raise PeerError(f"session refused: pid {process.pid}: it belongs to no Slurm job on this node")
             root = ProcessFacts(process.pid, process.start_ticks)
-            job = await self._local_jobs.add(RunStart(), uid, self._devices.with_fewest_sessions(), root)
+            job = await self._local_jobs.add(RunStart(), uid, self._shell.devices.with_fewest_sessions(), root)
         if job.uid != uid:
             raise PeerError(f"session refused: pid {process.pid}: job {job.job} belongs to another user")
         self._registry.confine(job, process.pid)
-        return job
-
-    def _add_unannounced(self, place: JobPlace, uid: int) -> JobFacts:
-        """Add a job of Slurm whose Prolog did not reach us, as one that was never measured."""
-        name = place.job or place.sluid or ""
-        self._log.warning("job without Prolog", job=name, uid=uid)
-        device = self._devices.with_fewest_sessions()
-        job = JobFacts(
-            job=JobId(name),
-            number=int(place.job or 0),
-            uid=uid,
-            user=user_name(uid),
-            device=device,
-            devices=[device],
-            kind="exclusive",
-            sluid=place.sluid or "",
-        )
-        self._registry.add(job)
         return job

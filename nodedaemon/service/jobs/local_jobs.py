@@ -1,48 +1,36 @@
 """Jobs that `salus run` starts, or that a process starts by itself where `LocalJobs` allows it.
 
-A job's sizes are the declared ones, but never below its profile. A job that nobody has measured gets the whole device,
-or is refused, as `UnknownJob` says.
+A job's sizes are the declared ones, but never below its profile. A job that is neither declared nor measured gets the
+whole device or is refused, depending on `UnknownJob`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from accounting.profiles import ProfileView
 from nodedaemon.config import Settings, weight_of
 from nodedaemon.config.choices import UnknownJob
 from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.memory import round_up
 from nodedaemon.core.types import SECOND_NS, DeviceId, JobId
 from nodedaemon.drivers.process import PeerCredentials, read_stat
-from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.jobs.environment import JobEnvironment
-from nodedaemon.service.jobs.job_sessions import JobSessions
 from nodedaemon.service.jobs.registry import JobRegistry, is_alive, job_class_of
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
-from nodedaemon.service.usage.ledger import ProfileStore, StoredProfile
-from nodedaemon.wire.control import RunStart
+from nodedaemon.service.usage.ledger import Ledger
+from nodedaemon.wire.control import RunStart, RunWait
 from nodedaemon.wire.users import user_name
 
 Answer = dict[str, Any]
 
 
 class LocalJobs:
-    def __init__(
-        self,
-        registry: JobRegistry,
-        sessions: JobSessions,
-        devices: DeviceDirectory,
-        environment: JobEnvironment,
-        profiles: ProfileStore,
-        configuration: ActiveConfiguration,
-    ) -> None:
+    def __init__(self, registry: JobRegistry, environment: JobEnvironment, ledger: Ledger) -> None:
         self._registry = registry
-        self._sessions = sessions
-        self._devices = devices
         self._environment = environment
-        self._profiles = profiles
-        self._configuration = configuration
+        self._ledger = ledger
+        self._configuration, self._devices = registry.shell.configuration, registry.shell.devices
 
     async def run_start(self, request: RunStart, peer: PeerCredentials) -> Answer:
         stat = read_stat(peer.pid)
@@ -50,9 +38,9 @@ class LocalJobs:
             raise PeerError(f"run refused: pid {peer.pid}: it is gone")
         device = self._devices.find(request.device) if request.device else self._devices.with_fewest_sessions()
         job = await self.add(request, peer.uid, device, ProcessFacts(peer.pid, stat.start_ticks))
-        session = self._sessions.open(job, device)
+        (session,) = self._registry.open_sessions(job)
         if request.wait_ms:
-            await self._sessions.wait_admitted([session.session], request.wait_ms / 1000)
+            await self._registry.wait_admitted(job, request.wait_ms / 1000)
         variables = await self._environment.variables(device, peer.uid)
         return {
             "ok": True,
@@ -63,21 +51,24 @@ class LocalJobs:
             "env": [f"{name}={value}" for name, value in variables.items()],
         }
 
-    async def run_wait(self, name: str, uid: int, wait_ms: int) -> Answer:
-        """Wait until the job's memory is free; for a command that shows progress meanwhile."""
-        job = self._registry.get(name)
+    async def run_wait(self, request: RunWait, uid: int) -> Answer:
+        """Wait until the job is admitted. A command calls this repeatedly to show progress."""
+        job = self._registry.get(request.job)
         if job is None or job.uid != uid:
-            raise RequestError(f"run: job {name}: you have no such job here")
-        is_admitted = await self._sessions.wait_admitted(self._sessions.ids(job), wait_ms / 1000)
+            raise RequestError(f"run: job {request.job}: you have no such job here")
+        is_admitted = await self._registry.wait_admitted(job, request.wait_ms / 1000)
         return {"ok": True, "is_admitted": is_admitted}
 
     async def add(self, request: RunStart, uid: int, device: DeviceId, root: ProcessFacts) -> JobFacts:
         settings = self._configuration.for_device(device)
+        jobs_max = self._configuration.settings.daemon.user_sessions_max
+        if uid != 0 and sum(1 for job in self._registry.jobs.values() if job.is_local and job.uid == uid) >= jobs_max:
+            raise RequestError(f"run refused: uid {uid}: it has as many jobs as UserSessions allows")
         user = user_name(uid)
         job_class = job_class_of(request.job_class, settings)
         profile = None
         if request.signature:
-            profile = await self._profiles.find_profile(user, request.signature, self._devices[device].model)
+            profile = await self._ledger.find_profile(user, request.signature, self._devices[device].model)
         persistent_bytes, ephemeral_bytes, kind = self._sizes(request, profile, settings, device)
         number = self._registry.next_local_number()
         job = JobFacts(
@@ -108,7 +99,7 @@ class LocalJobs:
         return job
 
     def _sizes(
-        self, request: RunStart, profile: StoredProfile | None, settings: Settings, device: DeviceId
+        self, request: RunStart, profile: ProfileView | None, settings: Settings, device: DeviceId
     ) -> tuple[int, int, str]:
         """Persistent and ephemeral bytes, and `shared` or `exclusive`."""
         percent = 100 + settings.lanes.headroom_percent
@@ -129,12 +120,10 @@ class LocalJobs:
             )
         return persistent_bytes, ephemeral_bytes, "shared"
 
-    def end_finished(self) -> None:
+    async def end_finished(self) -> None:
         """End local jobs whose first process is gone and that have no attached session."""
-        # One pass over the sessions first: a job with an attached session needs no look at /proc.
-        attached = self._sessions.attached_jobs()
+        # Check the sessions first: for a job with an attached session, /proc need not be read.
+        attached = self._registry.attached_jobs()
         for job in list(self._registry.jobs.values()):
             if job.is_local and not job.is_ended and job.job not in attached and not any(map(is_alive, job.roots)):
-                self._sessions.leave(job)
-                self._registry.mark_ended(job)
-                self._registry.remove(job)
+                await self._registry.end(job, timeout_s=0)

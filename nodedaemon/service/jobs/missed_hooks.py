@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import JobId
 from nodedaemon.service.jobs.prolog_files import PrologFiles
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
+from nodedaemon.service.logs import log
 from nodedaemon.wire.control import JobEnd
 
 
 class MissedHooks:
-    def __init__(self, files: PrologFiles, registry: JobRegistry, slurm_jobs: SlurmJobs, log: Any) -> None:
+    def __init__(self, files: PrologFiles, registry: JobRegistry, slurm_jobs: SlurmJobs) -> None:
         self._files = files
         self._registry = registry
         self._slurm_jobs = slurm_jobs
-        self._log = log
-        # A Prolog that is being answered has a file, but a single look may just miss it: a job must lack it twice.
+        # A job may start after the files were read, so it must lack its file in two comparisons in a row.
         self._without_file: set[JobId] = set()
 
     async def compare(self) -> None:
@@ -28,18 +26,18 @@ class MissedHooks:
         for job, request in requests.items():
             facts = self._registry.get(job)
             if request.uid >= 0 and (facts is None or request.restart > facts.restart_count):
-                self._log.info("job was not announced", job=job)
+                log.info("job was not announced", job=job)
                 try:
                     await self._slurm_jobs.job_start(request)
                 except SalusError as error:
-                    self._log.warning("job not added", job=job, why=str(error))
+                    log.warning("job not added", job=job, why=str(error))
         without_file = {
             job
             for job, facts in self._registry.jobs.items()
             if not facts.is_local and not facts.is_ended and job not in requests
         }
         for job in without_file & self._without_file:
-            self._log.info("job ended while salusd was down", job=job)
+            log.info("job ended while salusd was down", job=job)
             await self._slurm_jobs.job_end(JobEnd(job))
         self._without_file = without_file - self._without_file
         self._files.clear_ended()

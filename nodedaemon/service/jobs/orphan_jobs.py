@@ -2,25 +2,24 @@
 
 `scontrol listpids` names the processes of every step on the node. A job without any process is a suspect: it may be an
 allocation between two steps, or its Epilog may have failed. Only slurmctld can tell, so the daemon asks it about
-suspects and ends a job only if slurmctld says that it is over. No answer ends no job.
+suspects and ends a job only if slurmctld says that it is over. Without an answer no job is ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import JobId
-from nodedaemon.drivers.process import read_stat
+from nodedaemon.drivers.process import is_stopped
 from nodedaemon.drivers.slurm import JobState
 from nodedaemon.service.devices.holders import HolderWatch
-from nodedaemon.service.jobs.prolog_files import PrologFiles
 from nodedaemon.service.jobs.registry import is_alive
-from nodedaemon.service.jobs.slurm import NodeSlurm
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
-from nodedaemon.service.journal.state import JobFacts, ProcessFacts, ShellState
-from nodedaemon.wire.control import JobEnd
+from nodedaemon.service.journal.state import JobFacts, ProcessFacts
+from nodedaemon.service.logs import log
+from nodedaemon.service.shell import Shell
 
 #: Suspects that one look asks about. A node with more of them is cleared in several looks.
 JOBS_ASKED_MAX = 8
@@ -38,21 +37,10 @@ class StepCommands(Protocol):
 
 
 class OrphanJobs:
-    def __init__(
-        self,
-        slurm: NodeSlurm,
-        state: ShellState,
-        slurm_jobs: SlurmJobs,
-        files: PrologFiles,
-        holders: HolderWatch,
-        log: Any,
-    ) -> None:
-        self._slurm = slurm
-        self._state = state
+    def __init__(self, shell: Shell, slurm_jobs: SlurmJobs, holders: HolderWatch) -> None:
+        self._slurm, self._state = shell.slurm, shell.dispatcher.state
         self._slurm_jobs = slurm_jobs
-        self._files = files
         self._holders = holders
-        self._log = log
         self._suspects: dict[JobId, int] = {}
         self._asked_look: dict[JobId, int] = {}
         self._look_count = 0
@@ -72,7 +60,7 @@ class OrphanJobs:
             await self._end_missed(slurm, self._find_suspects(jobs, listed))
         except OperatingError as error:
             if str(error) != self._fault:
-                self._log.warning("jobs not compared with Slurm's", why=str(error))
+                log.warning("jobs not compared with Slurm's", why=str(error))
             self._fault = str(error)
         else:
             self._fault = ""
@@ -81,12 +69,12 @@ class OrphanJobs:
         """A job is suspended if every process of its steps is stopped."""
         suspended = {job for job in jobs if _all_stopped(listed.get(job, ()))}
         for job in suspended - self._suspended:
-            self._log.info("job suspended", job=job)
+            log.info("job suspended", job=job)
         for job in self._suspended - suspended:
             if job in jobs:
-                self._log.info("job resumed", job=job)
+                log.info("job resumed", job=job)
         if suspended != self._suspended:
-            # Do not let its sessions block others until the next reading.
+            # Look now: stopped sessions must not block others until the next reading.
             self._holders.look_at_processes()
         self._suspended = suspended
 
@@ -95,7 +83,7 @@ class OrphanJobs:
         stepless = {job for job in jobs if not listed.get(job)}
         alive = {job for job in stepless if any(map(is_alive, self._processes(jobs[job])))}
         for job in alive - self._stepless:
-            self._log.warning("job has processes but no slurmstepd", job=job)
+            log.warning("job has processes but no slurmstepd", job=job)
         self._stepless = alive
         found = {job: jobs[job].restart_count for job in stepless - alive}
         confirmed = [job for job, restart in found.items() if self._suspects.get(job) == restart]
@@ -119,11 +107,10 @@ class OrphanJobs:
             if facts is None or facts.is_ended or facts.restart_count != self._suspects.get(job):
                 continue
             if state.is_over(facts.restart_count):
-                self._log.warning("job ended without its Epilog", job=job, state=state.state or "unknown to Slurm")
-                self._files.remove(job)
-                await self._slurm_jobs.job_end(JobEnd(job))
+                log.warning("job ended without its Epilog", job=job, state=state.state or "unknown to Slurm")
+                await self._slurm_jobs.end_without_epilog(job)
 
 
 def _all_stopped(pids: Iterable[int]) -> bool:
-    states = [stat.state for pid in pids if (stat := read_stat(pid)) is not None]
-    return bool(states) and all(state in "Tt" for state in states)
+    states = [state for pid in pids if (state := is_stopped(pid)) is not None]
+    return bool(states) and all(states)

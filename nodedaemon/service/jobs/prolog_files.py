@@ -1,4 +1,4 @@
-"""The files that Prolog and Epilog leave beside the daemon's socket, and the starts and ends that they show.
+"""The files that the Prolog and the Epilog leave beside the daemon's socket, and the starts and ends that they show.
 
 A Prolog writes `jobs/ID` before its request and an Epilog removes it before its own (docs/protocol.md). They show what
 happened while the daemon was down: a file without a job is a missed start, a job without a file is a missed end. A
@@ -8,8 +8,8 @@ An Epilog moves the file to `ended/ID`. If a job starts again on its node while 
 launch arrives before the Prolog's message, slurmd skips the Prolog (seen on 22.05). Then the SPANK plugin finds the
 ended file and asks the daemon, which gets what the Prolog would have sent from slurmctld.
 
-A Prolog waits only a few seconds for Slurm to name the job's segment. When many jobs start at once that is too short.
-Without its segment a job would count as unmeasured and wait for the whole device.
+A Prolog waits only a few seconds for Slurm to report the job's segment. That is too short when many jobs start at once.
+Without its segment a job would count as unmeasured and wait for the whole device, so the daemon asks again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from nodedaemon.core.errors import SalusError
+from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.types import JobId
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.jobs.slurm import NodeSlurm
-from nodedaemon.wire.control import JobStart, TaskRequest
+from nodedaemon.service.logs import log
+from nodedaemon.wire.control import JobStart
 from nodedaemon.wire.users import user_name
 
 FILE_BYTES_MAX = 16 * 1024
@@ -37,9 +37,8 @@ RETRY_INTERVAL_S = 0.5
 
 
 class PrologFiles:
-    def __init__(self, configuration: ActiveConfiguration, log: Any) -> None:
+    def __init__(self, configuration: ActiveConfiguration) -> None:
         self._configuration = configuration
-        self._log = log
 
     @property
     def _folder(self) -> Path:
@@ -63,7 +62,7 @@ class PrologFiles:
                 with file.open("rb") as stream:
                     request = msgspec.json.decode(stream.read(FILE_BYTES_MAX), type=JobStart)
             except (OSError, msgspec.MsgspecError) as error:
-                self._log.warning("job file not readable", file=file.name, why=str(error))
+                log.warning("job file not readable", file=file.name, why=str(error))
                 request = JobStart(job=file.name, uid=-1)
             if request.job == file.name:
                 request.wait_ms = 0
@@ -90,37 +89,34 @@ class PrologFiles:
 
 
 class JobStarts:
-    """Finds or completes a job's start request with what slurmctld knows."""
+    """Finds or completes the start request of a job with slurmctld's answer."""
 
-    def __init__(self, files: PrologFiles, slurm: NodeSlurm, log: Any) -> None:
-        self._files = files
+    def __init__(self, files: PrologFiles, slurm: NodeSlurm) -> None:
+        self.files = files
         self._slurm = slurm
-        self._log = log
 
-    async def find(self, task: TaskRequest) -> JobStart | None:
-        """The start of a job whose task runs before the daemon knows the job: from the Prolog's file or slurmctld."""
-        job = JobId(task.job)
-        request = (self._files.read() or {}).get(job)
+    async def find(self, job: JobId, gpus: str = "") -> JobStart | None:
+        """The start request of a job that was not announced, from the Prolog's file or from slurmctld.
+
+        None if slurmctld says that the job is not ours. Raises `OperatingError` if it does not answer.
+        """
+        request = (self.files.read() or {}).get(job)
         if request is not None and request.uid >= 0:
             return request
-        try:
-            answer = await self._slurm.commands().start(job)
-            if answer is None:
-                return None
-            request = JobStart(
-                job=job, uid=task.uid, user=user_name(task.uid), gpus=task.cuda, restart=answer.restart_count,
-                partition=answer.partition, account=answer.account, qos=answer.qos, segment=answer.segment,
-            )  # fmt: skip
-            # A job without a file would be ended, so it gets one, as from its Prolog.
-            self._files.write(request)
-        except (OSError, SalusError) as error:
-            self._log.warning("job without Prolog: not added", job=job, why=str(error))
+        answer = await self._slurm.commands().start(job)
+        if answer is None:
             return None
-        self._log.warning("job without Prolog: added by its segment", job=job, restart=answer.restart_count)
+        request = JobStart(job=job, user=user_name(answer.uid), gpus=gpus, **msgspec.structs.asdict(answer))
+        try:
+            # A job without a file would be ended, so it gets one, as from its Prolog.
+            self.files.write(request)
+        except OSError as error:
+            raise OperatingError(f"job file: {job}: {error.strerror}; check the directory of DaemonSocket") from error
+        log.warning("job without Prolog: added by its segment", job=job, restart=answer.restart)
         return request
 
     async def complete(self, request: JobStart, patience_s: float) -> JobStart:
-        """Add what Slurm did not tell the Prolog in time. Asks at least once, and until the time is up.
+        """Add what the Prolog did not get from Slurm in time. Asks at least once, and until the time is up.
 
         Returns the request unchanged if slurmctld does not answer, or if the job is not ours.
         """
@@ -132,13 +128,11 @@ class JobStarts:
             except (OSError, SalusError) as error:
                 why = str(error)
             if time.monotonic() + RETRY_INTERVAL_S >= deadline_s:
-                self._log.warning("job without segment: it counts as unmeasured", job=request.job, why=why)
+                log.warning("job without segment: it counts as unmeasured", job=request.job, why=why)
                 return request
             await asyncio.sleep(RETRY_INTERVAL_S)
         if answer is None:
             return request
-        self._log.info("job without segment: slurmctld gave it", job=request.job)
-        return msgspec.structs.replace(
-            request, restart=max(request.restart, answer.restart_count), partition=answer.partition,
-            account=answer.account, qos=answer.qos, segment=answer.segment,
-        )  # fmt: skip
+        log.info("job without segment: slurmctld sent it", job=request.job)
+        answer.restart = max(request.restart, answer.restart)
+        return msgspec.structs.replace(request, **msgspec.structs.asdict(answer))

@@ -1,32 +1,28 @@
-"""The jobs of this node: every job is added, changed and removed here, with its notes and its usage records."""
+"""The jobs of this node: every job is added, changed and removed here, with its sessions and its usage records."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 from nodedaemon.config import Settings
-from nodedaemon.core.types import JobClass, JobId
+from nodedaemon.core.types import JobClass, JobId, SessionId
+from nodedaemon.drivers.process import is_alive as process_is_alive
 from nodedaemon.drivers.process import read_stat
-from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.devices.memory_limits import MemoryLimits
-from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.journal.state import CounterNote, JobFacts, JobGone, JobNote, ProcessFacts
-from nodedaemon.service.node import NodeClock
-from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.service.journal.state import CounterNote, JobFacts, JobGone, JobNote, ProcessFacts, SessionFacts
+from nodedaemon.service.sessions.attach import SessionAttach
+from nodedaemon.service.sessions.executor import Executor
+from nodedaemon.service.shell import Shell
 
 
 class JobRegistry:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        configuration: ActiveConfiguration,
-        memory_limits: MemoryLimits,
-        recorder: UsageRecorder,
-        clock: NodeClock,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self.configuration = configuration
+    def __init__(self, shell: Shell, memory_limits: MemoryLimits, attach: SessionAttach, executor: Executor) -> None:
+        self.shell = shell
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
         self._memory_limits = memory_limits
-        self._recorder = recorder
-        self._clock = clock
+        self._attach = attach
+        self._executor = executor
 
     @property
     def jobs(self) -> dict[JobId, JobFacts]:
@@ -36,7 +32,7 @@ class JobRegistry:
         return self.jobs.get(JobId(job))
 
     def full_name(self, name: str) -> str | None:
-        """The id of the job that a user names: Slurm's id, `local-3`, or `3` for that; None if there is none."""
+        """The id of the job that a user names: Slurm's id, `local-3`, or just `3` for that; None if there is none."""
         return next((one for one in (name, f"local-{name}") if JobId(one) in self.jobs), None)
 
     def next_local_number(self) -> int:
@@ -46,11 +42,10 @@ class JobRegistry:
         return number
 
     def add(self, job: JobFacts) -> None:
-        sharing = self.configuration.for_device(job.device).lanes.sharing
+        sharing = self.shell.configuration.for_device(job.device).lanes.sharing
         job.domain = sharing.domain(job.user or str(job.uid), job.account)
-        job.start_utc_ns, job.start_mono_ns = self._clock.utc_ns(), self._clock.monotonic_ns()
-        self._dispatcher.note(JobNote(job))
-        self._recorder.on_job(job)
+        job.start_utc_ns, job.start_mono_ns = time.time_ns(), self._dispatcher.clock()
+        self._note(job)
 
     def add_process(self, job: JobFacts | None, pid: int, uid: int) -> None:
         """A hook names a process of the job: every process that descends from it belongs to the job."""
@@ -67,14 +62,49 @@ class JobRegistry:
         """Apply the driver's memory limits to the job, now that one of its processes is known."""
         self._memory_limits.confine(job, pid)
 
-    def mark_ended(self, job: JobFacts) -> None:
-        job.is_ended = True
-        self._dispatcher.note(JobNote(job))
-        self._recorder.on_job(job)
-        self._memory_limits.confine(job)
+    def open_sessions(self, job: JobFacts) -> list[SessionFacts]:
+        """Open a session without a process on each device of the job."""
+        return [self._attach.open(job, device) for device in job.devices]
 
-    def remove(self, job: JobFacts) -> None:
+    def attached_jobs(self) -> set[JobId]:
+        """Jobs with a session that has a process."""
+        sessions = self._dispatcher.state.sessions.values()
+        return {session.job for session in sessions if session.process.pid and not session.view.is_leaving}
+
+    async def wait_admitted(self, job: JobFacts, timeout_s: float) -> bool:
+        """Wait until the engine has admitted all sessions of the job; False if the time is up first."""
+        sessions = self._sessions(job)
+        lives = [live for session in sessions if (live := self._roster.get(session)) is not None]
+        waits = [asyncio.ensure_future(live.admitted.wait()) for live in lives if not live.admitted.is_set()]
+        if waits:
+            _, pending = await asyncio.wait(waits, timeout=timeout_s)
+            for wait in pending:
+                wait.cancel()
+        facts = [self._dispatcher.state.sessions.get(session) for session in sessions]
+        return all(one is None or one.view.is_admitted for one in facts)
+
+    async def end(self, job: JobFacts, timeout_s: float) -> None:
+        """End the job and those of its sessions that have no process. Wait up to `timeout_s` for the others to end."""
+        job.is_ended = True
+        self._note(job)
+        self._memory_limits.confine(job)
+        attached = []
+        for session in self._sessions(job):
+            live = self._roster.get(session)
+            if live is None or live.process is None:
+                self._executor.leave(session, "finished")
+            else:
+                attached.append(live)
+        if attached:
+            await asyncio.wait([asyncio.ensure_future(live.released.wait()) for live in attached], timeout=timeout_s)
         self._dispatcher.note(JobGone(job.job))
+
+    def _note(self, job: JobFacts) -> None:
+        self._dispatcher.note(JobNote(job))
+        self.shell.recorder.on_job(job)
+
+    def _sessions(self, job: JobFacts) -> list[SessionId]:
+        return [session.session for session in self._dispatcher.state.live_sessions(job.job)]
 
 
 def job_class_of(name: str, settings: Settings) -> JobClass:
@@ -84,6 +114,4 @@ def job_class_of(name: str, settings: Settings) -> JobClass:
 
 
 def is_alive(process: ProcessFacts) -> bool:
-    """Whether this very process lives: a pid alone may belong to another one by now."""
-    stat = read_stat(process.pid) if process.pid > 0 else None
-    return stat is not None and stat.start_ticks == process.start_ticks and stat.state not in "ZX"
+    return process_is_alive(process.pid, process.start_ticks)

@@ -1,4 +1,4 @@
-"""Slurm's commands on this node, with the directory and time-out of the configuration in force."""
+"""Slurm's commands on this node, with the directory and time-out of the active configuration."""
 
 from __future__ import annotations
 

@@ -1,38 +1,26 @@
 """Adds the time that a job waited at the gate to its time limit, if `ExtendTime` is set.
 
-Slurm counts limits in minutes, so a job gets each minute once it has waited for all of it. The minutes already added
-are kept with the job and survive a restart. A change that Slurm refuses is tried again at the next look. No job gets
-more than `ExtendTimeMax` in all.
+Slurm counts limits in minutes, so a job gets one more minute for each full minute that it has waited. The minutes
+already added are kept with the job and survive a restart. A change that Slurm refuses is tried again at the next look.
+No job gets more than `ExtendTimeMax` in total.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.snapshots import SessionSnapshot
+from nodedaemon.core.state.sessions import SessionState
+from nodedaemon.core.state.snapshots import SessionSnapshot
 from nodedaemon.core.types import SECOND_NS, JobId, SessionId
-from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.jobs.slurm import NodeSlurm
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import JobFacts, JobNote
+from nodedaemon.service.logs import log
+from nodedaemon.service.shell import Shell
 
 MINUTE_NS = 60 * SECOND_NS
 
 
 class TimeLimits:
-    def __init__(
-        self,
-        slurm: NodeSlurm,
-        dispatcher: Dispatcher,
-        configuration: ActiveConfiguration,
-        log: Any,
-    ) -> None:
-        self._slurm = slurm
-        self._dispatcher = dispatcher
-        self._configuration = configuration
-        self._log = log
+    def __init__(self, shell: Shell) -> None:
+        self._configuration, self._dispatcher, self._slurm = shell.configuration, shell.dispatcher, shell.slurm
         # Sessions that have left still count: a job may run several programs in turn.
         self._waited: dict[JobId, dict[SessionId, int]] = {}
 
@@ -46,11 +34,11 @@ class TimeLimits:
             try:
                 await self._slurm.commands().extend_limit(job, minutes)
             except OperatingError as error:
-                self._log.warning("time limit not extended", job=job, why=str(error))
+                log.warning("time limit not extended", job=job, why=str(error))
                 continue
             facts.extended_minutes = earned
             self._dispatcher.note(JobNote(facts))
-            self._log.info("time limit extended", job=job, minutes=minutes)
+            log.info("time limit extended", job=job, minutes=minutes)
 
     def _count_waits(self) -> list[tuple[JobId, JobFacts]]:
         """Update the waits of every job whose limit may be extended, and return these jobs."""

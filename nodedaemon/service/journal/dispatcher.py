@@ -5,19 +5,19 @@ change here and nowhere else. An event goes through five steps, in this order:
 
 1. The event and the time are written to the journal.
 2. `Engine.handle` changes the engine's state and returns commands. A refused event changes nothing.
-3. `ShellState.follow` adds or removes the entries that the event brought or took away.
+3. `ShellState.follow` adds or removes the entries that the event creates or ends.
 4. The observers see the event and its commands.
-5. The executor carries the commands out.
+5. The executor carries out the commands.
 
 Carrying out a command often leads to further events, such as `LaneOpened`. They wait in the queue until all commands of
-the present event are carried out, so a command never runs against a state that a later event has changed already.
+the current event are carried out, so a command never runs against a state that a later event has changed already.
 Facts that no event carries are notes: `note` applies one to `ShellState` and writes it to the journal.
 
 Why a restart loses nothing: an event is in the journal before anything depends on it, the engine is deterministic, and
 `replay` runs the same `process` (steps 2 and 3, nothing carried out). So the state after a replay is the state that
 the killed daemon had, up to commands that it did not get to carry out. Commands are safe to carry out twice, and
 `sessions.recovery` repeats those that may not have arrived. `DigestNote` checks the claim: every few hundred events the
-daemon writes a hash of the engine's state, and a replay compares its own with it.
+daemon writes a hash of the engine's state, and a replay compares it with its own.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from nodedaemon.core.commands import Command
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError, SalusError
 from nodedaemon.core.events import Event
-from nodedaemon.core.frozen import FORMAT, FrozenEngine, freeze, thaw
-from nodedaemon.core.invariants import check
+from nodedaemon.core.state.frozen import FORMAT, FrozenEngine, freeze, thaw
+from nodedaemon.core.state.invariants import check
 from nodedaemon.service.journal.segments import EventRecord, Journal, Segment, decode_event
 from nodedaemon.service.journal.state import DigestNote, Note, ShellState, decode_note, encode_note
 
@@ -52,7 +52,7 @@ class _Format(msgspec.Struct):
 
 
 def freeze_engine(engine: Engine) -> bytes:
-    """JSON: service numbers exceed 64 bits, and an admin can read it."""
+    """Encode as JSON: service numbers exceed 64 bits, and an admin can read it."""
     return msgspec.json.encode(freeze(engine))
 
 
@@ -70,23 +70,23 @@ def thaw_engine(payload: bytes) -> Engine:
 
 
 class CommandExecutor(Protocol):
-    """Carries the engine's commands out."""
+    """Carries out the engine's commands."""
 
     def carry_out(self, command: Command) -> None:
-        """May submit events; they are handled after all commands of the present event."""
+        """May submit events; they are handled after all commands of the current event."""
 
     def on_refused(self, event: Event, error: SalusError) -> None:
         """The engine refused an event and changed nothing."""
 
 
 class EventObserver(Protocol):
-    """Sees every event with its commands before they are carried out; for metrics and usage records."""
+    """Sees every event with its commands before they are carried out, for example to count or to record them."""
 
     def watch(self, event: Event, commands: list[Command], now_ns: int) -> None: ...
 
 
 class Dispatcher:
-    """Takes events and notes in. `executor` and `observers` are set once, before the first event."""
+    """Accepts events and notes. `executor` and `observers` are set once, before the first event."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Dispatcher:
     def process(self, event: Event, now_ns: int) -> list[Command]:
         """Take one event through engine and state. Raises `PeerError` or `RequestError` if the engine refuses it.
 
-        For `replay`; everybody else calls `submit`, which also carries the commands out.
+        Public for `replay`. All other callers use `submit`, which also carries out the commands.
         """
         if self.journal is not None:
             self.journal.rotate_if_due()

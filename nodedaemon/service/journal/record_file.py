@@ -10,7 +10,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 HEADER = struct.Struct("<4sII")
@@ -24,17 +24,17 @@ def frame(payload: bytes) -> bytes:
 
 @dataclass(slots=True)
 class Damage:
-    """What a reader had to skip; `places` are (file, offset) of the first few."""
+    """What a reader had to skip: bytes and records. `offset` is where the first damage begins."""
 
-    record_count: int = 0
+    offset: int = 0
     byte_count: int = 0
-    places: list[tuple[str, int]] = field(default_factory=list)
+    record_count: int = 0
 
-    def note(self, path: Path, offset: int, byte_count: int) -> None:
-        self.record_count += 1
+    def note(self, offset: int, byte_count: int) -> None:
+        if not self.record_count:
+            self.offset = offset
         self.byte_count += byte_count
-        if len(self.places) < 16:
-            self.places.append((path.name, offset))
+        self.record_count += 1
 
 
 def read_records(path: Path, damage: Damage) -> Iterator[bytes]:
@@ -51,23 +51,10 @@ def read_records(path: Path, damage: Damage) -> Iterator[bytes]:
             continue
         following = content.find(MAGIC, offset + 1)
         stop = following if following >= 0 else len(content)
-        damage.note(path, offset, stop - offset)
+        damage.note(offset, stop - offset)
         offset = stop
     if offset < len(content):
-        damage.note(path, offset, len(content) - offset)
-
-
-def good_prefix_bytes(path: Path) -> int:
-    """Length of the undamaged beginning of a file."""
-    content = path.read_bytes()
-    offset = 0
-    while offset + HEADER.size <= len(content):
-        magic, length, checksum = HEADER.unpack_from(content, offset)
-        end = offset + HEADER.size + length
-        if magic != MAGIC or end > len(content) or zlib.crc32(content[offset + HEADER.size : end]) != checksum:
-            break
-        offset = end
-    return offset
+        damage.note(offset, len(content) - offset)
 
 
 class RecordWriter:
@@ -90,9 +77,6 @@ class RecordWriter:
             os.ftruncate(self._fd, self.size_bytes)
             raise
         self.size_bytes += len(whole)
-
-    def sync(self) -> None:
-        os.fdatasync(self._fd)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -11,17 +11,16 @@ at once. The next segment begins with a snapshot as soon as the disk accepts one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from nodedaemon.core import events as core_events
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import Event
-from nodedaemon.service.journal.record_file import Damage, RecordWriter, good_prefix_bytes, read_records
+from nodedaemon.service.journal.record_file import Damage, RecordWriter, read_records
 
 #: 1: pickled snapshots. 2: the shell's state repeated the engine's. Neither is read any more.
 FORMAT = 3
@@ -30,15 +29,11 @@ SEGMENTS_MAX = 4
 #: Events between two attempts to write to a full disk: a busy daemon must not spend its time on failures.
 RETRY_EVENT_COUNT = 256
 
-_EVENT_TYPES: dict[str, type[Any]] = {
-    name: value
-    for name, value in vars(core_events).items()
-    if isinstance(value, type) and is_dataclass(value) and value.__module__ == core_events.__name__
-}
+_EVENT_TYPES: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Event)}
 
 
 class Head(msgspec.Struct, tag="head", frozen=True, array_like=True):
-    """First record of a segment: its writer. It is the same in every format, so any release can refuse any other."""
+    """First record of a segment: who wrote it. Its layout never changes, so any release can refuse another format."""
 
     format: int
     release: str
@@ -71,8 +66,7 @@ _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 
 
 def encode_event(event: Event, now_ns: int) -> bytes:
-    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
-    return _encoder.encode(EventRecord(now_ns, type(event).__name__, fields))
+    return _encoder.encode(EventRecord(now_ns, type(event).__name__, msgspec.structs.asdict(event)))
 
 
 def decode_event(record: EventRecord) -> Event:
@@ -95,11 +89,6 @@ class Segment:
     snapshot: Snapshot
     records: list[EventRecord | NoteRecord]
     damage: Damage
-
-    def events(self) -> Iterator[tuple[Event, int]]:
-        for record in self.records:
-            if isinstance(record, EventRecord):
-                yield decode_event(record), record.now_ns
 
 
 def segment_paths(directory: Path) -> list[Path]:
@@ -129,7 +118,7 @@ def read_segment(path: Path) -> Segment | None:
         try:
             records.append(_decoder.decode(payload))
         except msgspec.DecodeError:
-            damage.note(path, 0, len(payload))
+            damage.note(0, len(payload))
             break
     if len(records) < 2 or not isinstance(records[0], Head) or not isinstance(records[1], Snapshot):
         return None
@@ -142,16 +131,8 @@ def read_journal(place: Path) -> list[Segment]:
     paths = segment_paths(place) if place.is_dir() else [place]
     segments = [segment for path in paths if (segment := read_segment(path)) is not None]
     if not segments:
-        raise RequestError(f"read journal: {place}: no segment of a Salus journal is there")
+        raise RequestError(f"read journal: {place}: no Salus journal segment found")
     return segments
-
-
-@dataclass(slots=True)
-class JournalCounters:
-    event_count: int = 0
-    lost_count: int = 0
-    gap_count: int = 0
-    rotation_count: int = 0
 
 
 class Journal:
@@ -167,9 +148,8 @@ class Journal:
         segments_max: int = SEGMENTS_MAX,
     ) -> None:
         self.directory = directory
-        self.counters = JournalCounters()
         self.fault = ""
-        #: Why `recover` took nothing over although there was a segment.
+        #: Why `recover` returned nothing although there was a segment.
         self.refusal = ""
         self._release = release
         self._boot = boot
@@ -198,10 +178,11 @@ class Journal:
             is_foreign = head is not None and head.format != FORMAT
             fault = f"format {head.format} of release {head.release}" if head is not None and is_foreign else "damaged"
             self.refusal = f"{newest.name}: {fault}; this release reads format {FORMAT}"
-            _set_aside(newest, "format" if is_foreign else "damaged")
+            set_aside(newest, "format" if is_foreign else "damaged")
             return None
-        if segment.damage.record_count and segment.damage.places[0][1] < good_prefix_bytes(newest):
-            _set_aside(newest, "damaged")
+        damage = segment.damage
+        if damage.record_count and damage.offset + damage.byte_count < newest.stat().st_size:
+            set_aside(newest, "damaged")
         return segment
 
     def end(self) -> None:
@@ -211,7 +192,7 @@ class Journal:
         self.close()
 
     def begin(self, take_snapshot: Callable[[], tuple[bytes, bytes]]) -> None:
-        """Start a new segment with the present state; raises `OperatingError` if the disk does not accept it.
+        """Start a new segment with the current state; raises `OperatingError` if the disk does not accept it.
 
         `take_snapshot` returns the state of the engine and of the shell; every new segment begins with it.
         """
@@ -226,7 +207,6 @@ class Journal:
     def append_event(self, event: Event, now_ns: int) -> None:
         """Write an event before it is handled. Never raises: a failed write makes a gap, and the node continues."""
         self._append(encode_event(event, now_ns))
-        self.counters.event_count += 1
 
     def append_note(self, payload: bytes) -> None:
         self._append(_encoder.encode(NoteRecord(payload)))
@@ -259,20 +239,17 @@ class Journal:
     def _append(self, payload: bytes) -> None:
         if self._writer is None:
             self._skipped += 1
-            self.counters.lost_count += 1
             return
         try:
             self._writer.append(payload)
         except OSError as error:
-            self.counters.lost_count += 1
             self._open_gap(error)
 
     def _open_gap(self, error: OSError) -> None:
         if self._writer is not None:
             path = self._writer.path
             self.close()
-            _set_aside(path, "gap")
-            self.counters.gap_count += 1
+            set_aside(path, "gap")
         self.fault = f"write journal: {self.directory}: {error.strerror}"
 
     def _rotate(self) -> None:
@@ -293,12 +270,12 @@ class Journal:
         fresh.path = path
         self.close()
         self._writer, self._number, self.fault = fresh, number, ""
-        self.counters.rotation_count += 1
         for old in segment_paths(self.directory)[: -self._segments_max]:
             old.unlink(missing_ok=True)
 
 
-def _set_aside(path: Path, why: str) -> None:
+def set_aside(path: Path, why: str) -> None:
+    """Rename a segment so that no start reads it again, but an admin can."""
     try:
         path.rename(path.with_name(f"{path.name}.{why}"))
     except OSError:

@@ -20,9 +20,9 @@ from nodedaemon.core import events
 from nodedaemon.core.commands import CloseLane, Command
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.events import Event
-from nodedaemon.core.lanes import LaneState
+from nodedaemon.core.state.lanes import LaneState
+from nodedaemon.core.state.views import SessionView
 from nodedaemon.core.types import DeviceId, Domain, JobClass, JobId, LaneId, SessionId
-from nodedaemon.core.views import SessionView
 
 
 class ProcessFacts(msgspec.Struct, frozen=True):
@@ -66,6 +66,8 @@ class JobFacts(msgspec.Struct):
     start_utc_ns: int = 0
     start_mono_ns: int = 0
     is_ended: bool = False
+    #: Sessions of the job that Salus had to end.
+    ended_session_count: int = 0
     #: Minutes added to its time limit for the time it waited at the gate.
     extended_minutes: int = 0
     #: The cgroup in which the driver limits its device memory; "" without such a limit.
@@ -103,7 +105,7 @@ class EndNote(msgspec.Struct, tag="end", frozen=True):
 
 
 class MappedNote(msgspec.Struct, tag="mapped", frozen=True):
-    """The session was sent a lane's memory (epoch > 0), or /proc shows that it maps it no more (epoch 0)."""
+    """The session was sent a lane's memory (epoch > 0), or the kernel shows that it no longer holds it (epoch 0)."""
 
     session: SessionId
     lane: LaneId
@@ -119,7 +121,7 @@ class MemoryNote(msgspec.Struct, tag="memory", frozen=True):
 
 
 class DigestNote(msgspec.Struct, tag="digest", frozen=True):
-    """A hash of the engine's state at this place; a replay must reproduce it."""
+    """A hash of the engine's state at this point; a replay must reproduce it."""
 
     digest: str
 
@@ -227,7 +229,7 @@ class ShellState:
                 pass
 
     def follow(self, event: Event, commands: Sequence[Command]) -> None:
-        """Add or remove what an event that the engine has just handled brought or took away."""
+        """After the engine has handled an event, add or remove the entries that the event creates or ends."""
         match event:
             case events.SessionArrived():
                 self._apply_session(self._announced.pop(event.session))

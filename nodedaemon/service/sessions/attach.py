@@ -1,16 +1,15 @@
 """Opens sessions for jobs, attaches processes to them, and welcomes them once the engine has admitted them.
 
 A session that the Prolog opened has no process yet. The first process of its job on that device attaches to it. If
-another process of the job comes while the first one lives, all sessions of the job on that device run without lanes,
-limited by their peak, and get a notice.
+another process of the job comes while the first one lives, the sessions of the job on that device run without lanes,
+limited by their peak memory. If other jobs need the lane of the first session, that session still takes turns. Earlier
+sessions get a notice.
 """
 
 from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -18,38 +17,32 @@ from nodedaemon.config.choices import StrayAccess
 from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import DeviceId, SessionId
-from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.drivers.process import Process
-from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import CounterNote, JobFacts, JobNote, ProcessFacts, SessionFacts, SessionNote
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.gate_memory import GatePage
-from nodedaemon.service.sessions.roster import LiveSession, Roster, Sender
-from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.service.sessions.losses import SessionLosses
+from nodedaemon.service.sessions.roster import LiveSession, Sender
+from nodedaemon.service.shell import Shell
 from nodedaemon.wire.messages import Hello, HelloFlag, Notice, Welcome, WelcomeFlag
 
-UNGATED_TEXT = "several sessions of this job use the device: it runs by its peak, without lanes"
+UNGATED_TEXT = "several sessions of this job use the device, so it runs without lanes, limited by its peak memory"
+
+STILL_GATED_TEXT = (
+    "several sessions of this job use the device; other jobs need its lane, so its first session still takes turns"
+)
+#: After this many sessions of a job were ended by Salus, no process of the job may attach any more.
+ENDED_SESSIONS_MAX = 3
 
 
 class SessionAttach:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        devices: Mapping[DeviceId, DeviceDriver],
-        configuration: ActiveConfiguration,
-        recorder: UsageRecorder,
-        log: Any,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
-        self._devices = devices
-        self._configuration = configuration
-        self._recorder = recorder
-        self._log = log
+    def __init__(self, shell: Shell, losses: SessionLosses) -> None:
+        self._shell = shell
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
+        self._losses = losses
 
     def open(self, job: JobFacts, device: DeviceId, *, is_extra: bool = False) -> SessionFacts:
-        """Have a session arrive. An extra one runs beside others of its job, within the memory that the job holds."""
+        """Open a session. An extra one runs beside others of its job, within the memory that the job holds."""
         state = self._dispatcher.state
         session = SessionId(state.session_next)
         self._dispatcher.note(CounterNote(session + 1, state.job_next))
@@ -60,7 +53,7 @@ class SessionAttach:
         if is_extra:
             persistent_bytes = ephemeral_bytes = 0
         elif job.kind != "shared":
-            persistent_bytes, ephemeral_bytes = self._devices[device].usable_bytes, 0
+            persistent_bytes, ephemeral_bytes = self._shell.devices[device].usable_bytes, 0
         self._dispatcher.submit(
             events.SessionArrived(
                 session,
@@ -72,13 +65,12 @@ class SessionAttach:
                 job.job_class,
                 job.weight,
                 job.remaining_ns,
+                is_placed=not job.is_local,
             )
         )
         return state.sessions[session]
 
-    def hold(
-        self, job: JobFacts, device: DeviceId, process: Process, peak_bytes: int
-    ) -> tuple[SessionFacts, LiveSession]:
+    def hold(self, job: JobFacts, device: DeviceId, process: Process, peak_bytes: int) -> SessionFacts:
         """Count a process that runs without Salus until it ends: it has no page and no connection.
 
         Beside other sessions of its job it is an extra one, and is charged for the memory that it is seen to hold.
@@ -89,23 +81,29 @@ class SessionAttach:
         peers = self._sessions_on(job, device)
         facts = next((session for session in peers if session.process.pid == 0), None)
         if not peers:
-            peak_bytes = min(peak_bytes, self._devices[device].usable_bytes)
+            peak_bytes = min(peak_bytes, self._shell.devices[device].usable_bytes)
             job = replace(job, kind="shared", persistent_bytes=peak_bytes, ephemeral_bytes=0)
             self._dispatcher.note(JobNote(job))
         facts = facts or self.open(job, device, is_extra=bool(peers))
         live = self._roster.add(facts.session)
         live.process = process
         self._dispatcher.note(replace(facts.note(), process=identity))
-        return facts, live
+        live.watch_death(self._losses.on_death)
+        return facts
 
-    def choose(self, job: JobFacts, device: DeviceId, process: Process, hello: Hello) -> SessionFacts:
+    def choose(self, job: JobFacts, process: Process, hello: Hello) -> SessionFacts:
         """The session for a process of the job: one that waits for a process, a first one, or an extra one."""
         attached = [one for one in self._dispatcher.state.sessions.values() if one.uid == job.uid and one.process.pid]
-        if len(attached) >= self._configuration.settings.daemon.user_sessions_max:
+        if len(attached) >= self._shell.configuration.settings.daemon.user_sessions_max:
             raise PeerError(f"session refused: uid {job.uid}: it has as many sessions as UserSessions allows")
+        if job.ended_session_count >= ENDED_SESSIONS_MAX:
+            raise PeerError(
+                f"session refused: job {job.job}: Salus had to end {job.ended_session_count} sessions of it"
+            )
+        device = self._shell.devices.of_job(job, hello.device)
         facts = self._find(job, device, ProcessFacts(process.pid, process.start_ticks))
         if hello.flags & HelloFlag.UNGATED and facts.view.is_gated:
-            self._dispatcher.submit(events.SessionUngated(facts.session))
+            self._dispatcher.submit(events.SessionUngated(facts.session, has_own_memory=True))
         # Sizes that the job declares itself (`salus_job.declare`) can only raise those of its admission.
         admitted = facts.view.persistent_bytes, facts.view.ephemeral_bytes
         wanted = max(hello.declared_persistent_bytes, admitted[0]), max(hello.declared_ephemeral_bytes, admitted[1])
@@ -127,30 +125,30 @@ class SessionAttach:
                 self._dispatcher.submit(events.SessionUngated(session.session))
                 live = self._roster.get(session.session)
                 if live is not None and live.connection is not None:
-                    live.connection.send(Notice(UNGATED_TEXT))
+                    live.connection.send(Notice(STILL_GATED_TEXT if session.view.is_gated else UNGATED_TEXT))
         facts = self.open(job, device, is_extra=True)
-        self._recorder.report("ungated", facts, UNGATED_TEXT)
+        self._shell.recorder.report("ungated", facts, UNGATED_TEXT)
         return facts
 
     def _sessions_on(self, job: JobFacts, device: DeviceId) -> list[SessionFacts]:
         return [session for session in self._dispatcher.state.live_sessions(job.job) if session.device == device]
 
-    def attach(self, facts: SessionFacts, process: Process, connection: Sender) -> LiveSession:
-        """Tie a process to a session: pages, slot and cores. Welcome it as soon as it is admitted."""
+    def attach(self, facts: SessionFacts, process: Process, connection: Sender) -> None:
+        """Attach a process to a session: pages, slot and cores. Welcome it as soon as it is admitted."""
         live = self._roster.add(facts.session)
         live.process, live.connection = process, connection
         live.page = GatePage.create(facts.session)
-        self._roster.take_slot(live, facts)
+        self._roster.allocate_slot(live, facts)
         assert live.turn is not None
         identity = ProcessFacts(process.pid, process.start_ticks)
         page, turn = live.page.identity, live.turn.identity
         self._dispatcher.note(replace(facts.note(), process=identity, page=page, turn=turn, slot=live.slot))
         try:
-            process.pin(self._devices[facts.device].cores)
+            process.pin(self._shell.devices[facts.device].cores)
         except OperatingError as error:
-            self._log.warning("session not pinned", job=facts.job, session=facts.session, why=str(error))
+            log.warning("session not pinned", job=facts.job, session=facts.session, why=str(error))
         self.welcome(live, facts)
-        return live
+        live.watch_death(self._losses.on_death)
 
     def welcome(self, live: LiveSession, facts: SessionFacts) -> None:
         """Answer the HELLO with the pages, now or when the engine admits the session. Never answers twice."""
@@ -160,7 +158,7 @@ class SessionAttach:
         if live.connection is None or live.page is None or live.turn is None or live.is_welcomed:
             return
         live.is_welcomed = True
-        settings = self._configuration.for_device(facts.device)
+        settings = self._shell.configuration.for_device(facts.device)
         job = self._dispatcher.state.jobs.get(facts.job)
         flags = WelcomeFlag.RELAY
         if settings.lanes.stray_access is StrayAccess.TRAP:
@@ -170,8 +168,8 @@ class SessionAttach:
         live.connection.send(
             Welcome(
                 session=facts.session,
-                device_bytes=self._devices[facts.device].usable_bytes,
-                persistent_bytes=facts.view.persistent_bytes or self._devices[facts.device].usable_bytes,
+                device_bytes=self._shell.devices[facts.device].usable_bytes,
+                persistent_bytes=facts.view.persistent_bytes or self._shell.devices[facts.device].usable_bytes,
                 ephemeral_bytes=facts.view.ephemeral_bytes,
                 profile_persistent_bytes=job.profile_persistent_bytes if job else 0,
                 profile_ephemeral_bytes=job.profile_ephemeral_bytes if job else 0,
@@ -187,7 +185,7 @@ class SessionAttach:
 
 
 def _number(text: str) -> int:
-    """A stored hash as a number of the wire; 0 for text that is not a hash."""
+    """A stored hash as the number that is sent on the wire; 0 for text that is not a hash."""
     try:
         return int(text, 16) & 0xFFFFFFFFFFFFFFFF if text else 0
     except ValueError:

@@ -1,50 +1,53 @@
-"""Connections of the session socket: frames in, frames out, and limits per user.
+"""Connections on the session socket: frames in, frames out, and limits per user.
 
-A packet that begins with `{` is a request of Slurm's hooks; everything else is a frame. Reading and writing never
-block. A peer that does not read loses its connection after `QUEUE_FRAMES_MAX` frames, a peer that sends more than its
-user's rate loses it at once. Both cost the abuser its own connection only.
+A packet that begins with `{` is a request of Slurm's hooks; everything else is a frame. Reading, writing and closing
+never block. A peer that does not read loses its connection after `QUEUE_FRAMES_MAX` frames; a peer that sends more than
+its user's rate loses it at once. Neither affects other connections.
+
+The only frame that may carry descriptors is the HELLO of a session that comes back, and they must be memory. Any other
+message with descriptors closes its connection unread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import resource
 import socket
+import termios
+import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.service.control.configuration import ActiveConfiguration
+from nodedaemon.service.logs import log, on_behalf_of
 from nodedaemon.wire import framing
 from nodedaemon.wire.envelope import PACKET_BYTES_MAX
-from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Message
-from nodedaemon.wire.rate import UserRate
+from nodedaemon.wire.guarded_socket import DescriptorsPassedError, GuardedListener, GuardedSocket, guard, is_memory
+from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Hello, HelloFlag, Message
+from nodedaemon.wire.rate import UserConnections, UserRate
 
 QUEUE_FRAMES_MAX = 64
 #: Frames read from one connection before it is the turn of the others.
 BURST_COUNT = 16
 #: Connections of a user beyond its sessions: for hooks, and to send a refused session the reason.
 CONNECTIONS_SPARE = 16
-
-
-@dataclass(slots=True)
-class ConnectionCounters:
-    accepted_count: int = 0
-    refused_count: int = 0
-    malformed_count: int = 0
-    flooded_count: int = 0
-    slow_count: int = 0
+#: A session needs about five descriptors. This leaves some of those that the daemon may open for other uses.
+DESCRIPTORS_PER_CONNECTION = 8
+#: The peer has closed the connection. Its last packets may not have been read yet.
+GONE = (BrokenPipeError, ConnectionResetError)
 
 
 class Connection:
-    """One peer. `session` is set once it has said hello."""
+    """One peer. `session` is set after its HELLO."""
 
-    def __init__(self, peer: socket.socket, server: Connections) -> None:
+    def __init__(self, peer: GuardedSocket, server: Connections) -> None:
         self.socket = peer
         self.credentials: PeerCredentials = peer_credentials(peer)
         self.session: SessionId | None = None
@@ -65,8 +68,16 @@ class Connection:
             self._enqueue(message, descriptors)
             if not self.is_closed:
                 self._server.loop.add_writer(self.socket.fileno(), self._flush)
+        except GONE:
+            pass  # the server reads its last packets and then drops the connection
         except OSError:
             self._server.drop(self, "it is gone")
+
+    def has_unread(self) -> bool:
+        if self.is_closed:
+            return False
+        unread_bytes = fcntl.ioctl(self.socket, termios.TIOCOUTQ, bytes(4))
+        return bool(self._queue) or any(unread_bytes)
 
     def answer(self, payload: bytes) -> None:
         """The answer to a hook's request; the connection is closed after it."""
@@ -76,7 +87,6 @@ class Connection:
 
     def _enqueue(self, message: Message, descriptors: Sequence[int]) -> None:
         if len(self._queue) >= QUEUE_FRAMES_MAX:
-            self._server.counters.slow_count += 1
             self._server.drop(self, "it does not read what it is sent")
             return
         self._queue.append((message, [os.dup(descriptor) for descriptor in descriptors]))
@@ -88,6 +98,8 @@ class Connection:
                 framing.send(self.socket, message, descriptors)
             except BlockingIOError:
                 return
+            except GONE:
+                pass  # as above
             except OSError:
                 self._server.drop(self, "it is gone")
                 return
@@ -105,7 +117,7 @@ class Connection:
 
     def _time_out(self) -> None:
         if self.session is None:
-            self._server.drop(self, "it said nothing in time")
+            self._server.drop(self, "it sent nothing in time")
 
     def close(self) -> None:
         """Only the server calls this; others use `Connections.drop`."""
@@ -118,8 +130,11 @@ class Connection:
 
 
 class FrameReceiver(Protocol):
+    def is_expected(self, uid: int) -> bool:
+        """Whether a job of this user was placed on the node, so that its processes must get in."""
+
     def on_message(self, connection: Connection, message: Message, descriptors: list[int]) -> None:
-        """Handle a frame. `PeerError` closes the connection. Descriptors that stay in the list are closed."""
+        """Handle a frame. `PeerError` closes the connection. Duplicate a descriptor to keep it."""
 
 
 class RequestReceiver(Protocol):
@@ -136,32 +151,23 @@ class Connections:
     """The listening socket and all peers."""
 
     def __init__(
-        self,
-        frames: FrameReceiver,
-        requests: RequestReceiver,
-        losses: LossReceiver,
-        configuration: ActiveConfiguration,
-        log: Any,
+        self, frames: FrameReceiver, requests: RequestReceiver, losses: LossReceiver, configuration: ActiveConfiguration
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self.counters = ConnectionCounters()
         self._frames = frames
         self._requests = requests
         self._losses = losses
         self._configuration = configuration
-        self._log = log
-        self._listener: socket.socket | None = None
+        self._listener: GuardedListener | None = None
         self._peers: set[Connection] = set()
-        self._by_uid: dict[int, int] = {}
+        self._counts = UserConnections(resource.getrlimit(resource.RLIMIT_NOFILE)[0] // DESCRIPTORS_PER_CONNECTION)
         self._rate = UserRate(burst_s=2.0)
-
-    def __len__(self) -> int:
-        return len(self._peers)
+        #: Users whose descriptors are being closed in a thread, which may take forever.
+        self._closing_uids: set[int] = set()
 
     def listen(self, listener: socket.socket) -> None:
-        listener.settimeout(0)
-        self._listener = listener
-        self.loop.add_reader(listener.fileno(), self._accept)
+        self._listener = guard(listener)
+        self.loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
         if self._listener is not None:
@@ -176,7 +182,7 @@ class Connections:
         if connection not in self._peers:
             return
         if why:
-            self._log.info(
+            log.info(
                 "connection closed",
                 session=connection.session,
                 pid=connection.credentials.pid,
@@ -192,10 +198,7 @@ class Connections:
         if number >= 0:
             self.loop.remove_reader(number)
             self.loop.remove_writer(number)
-        uid = connection.credentials.uid
-        self._by_uid[uid] -= 1
-        if not self._by_uid[uid]:
-            del self._by_uid[uid]
+        self._counts.release(connection.credentials.uid)
         connection.close()
 
     def _accept(self) -> None:
@@ -207,7 +210,7 @@ class Connections:
                 return
             except OSError as error:
                 # No descriptors left: peers in the backlog are accepted when others have disconnected.
-                self._log.error("connection not accepted", why=error.strerror)
+                log.error("connection not accepted", why=error.strerror)
                 self._pause()
                 return
             self._admit(peer)
@@ -218,16 +221,15 @@ class Connections:
         self.loop.remove_reader(number)
         self.loop.call_later(0.2, lambda: self._listener and self.loop.add_reader(number, self._accept))
 
-    def _admit(self, peer: socket.socket) -> None:
-        peer.settimeout(0)
+    def _admit(self, peer: GuardedSocket) -> None:
         connection = Connection(peer, self)
         uid, daemon = connection.credentials.uid, self._configuration.settings.daemon
-        if self._by_uid.get(uid, 0) >= daemon.user_sessions_max + CONNECTIONS_SPARE:
-            self.counters.refused_count += 1
+        user_max = daemon.user_sessions_max + CONNECTIONS_SPARE
+        refusal = self._counts.admit(uid, user_max, is_preferred=self._frames.is_expected(uid))
+        if refusal:
+            log.info("connection refused", pid=connection.credentials.pid, uid=uid, why=refusal)
             connection.close()
             return
-        self.counters.accepted_count += 1
-        self._by_uid[uid] = self._by_uid.get(uid, 0) + 1
         self._peers.add(connection)
         connection.start_timer(daemon.hello_timeout_ns / 1e9)
         self.loop.add_reader(peer.fileno(), self._read, connection)
@@ -237,46 +239,67 @@ class Connections:
             if connection.is_closed:
                 return
             try:
-                packet, descriptors, flags, _ = socket.recv_fds(
-                    connection.socket, PACKET_BYTES_MAX + 1, FDS_MAX, socket.MSG_CMSG_CLOEXEC
-                )
+                packet = connection.socket.recv(PACKET_BYTES_MAX + 1)
             except BlockingIOError:
                 return
+            except DescriptorsPassedError as passed:
+                self._receive_descriptors(connection, passed.packet)
+                continue
+            except ConnectionResetError:
+                continue  # the peer did not read all that it was sent; its own last packets follow
             except OSError:
                 self.drop(connection, "it is gone")
                 return
             if not packet:
-                _close_all(descriptors)
                 self.drop(connection, "")
                 return
-            self._take(connection, packet, descriptors, flags)
+            self._receive(connection, packet, [])
 
-    def _take(self, connection: Connection, packet: bytes, descriptors: list[int], flags: int) -> None:
+    def _receive_descriptors(self, connection: Connection, packet: bytes) -> None:
+        """Accept the descriptors of a HELLO that may carry some, if all of them are memory."""
+        uid = connection.credentials.uid
+        try:
+            hello = framing.decode(packet)
+            if not isinstance(hello, Hello) or not hello.flags & HelloFlag.RESUME or connection.session is not None:
+                raise PeerError("descriptors refused: only a session that comes back has any")
+            if uid in self._closing_uids:
+                raise PeerError("descriptors refused: earlier ones of this user are not closed yet")
+        except PeerError as error:
+            self.drop(connection, str(error))
+            return
+        packet, descriptors = connection.socket.receive_descriptors(PACKET_BYTES_MAX + 1)
+        if not all(map(is_memory, descriptors)):
+            # Not by `ExitCloser`: a file system may block even at a close that is not the last one.
+            self._closing_uids.add(uid)
+            threading.Thread(target=self._close_foreign, args=(uid, descriptors), daemon=True).start()
+            self.drop(connection, "descriptors refused: they are not memory of a session")
+            return
+        if len(descriptors) <= FDS_MAX:
+            self._receive(connection, packet, descriptors)
+        else:
+            self.drop(connection, f"descriptors refused: {len(descriptors)}, at most {FDS_MAX}")
+        connection.socket.closer.close(descriptors)
+
+    def _close_foreign(self, uid: int, descriptors: list[int]) -> None:
+        _close_all(descriptors)
+        with contextlib.suppress(RuntimeError):  # the daemon has ended meanwhile
+            self.loop.call_soon_threadsafe(self._closing_uids.discard, uid)
+
+    def _receive(self, connection: Connection, packet: bytes, descriptors: list[int]) -> None:
         uid = connection.credentials.uid
         if uid != 0 and not self._rate.allows(uid, self._configuration.settings.daemon.user_requests_per_s):
-            _close_all(descriptors)
-            self.counters.flooded_count += 1
             self.drop(connection, "its user sends too many requests")
             return
-        if packet[0] == 0x7B and connection.session is None:
-            _close_all(descriptors)
-            self._requests.on_request(connection, packet)
-            return
-        try:
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(packet) > FRAME_BYTES_MAX:
-                raise PeerError(f"read frame: {len(packet)} bytes: too long")
-            message = framing.decode(packet)
-        except PeerError as error:
-            _close_all(descriptors)
-            self.counters.malformed_count += 1
-            self.drop(connection, str(error))
-            return
-        try:
-            self._frames.on_message(connection, message, descriptors)
-        except PeerError as error:
-            self.drop(connection, str(error))
-        finally:
-            _close_all(descriptors)
+        with on_behalf_of(uid):
+            if packet[0] == 0x7B and connection.session is None:
+                self._requests.on_request(connection, packet)
+                return
+            try:
+                if len(packet) > FRAME_BYTES_MAX:
+                    raise PeerError(f"read frame: {len(packet)} bytes: too long")
+                self._frames.on_message(connection, framing.decode(packet), descriptors)
+            except PeerError as error:
+                self.drop(connection, str(error))
 
 
 def _close_all(descriptors: list[int]) -> None:

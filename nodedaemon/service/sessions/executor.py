@@ -1,4 +1,4 @@
-"""Carries the engine's commands out on sessions, and ends sessions.
+"""Carries out the engine's commands on sessions, and ends sessions.
 
 Theory of operation. Every effect on a session begins as a command of the engine, and docs/protocol.md, "salusd and a
 session", specifies it. The executor looks the session up, finds its live part (process, pages, connection), and acts. A
@@ -14,13 +14,11 @@ The engine decides in which of these states a session is:
     leaving     `leave` reported it: its process is gone or holds no lane; its memory may not be free yet
     gone        `finish` reported that its memory is free, and the live part is dropped
 
-Only `leave` submits `SessionLeft` and only `finish` submits `SessionReleased`. The reason of an end is a note, so a
+Only `leave` submits `SessionLeft` and only `finish` submits `SessionReleased`. The reason for an end is a note, so a
 restarted daemon records the same reason.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 from nodedaemon.core import commands, events
 from nodedaemon.core.commands import Command
@@ -30,31 +28,21 @@ from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.wake_timers import WakeTimers
-from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.journal.state import EndNote, SessionFacts
+from nodedaemon.service.journal.state import EndNote, JobNote, SessionFacts
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.handover import Handover
-from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.service.sessions.roster import LiveSession
+from nodedaemon.service.shell import Shell
 from nodedaemon.wire.messages import Allow, Deny, Notice
 
 
 class Executor:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        lanes: LaneAllocator,
-        handover: Handover,
-        recorder: UsageRecorder,
-        log: Any,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
+    def __init__(self, shell: Shell, lanes: LaneAllocator, handover: Handover) -> None:
+        self._shell = shell
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
         self._lanes = lanes
         self._handover = handover
-        self._recorder = recorder
-        self._log = log
-        self._timers = WakeTimers(dispatcher)
+        self._timers = WakeTimers(shell.dispatcher)
 
     def carry_out(self, command: Command) -> None:
         match command:
@@ -72,7 +60,7 @@ class Executor:
                     self._carry_out_session(command, facts)
 
     def on_refused(self, event: Event, error: SalusError) -> None:
-        self._log.warning("event refused", kind=type(event).__name__, why=str(error))
+        log.warning("event refused", kind=type(event).__name__, why=str(error))
 
     def _carry_out_session(self, command: Command, facts: SessionFacts) -> None:
         live = self._roster.add(facts.session)
@@ -93,23 +81,22 @@ class Executor:
                 self.end(facts, command.reason)
             case commands.WarnSession():
                 self._notify(live, command.reason)
-                self._log.warning("session warned", job=facts.job, session=facts.session, reason=command.reason)
+                log.warning("session warned", job=facts.job, session=facts.session, reason=command.reason)
             case commands.AllowOverrun():
                 if live.connection is not None:
                     live.connection.send(Allow(command.persistent_bytes, command.ephemeral_bytes, live.overrun_serial))
             case commands.RefuseOverrun():
-                self._recorder.report("overrun", facts, command.shortfall.text())
+                self._shell.recorder.report("overrun", facts, command.shortfall.text())
                 if live.connection is not None:
                     live.connection.send(Deny(live.overrun_serial, text=command.shortfall.text()))
             case commands.ReportOverdue():
-                self._recorder.report("hung", facts, f"no boundary for {command.waited_ns} ns after a revoke")
+                self._shell.recorder.report("hung", facts, f"no boundary for {command.waited_ns} ns after a revoke")
             case _:
                 pass
 
     def leave(self, session: SessionId, reason: str) -> None:
-        """Report that the process is gone, or holds no lane and wants none; a hand-over is reported first."""
-        state = self._dispatcher.state
-        facts, live = state.sessions.get(session), self._roster.get(session)
+        """Report that the session has no process, or that its process holds no lane. A hand-over is reported first."""
+        facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or facts.view.is_leaving:
             return
         if not facts.end_reason:
@@ -117,7 +104,7 @@ class Executor:
         held_count = self._handover.settle_leaver(live, facts)
         self._dispatcher.submit(events.SessionLeft(session, held_count))
         self._lanes.recheck()
-        if session not in state.sessions:
+        if session not in self._dispatcher.state.sessions:
             self._forget(session)
 
     def release(self, live: LiveSession, facts: SessionFacts) -> None:
@@ -131,10 +118,16 @@ class Executor:
         self._forget(facts.session)
 
     def end(self, facts: SessionFacts, reason: str) -> None:
-        """End the session's process, and nothing else."""
+        """End the session's process. Other processes of its job continue."""
         live = self._roster.get(facts.session)
-        self._dispatcher.note(EndNote(facts.session, reason))
-        self._recorder.report("ended_by_salus", facts, reason)
+        # Callers repeat this until the process is gone. A session that dies slowly still counts once.
+        if not facts.end_reason:
+            self._dispatcher.note(EndNote(facts.session, reason))
+            job = self._dispatcher.state.jobs.get(facts.job)
+            if job is not None:
+                job.ended_session_count += 1
+                self._dispatcher.note(JobNote(job))
+            self._shell.recorder.report("ended_by_salus", facts, reason)
         if live is None or live.process is None:
             self.leave(facts.session, reason)
             return
@@ -142,7 +135,7 @@ class Executor:
         try:
             live.process.end()
         except OperatingError as error:
-            self._log.error("session not ended", job=facts.job, session=facts.session, why=str(error))
+            log.error("session not ended", job=facts.job, session=facts.session, why=str(error))
 
     def _forget(self, session: SessionId) -> None:
         live = self._roster.get(session)

@@ -1,6 +1,6 @@
-"""Frames of sessions, turned into events. A frame is well-formed when it comes here, and still untrusted.
+"""Frames of sessions, turned into events. A frame that comes here is well-formed, but its content is untrusted.
 
-A session can harm only itself with a false report: nothing that it says is believed about another session. An illegal
+A session can harm only itself with a false report: what it reports about another session is never believed. An illegal
 frame raises `PeerError`, and the caller closes the connection.
 """
 
@@ -15,15 +15,16 @@ from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import Epoch, SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.journal.state import SessionFacts, ShellState
+from nodedaemon.service.journal.state import SessionFacts
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.greeting import SessionGreeting
 from nodedaemon.service.sessions.handover import ITERATION_COUNT_MAX, Handover
 from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.service.sessions.resume import SessionResume
-from nodedaemon.service.sessions.roster import LiveSession, Roster
+from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.sessions.strays import StraySessions
-from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.service.shell import Shell
 from nodedaemon.wire.messages import Fault, Hello, HelloFlag, Message, Overrun, Return, Started, Want
 
 #: Handles one type of message of a welcomed session.
@@ -35,19 +36,20 @@ class SessionFrames:
 
     def __init__(
         self,
-        state: ShellState,
-        roster: Roster,
+        shell: Shell,
         greeting: SessionGreeting,
         resume: SessionResume,
         strays: StraySessions,
         handlers: Mapping[type[Message], FrameHandler],
     ) -> None:
-        self._state = state
-        self._roster = roster
+        self._shell = shell
         self._greeting = greeting
         self._resume = resume
         self._strays = strays
         self._handlers = handlers
+
+    def is_expected(self, uid: int) -> bool:
+        return any(job.uid == uid and not job.is_local for job in self._shell.dispatcher.state.jobs.values())
 
     def on_message(self, connection: Connection, message: Message, descriptors: list[int]) -> None:
         if isinstance(message, Hello):
@@ -56,8 +58,8 @@ class SessionFrames:
         if isinstance(message, Fault) and connection.session is None:
             self._greeting.on_fault(connection, message)
             return
-        facts = self._state.sessions.get(connection.session or SessionId(0))
-        live = self._roster.get(connection.session)
+        facts = self._shell.dispatcher.state.sessions.get(connection.session or SessionId(0))
+        live = self._shell.roster.get(connection.session)
         if facts is None or live is None or not live.is_welcomed:
             raise PeerError("frame refused: the session has not been welcomed")
         handler = self._handlers.get(type(message))
@@ -70,16 +72,16 @@ class SessionFrames:
             self._greeting.on_hello(connection, hello)
             return
         if connection.session is not None:
-            raise PeerError("hello refused: this connection has said it already")
+            raise PeerError("hello refused: this connection has already sent one")
         connection.stop_timer()
-        # Count the blocks that the lane really has: the size of a stranger's descriptor may be anything.
+        # Count allocated blocks: a process can set the size of its file to anything.
         lane_bytes = os.fstat(descriptors[2]).st_blocks * 512 if len(descriptors) > 2 else 0
         if not self._resume.resume(connection, hello, descriptors):
             self._strays.add(Process.of_peer(connection.socket), connection.credentials.uid, lane_bytes)
 
 
 class GrantFrames:
-    """Frames about grants. While sessions are gathered they are ignored: the pages show the same later."""
+    """Frames about grants. While sessions are gathered they are ignored: the pages show the same facts later."""
 
     def __init__(self, dispatcher: Dispatcher, handover: Handover, recovery: Recovery) -> None:
         self._dispatcher = dispatcher
@@ -92,14 +94,18 @@ class GrantFrames:
         view = facts.view
         if view.epoch is not None and message.last_epoch == view.epoch:
             # Its RETURN was lost with a daemon that was killed.
-            started = self._handover.settle(live, facts)
-            self._dispatcher.submit(events.GrantReturned(facts.session, view.epoch, 0, handed_over=started))
+            self._handover.settle_over(live, facts)
         elif view.epoch is None and not view.is_waiting and view.ephemeral_bytes:
-            # A session that was ungated between two iterations asks once more, and keeps its lane from then on.
+            # Ungated sessions too: one that was ungated between two iterations asks once more and keeps its lane.
             self._dispatcher.submit(events.GrantWanted(facts.session))
 
     def on_return(self, live: LiveSession, facts: SessionFacts, message: Return) -> None:
-        if self._recovery.is_gathering or facts.view.epoch != message.epoch:
+        if self._recovery.is_gathering:
+            return
+        if facts.view.epoch != message.epoch:
+            # Two sockets have no common order: the RETURN of the session that started this one may come later.
+            self._handover.settle_offers_to(facts.session)
+        if facts.view.epoch != message.epoch:
             return
         iteration_count = min(message.iteration_count, ITERATION_COUNT_MAX)
         handed_over = Epoch(message.successor_epoch) if message.handed_over else None
@@ -119,7 +125,7 @@ class GrantFrames:
         )
 
     def on_started(self, _live: LiveSession, facts: SessionFacts, _message: Started) -> None:
-        """Only a reason to look at the pages of the sessions that may have started this one."""
+        """Look at the pages of the sessions that may have started this one."""
         if not self._recovery.is_gathering:
             self._handover.settle_offers_to(facts.session)
 
@@ -127,23 +133,23 @@ class GrantFrames:
 class SessionReports:
     """Frames in which a session reports on itself: more memory than planned, and faults of the adaptor."""
 
-    def __init__(self, dispatcher: Dispatcher, recorder: UsageRecorder, preload_uids: set[int], log: Any) -> None:
-        self._dispatcher = dispatcher
-        self._recorder = recorder
-        #: Users of a framework whose calls cannot be patched: their next jobs get the preload.
+    def __init__(self, shell: Shell, preload_uids: set[int]) -> None:
+        self._shell = shell
+        #: See `JobEnvironment.preload_uids`.
         self._preload_uids = preload_uids
-        self._log = log
 
     def on_overrun(self, live: LiveSession, facts: SessionFacts, message: Overrun) -> None:
         live.overrun_serial = message.serial
         detail = f"wants {message.persistent_bytes} persistent, {message.ephemeral_bytes} in a lane"
-        self._recorder.report("overrun", facts, detail)
-        self._dispatcher.submit(events.SessionOverran(facts.session, message.persistent_bytes, message.ephemeral_bytes))
+        self._shell.recorder.report("overrun", facts, detail)
+        self._shell.dispatcher.submit(
+            events.SessionOverran(facts.session, message.persistent_bytes, message.ephemeral_bytes)
+        )
 
     def on_fault(self, _live: LiveSession, facts: SessionFacts, message: Fault) -> None:
         if message.text.startswith("hook:"):
             self._preload_uids.add(facts.uid)
         is_off = bool(message.is_off)
-        self._log.warning(
+        log.warning(
             "job reports a fault of Salus", job=facts.job, session=facts.session, what=message.text, is_off=is_off
         )

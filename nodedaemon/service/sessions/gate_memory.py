@@ -1,8 +1,8 @@
 """The daemon's side of the shared pages: one gate page per session, one turn page per user, domain and device.
 
-docs/protocol.md specifies who writes which word and when; nodedaemon/wire/salus_wire.h has the layout. Words are read
+docs/protocol.md specifies who writes which word and when; nodedaemon/wire/salus_pages.h has the layout. Words are read
 and written by the atomic operations of the compiler's library, because Python's stores are not atomic. The daemon
-relies on a session's words only where a false one harms nobody but that session.
+relies on a session's words only where a false one harms that session alone.
 """
 
 from __future__ import annotations
@@ -43,11 +43,8 @@ class GateReading:
     """The session's words, read one after the other: untrusted, and not a consistent snapshot."""
 
     epoch: int
-    sequence: int
     state: GateState | None
-    iteration_count: int
     started_count: int
-    boundary_ns: int
     #: The grant that was returned last: its epoch, and the counts that RETURN reports.
     returned_epoch: int
     returned_count: int
@@ -105,7 +102,7 @@ class Page:
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            raise OperatingError(f"create page: {name}: {error.strerror}; raise the open files of salusd") from error
+            raise OperatingError(f"create page: {name}: {error.strerror}; raise its open-file limit") from error
         os.ftruncate(fd, PAGE_BYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         return fd
@@ -153,7 +150,7 @@ class GatePage(Page):
         self._words.store(GatePageOffset.SUCCESSOR, (epoch & _EPOCH_MASK) << 16 | (slot + 1))
 
     def withdraw_successor(self) -> bool:
-        """True when the holder had not taken it."""
+        """True if the holder had not taken the successor yet."""
         return self._words.exchange(GatePageOffset.SUCCESSOR, 0) != 0
 
     def hold_launches(self, limit: int, *, is_held: bool) -> None:
@@ -193,11 +190,8 @@ class GatePage(Page):
         returned_counts = self._words.load(GatePageOffset.RETURNED_COUNTS)
         return GateReading(
             epoch=word >> 16,
-            sequence=word >> 8 & 0xFF,
             state=GateState(kind) if kind in GateState._value2member_map_ else None,
-            iteration_count=self._words.load(GatePageOffset.ITERATION_COUNT),
             started_count=self._words.load(GatePageOffset.STARTED_COUNT),
-            boundary_ns=self._words.load(GatePageOffset.BOUNDARY_NS),
             returned_epoch=self._words.load(GatePageOffset.RETURNED_EPOCH),
             returned_count=returned_counts & 0xFFFFFFFF,
             returned_contended_count=returned_counts >> 32,
@@ -206,6 +200,10 @@ class GatePage(Page):
 
 class TurnPage(Page):
     """The bells of up to 63 sessions that may start each other."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd)
+        self.used_slots: set[int] = set()
 
     @classmethod
     def create(cls) -> TurnPage:
@@ -220,15 +218,15 @@ class TurnPage(Page):
         """Remove the offer of the previous owner of the slot."""
         self._words.store(_slot_offset(slot) + TurnSlotOffset.OFFER, 0)
 
-    def offer(self, slot: int) -> int:
-        return self._words.load(_slot_offset(slot) + TurnSlotOffset.OFFER)
-
 
 PageType = TypeVar("PageType", bound=Page)
 
 
 def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
-    """Map the page that a session kept over a restart; owns `fd`. Raises `PeerError` for any other descriptor."""
+    """Map the page that a session kept across a restart. Raises `PeerError` for any other descriptor.
+
+    The caller still owns `fd`, as wherever memory is adopted: descriptors from a peer are closed in one place.
+    """
     try:
         is_ours = (
             page_identity(fd) == identity
@@ -236,12 +234,10 @@ def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
             and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == SEALS
         )
     except OSError as error:
-        os.close(fd)
         raise PeerError(f"adopt page: {identity}: {error.strerror}") from error
     if not is_ours:
-        os.close(fd)
         raise PeerError(f"adopt page: {identity}: the descriptor is not that page")
-    return kind(fd)
+    return kind(os.dup(fd))
 
 
 def page_identity(fd: int) -> str:

@@ -1,98 +1,87 @@
-"""New sessions: find the job of the process behind a HELLO, attach it to a session, and answer.
+"""New sessions: finds the job of the process that sent a HELLO, attaches the process to a session, and answers.
 
 The daemon identifies the process through the kernel (SO_PEERCRED, pidfd, cgroup), never by what the process claims.
-A HELLO that comes while old sessions are still being gathered waits for the end of that.
+A HELLO that comes while old sessions are gathered waits until that is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from nodedaemon.core.errors import PeerError, SalusError
 from nodedaemon.drivers.process import Process
-from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.jobs.identity import JobFinder
 from nodedaemon.service.journal.state import SessionFacts
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.connections import Connection
-from nodedaemon.service.sessions.losses import SessionLosses
 from nodedaemon.service.sessions.recovery import Recovery
+from nodedaemon.service.tasks import BackgroundTasks, UserTurns
 from nodedaemon.wire.messages import Fault, Hello, Notice, Reject
 
-#: libsalus waits for a first answer 2 s, and three times this interval after each notice.
+#: libsalus waits 2 s for the first answer, and 60 s after each notice: three times `PATIENCE_INTERVAL_S`.
+PATIENCE_START_S = 1.0
 PATIENCE_INTERVAL_S = 20.0
-PATIENCE_TEXT = "salusd is not ready for this session yet: it gathers old sessions or waits for memory"
+#: Processes of one user whose jobs are looked up at a time. A lookup takes a thread and may run a Slurm command.
+LOOKUPS_MAX = 2
+PATIENCE_TEXT = "salusd is not ready for this session yet: it is gathering old sessions, or waiting for memory or Slurm"
 
 
 class SessionGreeting:
-    def __init__(
-        self,
-        attach: SessionAttach,
-        finder: JobFinder,
-        devices: DeviceDirectory,
-        recovery: Recovery,
-        losses: SessionLosses,
-        log: Any,
-    ) -> None:
+    def __init__(self, attach: SessionAttach, finder: JobFinder, recovery: Recovery) -> None:
         self._attach = attach
         self._finder = finder
-        self._devices = devices
         self._recovery = recovery
-        self._losses = losses
-        self._log = log
-        self._tasks: set[asyncio.Task[None]] = set()
+        self.tasks = BackgroundTasks()
+        self._lookups = UserTurns(LOOKUPS_MAX)
         #: Connections without a WELCOME, with their session as soon as they have one.
         self._pending: dict[Connection, SessionFacts | None] = {}
 
     def on_hello(self, connection: Connection, hello: Hello) -> None:
         if connection.session is not None or connection in self._pending:
-            raise PeerError("hello refused: this connection has said it already")
+            raise PeerError("hello refused: this connection has already sent one")
         connection.stop_timer()
         self._pending[connection] = None
         if self._recovery.is_gathering:
             self._ask_patience(connection)
-        task = asyncio.get_running_loop().create_task(self._greet(connection, hello))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self.tasks.start(self._greet(connection, hello))
 
     def on_fault(self, connection: Connection, fault: Fault) -> None:
         """The adaptor failed before its HELLO: there is no session yet, only a process to name in the log."""
-        connection.stop_timer()
         peer = connection.credentials
-        self._log.warning("job reports a fault of Salus", pid=peer.pid, uid=peer.uid, what=fault.text, is_off=True)
-
-    async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        log.warning("job reports a fault of Salus", pid=peer.pid, uid=peer.uid, what=fault.text, is_off=True)
 
     async def _greet(self, connection: Connection, hello: Hello) -> None:
         process: Process | None = None
         try:
             await self._recovery.wait_gathered()
+            patience = asyncio.get_running_loop().call_later(PATIENCE_START_S, self._ask_patience, connection)
+            try:
+                async with self._lookups.turn(connection.credentials.uid):
+                    if connection.is_closed:
+                        raise PeerError("session refused: the process is gone")
+                    process = Process.of_peer(connection.socket)
+                    job = await self._finder.find_job(process, connection.credentials.uid)
+            finally:
+                patience.cancel()
             if connection.is_closed:
-                raise PeerError("session refused: the process went away")
-            process = Process.of_peer(connection.socket)
-            job = await self._finder.find_job(process, connection.credentials.uid)
-            if connection.is_closed:
-                raise PeerError("session refused: the process went away")
+                raise PeerError("session refused: the process is gone")
             # No await from here on: of many hellos at once, each must see the sessions of those before it.
-            facts = self._attach.choose(job, self._devices.of_job(job, hello.device), process, hello)
+            facts = self._attach.choose(job, process, hello)
             connection.session = facts.session
             self._pending[connection] = facts
-            self._attach.attach(facts, process, connection).watch_death(self._losses.on_death)
+            self._attach.attach(facts, process, connection)
             self._ask_patience(connection)
         except SalusError as error:
             if process is not None:
                 process.close()
             peer = connection.credentials
-            self._log.info("hello refused", pid=peer.pid, uid=peer.uid, why=str(error))
+            log.info("hello refused", pid=peer.pid, uid=peer.uid, why=str(error))
             connection.send(Reject(str(error)))
             self._pending.pop(connection, None)
 
     def _ask_patience(self, connection: Connection) -> None:
-        """Have a session wait for its WELCOME: libsalus gives up early on a daemon that does not answer at all."""
+        """Ask a session to wait for its WELCOME: libsalus soon gives up on a daemon that does not answer at all."""
         facts = self._pending.get(connection)
         is_welcomed = facts is not None and facts.view.is_admitted
         if connection.is_closed or is_welcomed or connection not in self._pending:

@@ -2,8 +2,8 @@
 
 Theory of operation. The engine decides who runs; the words of a gate page carry the decision to the process. A grant
 has an epoch, and an epoch is used for one grant only. A session may run under an epoch when three things agree: its
-page was armed with that epoch, its lane memory has arrived, and somebody started that epoch. The starter is the daemon
-(`start`) or the present holder, for which the daemon named the session as successor (`revoke`).
+page was armed with that epoch, its lane memory has arrived, and the epoch was started. The starter is the daemon
+(`start`) or the current holder, to which the daemon named the session as successor (`revoke`).
 
 Who may change what: the daemon writes lease, grant, lane and successor of every page, and moves the state word only to
 take an armed epoch back (`disarm`) or to take the lease of an idle session (`take_idle`). Everything else in the state
@@ -12,12 +12,12 @@ succeeds. docs/protocol.md and libsalus/gate.c describe the session's side.
 
 Why a hand-over cannot double a grant: the daemon arms at most one successor that can still be started. Before it names
 another one it withdraws the offer, which fails if the holder has taken it, and disarms the session that was named. A
-session that cannot be disarmed has started, or may have: it counts as running and nobody else is armed.
+session that cannot be disarmed has started, or may have: it counts as running, and no other session is armed.
 
 Why a hand-over cannot lose a grant: the engine keeps every offer made under a grant until the grant is returned. When a
 holder returns, dies, or was found finished, `settle` withdraws and disarms every offer. An offer that cannot be
 disarmed was taken, and the engine learns its epoch with `GrantReturned`. If none was taken, the lane is free and the
-engine grants it again. RETURN normally reports the same; if it was lost with the daemon, the pages still tell.
+engine grants it again. RETURN normally reports the same; if it was lost with the daemon, the pages still show it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from __future__ import annotations
 from nodedaemon.core import events
 from nodedaemon.core.types import Epoch, SessionId
 from nodedaemon.service.devices.lanes import LaneAllocator
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.sessions.gate_memory import GateReading
-from nodedaemon.service.sessions.roster import LiveSession, Roster
+from nodedaemon.service.sessions.roster import LiveSession
+from nodedaemon.service.shell import Shell
 from nodedaemon.wire.pages import GateState
 
 #: Upper bound for the iterations of one grant that a page may claim: a lease of a day at 1 ms per iteration has fewer.
@@ -36,13 +36,12 @@ ITERATION_COUNT_MAX = 100_000_000
 
 
 class Handover:
-    def __init__(self, dispatcher: Dispatcher, roster: Roster, lanes: LaneAllocator) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
+    def __init__(self, shell: Shell, lanes: LaneAllocator) -> None:
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
         self._lanes = lanes
 
     def start(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Let the session run under its present grant. Safe to repeat, also if its predecessor has started it."""
+        """Let the session run under its current grant. Safe to repeat, even if its predecessor has started it."""
         if live.page is None or live.turn is None or facts.view.epoch is None:
             return
         epoch, lane = facts.view.epoch, facts.view.lane
@@ -129,7 +128,7 @@ class Handover:
         return 0
 
     def _replace_successor(self, live: LiveSession, facts: SessionFacts) -> bool:
-        """Name the new successor. False if the holder has taken the previous offer: that successor runs then."""
+        """Name the new successor. False if the holder has taken the previous offer, so that the previous one runs."""
         assert live.page is not None
         view = facts.view
         others = [epoch for epoch in view.offers if epoch != view.successor_epoch]

@@ -1,7 +1,7 @@
 """Sessions that are lost: the process died, the connection broke, or the session said goodbye.
 
-A dead process can write to nothing any more, so its session leaves at once. A session that lost its connection may come
-back, and keeps its grant meanwhile. If it maps no lane, it leaves. If it keeps its lane longer than `UnmapTimeout`
+A dead process can no longer write to anything, so its session leaves at once. A session that lost its connection may
+come back, and keeps its grant meanwhile. If it maps no lane, it leaves. If it keeps its lane longer than `UnmapTimeout`
 without a connection, its process is ended.
 """
 
@@ -11,34 +11,24 @@ import asyncio
 
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
-from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.devices.lanes import LaneAllocator
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import EndNote, SessionFacts
 from nodedaemon.service.sessions.executor import Executor
-from nodedaemon.service.sessions.roster import LiveSession, Roster
-from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.service.sessions.roster import LiveSession
+from nodedaemon.service.shell import Shell
+from nodedaemon.service.tasks import BackgroundTasks
 from nodedaemon.wire.messages import Bye
 
 CONTACT_POLL_S = 0.25
 
 
 class SessionLosses:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        lanes: LaneAllocator,
-        executor: Executor,
-        configuration: ActiveConfiguration,
-        recorder: UsageRecorder,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
+    def __init__(self, shell: Shell, lanes: LaneAllocator, executor: Executor) -> None:
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
+        self._configuration, self._recorder = shell.configuration, shell.recorder
         self._lanes = lanes
         self._executor = executor
-        self._configuration = configuration
-        self._recorder = recorder
+        self.tasks = BackgroundTasks()
 
     def on_disconnect(self, session: SessionId | None, connection: object) -> None:
         live = self._roster.get(session)
@@ -65,22 +55,33 @@ class SessionLosses:
             self._executor.leave(session, "finished" if live.has_said_bye else "died")
 
     def watch_contact(self, live: LiveSession) -> None:
-        """From now on, end the session when it is clear that it does not come back."""
+        """From now on, end the session when it is clear that it will not come back."""
         live.lost_contact_ns = self._dispatcher.clock()
-        asyncio.get_running_loop().call_soon(self._check_contact, live.session)
+        self.tasks.start(self._follow(live.session))
 
-    def _check_contact(self, session: SessionId) -> None:
+    async def _follow(self, session: SessionId) -> None:
+        while True:
+            live = self._lost(session)
+            if live is None:
+                return
+            is_held = await self._lanes.is_held_by(self._dispatcher.state.sessions[session], live)
+            live = self._lost(session)
+            if live is None or live.process is None:
+                return
+            state = live.process.state()
+            if state is ProcessState.GONE or not is_held:
+                self._executor.leave(session, "disconnected")
+                return
+            timeout_ns = self._configuration.settings.lanes.unmap_timeout_ns
+            is_late = self._dispatcher.clock() - live.lost_contact_ns > timeout_ns
+            if is_late and state is not ProcessState.STOPPED:
+                facts = self._dispatcher.state.sessions[session]
+                self._executor.end(facts, "it closed its connection and kept its lane")
+            await asyncio.sleep(CONTACT_POLL_S)
+
+    def _lost(self, session: SessionId) -> LiveSession | None:
+        """The session, if it lives without a connection and has not left."""
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or facts.view.is_leaving or live.process is None:
-            return
-        if live.connection is not None and not live.has_said_bye:
-            return
-        state = live.process.state()
-        if state is ProcessState.GONE or not self._lanes.is_mapped_by(facts, live):
-            self._executor.leave(session, "disconnected")
-            return
-        timeout_ns = self._configuration.settings.lanes.unmap_timeout_ns
-        is_late = self._dispatcher.clock() - live.lost_contact_ns > timeout_ns
-        if is_late and state is not ProcessState.STOPPED:
-            self._executor.end(facts, "it closed its connection and kept its lane")
-        asyncio.get_running_loop().call_later(CONTACT_POLL_S, self._check_contact, session)
+            return None
+        return live if live.connection is None or live.has_said_bye else None

@@ -1,55 +1,45 @@
 """After a restart: wait for the old sessions, find out what happened meanwhile, and continue.
 
-Jobs run on while the daemon is away: holders keep their leases, prepared hand-overs take place, processes die. So the
-daemon decides nothing until every living session has come back or had time to. Until then it *gathers*. Then
-the pages show which events the engine has missed: a grant was returned, handed over or never started; a process
-died. Last, orders that may not have arrived are repeated.
+Jobs continue while the daemon is down: holders keep their leases, prepared hand-overs take place, processes die. So the
+daemon decides nothing until every living session has come back or has had time to. Until then it *gathers*. After that
+the pages show which events the engine has missed: a grant was returned, handed over or never started, or a process
+died. At the end the daemon repeats the orders that may not have arrived.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
 
 from nodedaemon.core import events
 from nodedaemon.core.commands import OpenLane
 from nodedaemon.core.errors import PeerError
-from nodedaemon.core.lanes import LaneState
+from nodedaemon.core.state.lanes import LaneState
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.devices.lanes import LaneAllocator
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.sessions.losses import SessionLosses
-from nodedaemon.service.sessions.roster import LiveSession, Roster
+from nodedaemon.service.sessions.roster import LiveSession
+from nodedaemon.service.shell import Shell
 from nodedaemon.wire.pages import GateState
 
-#: A session retries at the latest after 5 s; a second try is allowed for a busy machine.
+#: A session retries after 5 s at the latest; this leaves time for a second try on a busy machine.
 GATHER_TIMEOUT_S = 12.0
 
 
 class Recovery:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        lanes: LaneAllocator,
-        handover: Handover,
-        losses: SessionLosses,
-        log: Any,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
+    def __init__(self, shell: Shell, lanes: LaneAllocator, handover: Handover, losses: SessionLosses) -> None:
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
         self._lanes = lanes
         self._handover = handover
         self._losses = losses
-        self._log = log
         self._missing: set[SessionId] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._gathered = asyncio.Event()
-        #: Called when all sessions are gathered, before anybody who waits for that continues.
+        #: Called when all sessions are gathered, before `wait_gathered` returns.
         self.on_gathered: Callable[[], None] = lambda: None
         self.is_gathering = False
         self.adopted_count = 0
@@ -117,7 +107,7 @@ class Recovery:
         self.stop()
         state = self._dispatcher.state
         for session in self._missing:
-            self._log.warning("session did not come back", session=session, job=state.sessions[session].job)
+            log.warning("session did not come back", session=session, job=state.sessions[session].job)
         sessions = [
             (live, facts) for facts in list(state.sessions.values()) if (live := self._roster.get(facts.session))
         ]
@@ -148,7 +138,7 @@ class Recovery:
                 self._lanes.remake(lane.id)
 
     def _catch_up(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Repeat the orders that may not have reached the session, and read the request that nobody heard."""
+        """Repeat the orders that may not have reached the session, and read the request that it made meanwhile."""
         view = facts.view
         if live.page is None or view.is_leaving:
             return

@@ -6,70 +6,53 @@ kept: gate page, turn page, and its lane if it maps one.
 
 from __future__ import annotations
 
-import os
-from typing import Any
-
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import LaneId, SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.devices.lanes import LaneAllocator
-from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import ProcessFacts, SessionFacts
+from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage, adopt_page
 from nodedaemon.service.sessions.recovery import Recovery
-from nodedaemon.service.sessions.roster import LiveSession, Roster
+from nodedaemon.service.sessions.roster import LiveSession
+from nodedaemon.service.shell import Shell
 from nodedaemon.wire.messages import Hello, Reject, Unmap
 
 
 class SessionResume:
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        roster: Roster,
-        lanes: LaneAllocator,
-        attach: SessionAttach,
-        recovery: Recovery,
-        log: Any,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._roster = roster
+    def __init__(self, shell: Shell, lanes: LaneAllocator, attach: SessionAttach, recovery: Recovery) -> None:
+        self._dispatcher, self._roster = shell.dispatcher, shell.roster
         self._lanes = lanes
         self._attach = attach
         self._recovery = recovery
-        self._log = log
 
     def resume(self, connection: Connection, hello: Hello, descriptors: list[int]) -> bool:
-        """Take the session back. False if there is no record of it: it continues by itself."""
+        """Take the session back. False if there is no record of its process: it continues on its own."""
         session = SessionId(hello.session)
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or live.process is None or facts.view.is_leaving or len(descriptors) < 2:
-            connection.send(Reject("session unknown: the daemon has no record of it; run on without Salus"))
+            connection.send(Reject("session unknown: the daemon has no record of it; continue without Salus"))
             return facts is not None and facts.process.pid != 0
         if not _is_same(connection, facts):
             raise PeerError(f"resume refused: session {session}: another process has it")
         if live.page is None:
-            live.page = adopt_page(GatePage, descriptors.pop(0), facts.page)
-            turn = adopt_page(TurnPage, descriptors.pop(0), facts.turn)
-            self._roster.adopt_slot(live, facts, turn)
-        else:
-            os.close(descriptors.pop(0))
-            os.close(descriptors.pop(0))
+            live.page = adopt_page(GatePage, descriptors[0], facts.page)
+            self._roster.adopt_slot(live, facts, adopt_page(TurnPage, descriptors[1], facts.turn))
         connection.session = session
         live.connection, live.is_welcomed, live.lost_contact_ns = connection, False, 0
         self._attach.welcome(live, facts)
-        self._adopt_lane(live, facts, hello, descriptors)
+        for lane_fd in descriptors[2:3]:
+            self._adopt_lane(live, facts, hello, lane_fd)
         self._recovery.on_return(live, facts)
         return True
 
-    def _adopt_lane(self, live: LiveSession, facts: SessionFacts, hello: Hello, descriptors: list[int]) -> None:
-        if not descriptors:
-            return
+    def _adopt_lane(self, live: LiveSession, facts: SessionFacts, hello: Hello, lane_fd: int) -> None:
         try:
-            self._lanes.adopt(facts, live, LaneId(hello.lane), hello.lane_epoch, descriptors.pop(0))
+            self._lanes.adopt(facts, live, LaneId(hello.lane), hello.lane_epoch, lane_fd)
         except PeerError as error:
-            self._log.warning("lane not adopted", job=facts.job, session=facts.session, why=str(error))
+            log.warning("lane not adopted", job=facts.job, session=facts.session, why=str(error))
             if live.connection is not None:
                 live.connection.send(Unmap(hello.lane, hello.lane_epoch))
 

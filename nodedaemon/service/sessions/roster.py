@@ -1,13 +1,13 @@
 """The part of a session that lives only in this process: its pidfd, its pages, its connection.
 
-`Roster` keeps it by session. Nothing is lost with these objects: after a restart they are made again from the journal
-and from the descriptors that the session hands back.
+`Roster` keeps it by session. Nothing is lost with these objects: a restart creates them again from the journal and from
+the descriptors that the session hands back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +24,9 @@ class Sender(Protocol):
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
         """Send or queue. Never blocks: a peer that does not read loses its connection."""
+
+    def has_unread(self) -> bool:
+        """Whether the peer has not yet read everything that was sent."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,26 +67,13 @@ class LiveSession:
             self._watched_pidfd = None
 
 
-@dataclass(slots=True)
-class TurnGroup:
-    """Sessions of one uid, domain and device. Those with the same turn page can start each other."""
-
-    pages: dict[str, TurnPage] = field(default_factory=dict)
-    used: dict[str, set[int]] = field(default_factory=dict)
-
-
 class Roster:
     """Live sessions and their turn pages."""
 
     def __init__(self) -> None:
         self._sessions: dict[SessionId, LiveSession] = {}
-        self._groups: dict[tuple[int, Domain, DeviceId], TurnGroup] = {}
-
-    def __iter__(self) -> Iterator[LiveSession]:
-        return iter(list(self._sessions.values()))
-
-    def __len__(self) -> int:
-        return len(self._sessions)
+        #: Turn pages by uid, domain and device. Sessions with the same page can start each other.
+        self._pages: dict[tuple[int, Domain, DeviceId], list[TurnPage]] = {}
 
     def get(self, session: SessionId | None) -> LiveSession | None:
         return self._sessions.get(session) if session is not None else None
@@ -91,27 +81,27 @@ class Roster:
     def add(self, session: SessionId) -> LiveSession:
         return self._sessions.setdefault(session, LiveSession(session))
 
-    def take_slot(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Give the session a free slot on a turn page of its group, or on a new page if all are full."""
-        group = self._groups.setdefault((facts.uid, facts.view.domain, facts.device), TurnGroup())
-        page = next((page for page in group.pages.values() if len(group.used[page.identity]) < SLOT_COUNT), None)
+    def allocate_slot(self, live: LiveSession, facts: SessionFacts) -> None:
+        """Give the session a free slot on a turn page that it may share, or on a new page if all are full."""
+        pages = self._pages_for(facts)
+        page = next((page for page in pages if len(page.used_slots) < SLOT_COUNT), None)
         if page is None:
             page = TurnPage.create()
-            group.pages[page.identity], group.used[page.identity] = page, set()
-        used = group.used[page.identity]
-        live.turn, live.slot = page, next(slot for slot in range(SLOT_COUNT) if slot not in used)
+            pages.append(page)
+        live.turn, live.slot = page, next(slot for slot in range(SLOT_COUNT) if slot not in page.used_slots)
         page.clear(live.slot)
-        used.add(live.slot)
+        page.used_slots.add(live.slot)
 
     def adopt_slot(self, live: LiveSession, facts: SessionFacts, page: TurnPage) -> None:
-        """After a restart: use the page that a session handed back, unless a peer has handed it back before."""
-        group = self._groups.setdefault((facts.uid, facts.view.domain, facts.device), TurnGroup())
-        if page.identity not in group.pages:
-            group.pages[page.identity], group.used[page.identity] = page, set()
+        """After a restart: use the page that a session handed back, unless a peer has already handed it back."""
+        pages = self._pages_for(facts)
+        present = next((one for one in pages if one.identity == page.identity), None)
+        if present is None:
+            pages.append(page)
         else:
             page.close()
-        group.used[page.identity].add(facts.slot)
-        live.turn, live.slot = group.pages[page.identity], facts.slot
+        live.turn, live.slot = present or page, facts.slot
+        live.turn.used_slots.add(facts.slot)
 
     def drop(self, session: SessionId) -> None:
         live = self._sessions.pop(session, None)
@@ -128,18 +118,17 @@ class Roster:
     def close(self) -> None:
         for session in list(self._sessions):
             self.drop(session)
-        for group in self._groups.values():
-            for page in group.pages.values():
-                page.close()
-        self._groups.clear()
+
+    def _pages_for(self, facts: SessionFacts) -> list[TurnPage]:
+        return self._pages.setdefault((facts.uid, facts.view.domain, facts.device), [])
 
     def _free_slot(self, turn: TurnPage, slot: int) -> None:
-        for key, group in list(self._groups.items()):
-            if turn.identity not in group.pages:
-                continue
-            group.used[turn.identity].discard(slot)
-            if not group.used[turn.identity]:
-                group.pages.pop(turn.identity).close()
-                del group.used[turn.identity]
-            if not group.pages:
-                del self._groups[key]
+        turn.used_slots.discard(slot)
+        if turn.used_slots:
+            return
+        turn.close()
+        for key, pages in list(self._pages.items()):
+            if turn in pages:
+                pages.remove(turn)
+            if not pages:
+                del self._pages[key]

@@ -36,6 +36,10 @@ class LaneSpans:
         if size_bytes:
             self._lane_bytes[lane] = size_bytes
 
+    def forget(self, lane: LaneId) -> None:
+        """The lane is closed; its number is not used again."""
+        self._lane_bytes.pop(lane, None)
+
     def enter(self, session: SessionId, job: JobKey, device: DeviceId, lane: LaneId, now_ns: int) -> None:
         """The session uses this lane from now on."""
         self.leave(session, now_ns)

@@ -1,7 +1,7 @@
 """The ledger writes usage records to the spool at once and to the database in batches.
 
 `record` never waits and never raises. The database has a thread of its own; while it does not answer, the spool grows
-up to its bound. A batch is deleted after the database has taken it, so a crash may write a batch twice. Records have
+up to its bound. A batch is deleted after the database has accepted it, so a crash may write a batch twice. Records have
 natural keys, so the second write changes nothing.
 """
 
@@ -9,29 +9,19 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
+from accounting.profiles import ProfileView
 from accounting.records import Record, decode, encode, worth
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.node import NodeIdentity
+from nodedaemon.service.logs import log
 from nodedaemon.service.usage.spool import RecordValue, Spool
 
-BACKOFF_SECONDS_MAX = 60.0
+BACKOFF_S_MAX = 60.0
 PROFILE_TIMEOUT_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class StoredProfile:
-    """A profile from the database, without headroom."""
-
-    persistent_bytes: int
-    ephemeral_bytes: int
-    iteration_ns: int | None = None
-    model_hash: str = ""
-    input_hash: str = ""
-    boundary_rule: str = ""
+#: Profiles kept for when the database does not answer. Users choose the signatures, so their number is limited.
+PROFILES_KEPT_MAX = 1000
 
 
 class Store(Protocol):
@@ -39,28 +29,18 @@ class Store(Protocol):
 
     def write(self, records: list[Record]) -> None: ...
 
-    def find_profile(self, cluster: str, user: str, signature: str, model: str) -> StoredProfile | None: ...
+    def find_profile(self, user: str, signature: str, model: str) -> ProfileView | None: ...
 
     def close(self) -> None: ...
 
 
-class ProfileStore(Protocol):
-    """Finds the profile of a local job; `Ledger` is one."""
-
-    async def find_profile(self, user: str, signature: str, model: str) -> StoredProfile | None: ...
-
-
 class Ledger:
-    def __init__(
-        self, node: NodeIdentity, spool: Spool, store: Store, configuration: ActiveConfiguration, log: Any
-    ) -> None:
-        self._node = node
+    def __init__(self, spool: Spool, store: Store, configuration: ActiveConfiguration) -> None:
         self.spool = spool
         self._store = store
         self._configuration = configuration
-        self._log = log
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
-        self._profiles: dict[tuple[str, str, str, str], StoredProfile] = {}
+        self._profiles: dict[tuple[str, str, str], ProfileView] = {}
         self._wanted = asyncio.Event()
         self.is_up = True
         self.last_error = ""
@@ -71,17 +51,20 @@ class Ledger:
     def flush_soon(self) -> None:
         self._wanted.set()
 
-    async def find_profile(self, user: str, signature: str, model: str) -> StoredProfile | None:
-        """The stored profile; if the database does not answer in time, the one that it gave last."""
-        key = (self._node.local_cluster, user, signature, model)
+    async def find_profile(self, user: str, signature: str, model: str) -> ProfileView | None:
+        """The stored profile; if the database does not answer in time, the one that it returned last."""
+        key = (user, signature, model)
         try:
             async with asyncio.timeout(PROFILE_TIMEOUT_S):
                 found = await asyncio.get_running_loop().run_in_executor(self._thread, self._store.find_profile, *key)
         except (OperatingError, TimeoutError) as error:
-            self._log.warning("profile not read", signature=signature, why=str(error) or "the database is slow")
+            log.warning("profile not read", signature=signature, why=str(error) or "the database is slow")
             return self._profiles.get(key)
         if found is not None:
+            self._profiles.pop(key, None)
             self._profiles[key] = found
+            if len(self._profiles) > PROFILES_KEPT_MAX:
+                del self._profiles[next(iter(self._profiles))]
         return found
 
     async def run(self) -> None:
@@ -95,10 +78,10 @@ class Ledger:
                 pass
             self._wanted.clear()
             is_written = await self.flush()
-            delay_s = 0.0 if is_written else min(BACKOFF_SECONDS_MAX, max(1.0, delay_s * 2))
+            delay_s = 0.0 if is_written else min(BACKOFF_S_MAX, max(1.0, delay_s * 2))
 
     async def flush(self) -> bool:
-        """Write all batches. False if the database did not take one; that batch stays in the spool."""
+        """Write all batches. False if the database did not accept one; that batch stays in the spool."""
         while (batch := self.spool.next_batch()) is not None:
             records = self._readable(batch.payloads)
             try:
@@ -106,12 +89,12 @@ class Ledger:
                     await self._write(records)
             except OperatingError as error:
                 if self.is_up:
-                    self._log.error("database does not answer, records stay in the spool", why=str(error))
+                    log.error("database does not answer, records stay in the spool", why=str(error))
                 self.is_up, self.last_error = False, str(error)
                 return False
             self.spool.finish(batch)
             if not self.is_up:
-                self._log.info("database answers again", spooled=self.spool.record_count)
+                log.info("database answers again", spooled=self.spool.record_count)
             self.is_up, self.last_error = True, ""
         return True
 
@@ -120,12 +103,12 @@ class Ledger:
         writing = asyncio.get_running_loop().run_in_executor(self._thread, self._store.write, records)
         done, _ = await asyncio.wait([writing], timeout=self._configuration.settings.storage.timeout_ns / 1e9)
         if not done:
-            self._log.error("database slow, records stay in the spool")
+            log.error("database slow, records stay in the spool")
             self.is_up, self.last_error = False, "it does not answer in time"
         await writing
 
     async def close(self, timeout_s: float = 3.0) -> None:
-        """Try once more to write what is there; the rest stays in the spool for the next start."""
+        """Try once more to write all records. What is left stays in the spool for the next start."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.flush()
@@ -141,5 +124,5 @@ class Ledger:
             try:
                 records.append(decode(payload))
             except PeerError:
-                self._log.error("record not readable, it is dropped", bytes=len(payload))
+                log.error("unreadable record dropped", bytes=len(payload))
         return records

@@ -7,7 +7,7 @@ translates. After a restart, recording starts a new incarnation and continues wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from accounting.meter import Activity, DeviceMeter, MeteredDevice
 from accounting.records import (
@@ -17,7 +17,6 @@ from accounting.records import (
     JobRecord,
     MeasurementRecord,
     NodeEventRecord,
-    Record,
     SessionRecord,
 )
 from nodedaemon.core import commands, events
@@ -26,41 +25,32 @@ from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, LaneId, SessionId
 from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
+from nodedaemon.service.logs import log
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
+from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.wire.messages import ProfileReport
+from nodedaemon.wire.rate import KindBudget
 
-#: A larger figure cannot be right; a record must fit a signed 64-bit column.
+#: A larger value cannot be right, and a record must fit a signed 64-bit column.
 BYTES_MAX = 1 << 50
 #: Time between two records of one session's profile; the last one is recorded when the session ends.
 PROFILE_INTERVAL_NS = 10_000_000_000
-
-
-class RecordLog(Protocol):
-    """Where records go: the ledger."""
-
-    def record(self, record: Record) -> None: ...
-
-    def flush_soon(self) -> None: ...
+#: Reports of one kind that are recorded per minute about the sessions of one user. All are counted.
+REPORTS_MAX = 100
 
 
 class UsageRecorder:
     """`event_counts` counts the reports by kind."""
 
     def __init__(
-        self,
-        node: NodeIdentity,
-        state: ShellState,
-        devices: Mapping[DeviceId, DeviceDriver],
-        ledger: RecordLog,
-        log: Any,
+        self, node: NodeIdentity, state: ShellState, devices: Mapping[DeviceId, DeviceDriver], ledger: Ledger
     ) -> None:
         self._node = node
         self._state = state
         self._devices = devices
         self._ledger = ledger
-        self._log = log
         self._clock, self._utc_ns = node.clock.monotonic_ns, node.clock.utc_ns
         self._record = ledger.record
         self._meters: dict[DeviceId, DeviceMeter] = {}
@@ -72,6 +62,7 @@ class UsageRecorder:
         self._sequence = 0
         self._started = (self._utc_ns(), self._clock())
         self.event_counts: dict[str, int] = {}
+        self._budget = KindBudget(REPORTS_MAX)
 
     def start(self) -> None:
         self._introduce(self._node.cluster)
@@ -92,7 +83,7 @@ class UsageRecorder:
         for facts in list(self._state.sessions.values()):
             if facts.view.is_admitted and not facts.view.is_leaving:
                 self._join(facts, now_ns)
-                self._change(facts, _activity(facts), now_ns)
+                self._change(facts.session, _activity(facts), now_ns)
                 if facts.view.lane is not None:
                     self._bind(facts.session, facts.view.lane.id, now_ns)
 
@@ -135,6 +126,7 @@ class UsageRecorder:
 
     def close_interval(self) -> None:
         """Record what each job used since the last interval."""
+        self._budget.end_interval()
         self._spans.cut(self._clock())
         for meter in self._meters.values():
             for record in meter.close(self._utc_ns(), self._clock()):
@@ -173,7 +165,7 @@ class UsageRecorder:
             )
         )
 
-    def take_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
+    def on_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
         """A session reports its profile: record it, or keep it for later if one was recorded a moment ago."""
         live.profile = profile
         now_ns = self._clock()
@@ -182,7 +174,7 @@ class UsageRecorder:
             self.record_profile(live, facts)
 
     def record_profile(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Record the profile that waits, if any. Of a short job, the one at its end is the only complete one."""
+        """Record the pending profile, if any. For a short job, only the one at its end is complete."""
         if live.profile is not None:
             self._record_measurement(live, facts, live.profile)
             live.profile = None
@@ -237,13 +229,19 @@ class UsageRecorder:
     # Reports
 
     def report(self, kind: str, facts: SessionFacts, detail: str) -> None:
-        """Log and record something that happened to a session."""
-        self._log.warning(kind, job=facts.job, session=facts.session, device=facts.device, detail=detail)
-        self._record_event(kind, detail, facts.device, self._state.jobs.get(facts.job))
+        """Log and record something that happened to a session. Sessions cause it, so records are limited."""
+        log.warning(kind, job=facts.job, session=facts.session, device=facts.device, uid=facts.uid, detail=detail)
+        if self._budget.allows(kind, facts.uid):
+            self._record_event(kind, detail, facts.device, self._state.jobs.get(facts.job))
+        else:
+            self._count_event(kind)
 
     def report_device(self, kind: str, device: DeviceId, detail: str) -> None:
         """Record something that happened to a device."""
         self._record_event(kind, detail, device, None)
+
+    def _count_event(self, kind: str) -> None:
+        self.event_counts[kind] = self.event_counts.get(kind, 0) + 1
 
     def report_clock_step(self, step_ns: int) -> None:
         """The system's clock was set: record it, and start a new interval on the new time."""
@@ -251,7 +249,7 @@ class UsageRecorder:
         self.close_interval()
 
     def _record_event(self, kind: str, detail: str, device: str, job: JobFacts | None) -> None:
-        self.event_counts[kind] = self.event_counts.get(kind, 0) + 1
+        self._count_event(kind)
         self._sequence += 1
         self._record(
             NodeEventRecord(
@@ -273,14 +271,14 @@ class UsageRecorder:
     def watch(self, event: Event, made: list[Command], now_ns: int) -> None:
         match event:
             case events.GrantWanted():
-                self._change_id(event.session, Activity.WAITING, now_ns)
+                self._change(event.session, Activity.WAITING, now_ns)
             case events.GrantReturned():
-                self._on_return(event, now_ns)
+                self._on_return(event, made, now_ns)
             case events.SessionStopped():
-                self._change_id(event.session, Activity.SUSPENDED, now_ns)
+                self._change(event.session, Activity.SUSPENDED, now_ns)
             case events.SessionContinued():
                 facts = self._state.sessions[event.session]
-                self._change(facts, _activity(facts), now_ns)
+                self._change(facts.session, _activity(facts), now_ns)
             case events.LaneReleased() | events.LaneFailed():
                 self._set_lane(event.lane, 0, now_ns)
             case events.SessionLeft():
@@ -301,14 +299,19 @@ class UsageRecorder:
             case commands.AdmitSession():
                 facts = self._state.sessions[command.session]
                 self._join(facts, now_ns)
-                self._change(facts, _activity(facts), now_ns)
+                self._change(facts.session, _activity(facts), now_ns)
             case commands.Grant():
-                self._change_id(command.session, Activity.RUNNING, now_ns)
+                self._change(command.session, Activity.RUNNING, now_ns)
             case commands.BindSession():
                 self._bind(command.session, command.lane, now_ns)
             case commands.OpenLane():
                 self._spans.note_size(command.lane, command.bytes)
                 self._meters[command.device].set_lane(command.lane, command.bytes, now_ns)
+            case commands.CloseLane():
+                # The engine has forgotten the lane, and with it the device.
+                for meter in self._meters.values():
+                    meter.set_lane(command.lane, 0, now_ns)
+                self._spans.forget(command.lane)
             case _:
                 pass
 
@@ -321,14 +324,15 @@ class UsageRecorder:
         self._meters[device].bind(session, lane, now_ns)
         self._spans.enter(session, self.job_key(job), device, lane, now_ns)
 
-    def _on_return(self, event: events.GrantReturned, now_ns: int) -> None:
+    def _on_return(self, event: events.GrantReturned, made: list[Command], now_ns: int) -> None:
         device = self._joined.get(event.session)
         if device is None:
             return
         activity = Activity.WAITING if event.wants_next else Activity.OUTSIDE
         facts = self._state.sessions.get(event.session)
-        # A late return changes nothing: the session runs under another epoch.
-        if facts is not None and facts.view.epoch is not None:
+        is_granted_again = any(isinstance(one, commands.Grant) and one.session == event.session for one in made)
+        # A late return changes nothing: the session runs under a grant that this event did not make.
+        if facts is not None and facts.view.epoch is not None and not is_granted_again:
             return
         self._meters[device].change(event.session, activity, now_ns, iteration_count=event.iteration_count)
         self._spans.count(event.session, event.iteration_count)
@@ -343,17 +347,14 @@ class UsageRecorder:
             self._spans.count(event.session, event.iteration_count)
 
     def _set_lane(self, lane: int, size_bytes: int, now_ns: int) -> None:
-        known = self._state.engine.lane(cast(Any, lane))
-        if known is not None:
-            self._meters[known.device].set_lane(lane, size_bytes, now_ns)
+        view = self._state.engine.lane(cast(Any, lane))
+        if view is not None:
+            self._meters[view.device].set_lane(lane, size_bytes, now_ns)
 
-    def _change_id(self, session: SessionId, activity: Activity, now_ns: int) -> None:
+    def _change(self, session: SessionId, activity: Activity, now_ns: int) -> None:
         device = self._joined.get(session)
         if device is not None:
             self._meters[device].change(session, activity, now_ns)
-
-    def _change(self, facts: SessionFacts, activity: Activity, now_ns: int) -> None:
-        self._change_id(facts.session, activity, now_ns)
 
     def _join(self, facts: SessionFacts, now_ns: int) -> None:
         job = self._state.jobs.get(facts.job)

@@ -1,8 +1,8 @@
-"""A bounded spool on disk: records wait here until the database takes them.
+"""A bounded spool on disk: records wait here until the database accepts them.
 
 A segment `NNNNNNNN.V` holds records of one value class V. A batch is one segment; it is deleted after the database has
-taken it. When the spool is full, it drops the oldest segment of the lowest value first: readings, then iterations, then
-starts, and completions last. It counts every dropped record.
+accepted it. When the spool is full, it drops the oldest segment of the lowest value first (`accounting.records.worth`)
+and counts every dropped record. It never drops a record for one of lower value.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nodedaemon.service.journal.record_file import Damage, RecordWriter, read_re
 
 SPOOL_BYTES_MAX = 64 * 1024 * 1024
 SEGMENT_BYTES_MAX = 128 * 1024
-#: Records held in memory while the disk takes none.
+#: Records held in memory while nothing can be written to the disk.
 HELD_RECORDS_MAX = 2000
 
 
 class RecordValue(IntEnum):
-    """How much a record is worth if not all can be kept; the lowest value is dropped first."""
+    """How much a record is worth if not all can be kept, as `worth` returns it. The lowest is dropped first."""
 
     READING = 0
     ITERATION = 1
@@ -32,7 +32,6 @@ class RecordValue(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Batch:
     path: Path
-    value: RecordValue
     payloads: tuple[bytes, ...]
 
 
@@ -42,7 +41,6 @@ class Spool:
     bytes_max: int = SPOOL_BYTES_MAX
     segment_bytes_max: int = SEGMENT_BYTES_MAX
     dropped: Counter[RecordValue] = field(default_factory=Counter)
-    damage: Damage = field(default_factory=Damage)
     fault: str = ""
     _writers: dict[RecordValue, RecordWriter] = field(default_factory=dict)
     _counts: dict[Path, int] = field(default_factory=dict)
@@ -69,7 +67,7 @@ class Spool:
         return sum(self._sizes.values())
 
     def append(self, value: RecordValue, payload: bytes) -> None:
-        """Keep a record; never raises. If the disk takes none, records wait in memory, up to a bound."""
+        """Keep a record; never raises. If the disk is full, records wait in memory, up to a bound."""
         if self.held_count:
             self._hold(value, payload)
             self._write_held()
@@ -85,9 +83,9 @@ class Spool:
             if writer is not None and writer.path == path:
                 writer.close()
                 del self._writers[value]
-            payloads = tuple(read_records(path, self.damage))
+            payloads = tuple(read_records(path, Damage()))
             if payloads:
-                return Batch(path, value, payloads)
+                return Batch(path, payloads)
             self._forget(path)
         return None
 
@@ -108,7 +106,7 @@ class Spool:
             self._append(value, payload)
         except OSError as error:
             self.fault = f"write spool: {self.directory}: {error.strerror}"
-            # Our own readings may have filled the disk, and completions are worth more.
+            # The spool itself may have filled the disk: drop its least valuable segment and try once more.
             if not self._drop_oldest(up_to=RecordValue(max(value - 1, 0))):
                 return False
             try:
