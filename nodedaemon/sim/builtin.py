@@ -95,17 +95,17 @@ def _timed(name: str, assumed_ms: float | None = None) -> Model:
     return Model(model.name, model.kind, model.persistent_bytes, model.ephemeral_bytes, iteration_ns)
 
 
-def _length_ns(dice: random.Random, parameters: Parameters) -> int:
+def _length_ns(rng: random.Random, parameters: Parameters) -> int:
     sigma = float(parameters["length_sigma"])
     mu = math.log(parameters["length_mean_s"]) - sigma * sigma / 2
-    length_s: float = min(max(dice.lognormvariate(mu, sigma), parameters["length_min_s"]), parameters["length_max_s"])
+    length_s: float = min(max(rng.lognormvariate(mu, sigma), parameters["length_min_s"]), parameters["length_max_s"])
     return round(length_s * SECOND_NS)
 
 
 def _heavy_tailed(name: str, parameters: Parameters, draw: Draw) -> Iterable[Workload]:
     """Jobs of random models, lognormal lengths and Poisson arrivals: `paper` and `cluster`."""
     # S311: a seed must always give the same workload, and nothing here is secret.
-    dice = random.Random(draw.seed)  # noqa: S311
+    rng = random.Random(draw.seed)  # noqa: S311
     load = parameters["load"] if draw.load is None else draw.load
     job_count = draw.job_count or parameters["job_count"]
     device_count = draw.device_count or parameters["device_count"]
@@ -114,13 +114,13 @@ def _heavy_tailed(name: str, parameters: Parameters, draw: Draw) -> Iterable[Wor
     gap_s = parameters["length_mean_s"] * mean_devices / (load * device_count)
     rows, at_ns, jobs = timed_models(), 0, []
     for number in range(1, job_count + 1):
-        model = dice.choice(rows)
-        length_ns = _length_ns(dice, parameters)
+        model = rng.choice(rows)
+        length_ns = _length_ns(rng, parameters)
         # Draw the gap even if all jobs come at once, so that a seed gives the same jobs at every load.
-        gap = dice.expovariate(1.0)
+        gap = rng.expovariate(1.0)
         at_ns += 0 if math.isinf(load) else round(gap * gap_s * SECOND_NS)
-        count = dice.choices(list(shares), list(shares.values()))[0]
-        user = f"user{dice.randrange(parameters.get('user_count', 1))}"
+        count = rng.choices(list(shares), list(shares.values()))[0]
+        user = f"user{rng.randrange(parameters.get('user_count', 1))}"
         jobs.append(_job(number, at_ns, model, length_ns, device_count=count, user=user, account=user))
     work_s = sum(job.work_ns * job.device_count for job in jobs) / SECOND_NS
     span_s = max(at_ns / SECOND_NS, 1.0)
@@ -156,11 +156,11 @@ def _sweep(name: str, parameters: Parameters, draw: Draw) -> Iterable[Workload]:
 
 
 def _inference(name: str, parameters: Parameters, draw: Draw) -> Iterable[Workload]:
-    dice = random.Random(draw.seed)  # noqa: S311
+    rng = random.Random(draw.seed)  # noqa: S311
     served = [model for model in models().values() if model.kind == "inference"]
     jobs = []
     for number, model in enumerate([m for m in served for _ in range(parameters["copies"])], start=1):
-        factors = [dice.uniform(1.0, parameters["request_factor_max"]) for _ in range(parameters["request_count"])]
+        factors = [rng.uniform(1.0, parameters["request_factor_max"]) for _ in range(parameters["request_count"])]
         offsets, at_s = [], 0.0
         for factor in factors:
             at_s += parameters["request_interval_s"] * factor

@@ -1,7 +1,8 @@
-"""Virtual time: what is due next, in an order that depends on the simulated world alone.
+"""Virtual time: which timer fires next, in an order that depends only on the simulated world.
 
-Things due at the same nanosecond go by kind and then by number, never by when they were put down: a run that wakes up
-more often (single iterations) must see them in the same order as one that does not (coalesced ones).
+Timers of the same nanosecond fire by kind and then by number, never by the order in which they were set. A run that
+wakes up more often (single iterations) must see them in the same order as one that wakes up less often (iterations
+simulated together).
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from enum import IntEnum
 from heapq import heappop, heappush
 
 
-class Due(IntEnum):
-    """Kinds of appointments, in the order in which those of one moment are kept."""
+class TimerKind(IntEnum):
+    """Kinds of timers, in the order in which those of one moment fire."""
 
     BOUNDARY = 0
     END = 1
@@ -21,13 +22,12 @@ class Due(IntEnum):
     SUBMISSION = 4
 
 
-class Appointment:
-    """Something to do at a time; `cancel` makes it nothing."""
+class Timer:
+    """A call that is due at some time. `cancel` prevents it."""
 
-    __slots__ = ("action", "at_ns")
+    __slots__ = ("action",)
 
-    def __init__(self, at_ns: int, action: Callable[[], None]) -> None:
-        self.at_ns = at_ns
+    def __init__(self, action: Callable[[], None]) -> None:
         self.action: Callable[[], None] | None = action
 
     def cancel(self) -> None:
@@ -35,34 +35,34 @@ class Appointment:
 
 
 class VirtualClock:
-    """Keeps appointments in order of time. Time moves only in `run`."""
+    """Fires timers in order of time. Time moves only in `run`."""
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self._heap: list[tuple[int, int, int, int, Appointment]] = []
-        self._put_count = 0
+        self._heap: list[tuple[int, int, int, int, Timer]] = []
+        self._timer_count = 0
 
-    def put(self, at_ns: int, kind: Due, number: int, action: Callable[[], None]) -> Appointment:
-        """Have `action` called at `at_ns`; `number` orders appointments of the same kind and moment."""
+    def call_at(self, at_ns: int, kind: TimerKind, number: int, action: Callable[[], None]) -> Timer:
+        """Call `action` at `at_ns`. `number` orders timers of the same kind and moment."""
         assert at_ns >= self.now_ns
-        appointment = Appointment(at_ns, action)
-        self._put_count += 1
-        heappush(self._heap, (at_ns, kind, number, self._put_count, appointment))
-        return appointment
+        timer = Timer(action)
+        self._timer_count += 1
+        heappush(self._heap, (at_ns, kind, number, self._timer_count, timer))
+        return timer
 
-    def move(
-        self, appointment: Appointment | None, left_ns: int | None, kind: Due, number: int, action: Callable[[], None]
-    ) -> Appointment | None:
-        """Replace an appointment by one in `left_ns` from now, or by none."""
-        if appointment is not None:
-            appointment.cancel()
-        return None if left_ns is None else self.put(self.now_ns + left_ns, kind, number, action)
+    def reschedule(
+        self, timer: Timer | None, left_ns: int | None, kind: TimerKind, number: int, action: Callable[[], None]
+    ) -> Timer | None:
+        """Replace a timer with one that fires `left_ns` from now, or with none."""
+        if timer is not None:
+            timer.cancel()
+        return None if left_ns is None else self.call_at(self.now_ns + left_ns, kind, number, action)
 
     def run(self) -> None:
-        """Keep appointments until none is left."""
+        """Fire timers until none is left."""
         heap = self._heap
         while heap:
-            at_ns, _, _, _, appointment = heappop(heap)
-            if appointment.action is not None:
+            at_ns, _, _, _, timer = heappop(heap)
+            if timer.action is not None:
                 self.now_ns = at_ns
-                appointment.action()
+                timer.action()

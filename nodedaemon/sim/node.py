@@ -1,8 +1,8 @@
-"""What a node does with the engine's commands, without time and without devices.
+"""A node that carries out the engine's commands, without time and without devices.
 
 `SimulatedNode` carries out commands as the daemon's executor would: it holds lane memory, runs sessions under grants
-and owes the engine a confirmation for each request. The simulator delivers confirmations at once. Tests of the core
-deliver them late, in another order or not at all.
+and queues the confirmations that the engine expects. The simulator delivers them at once. Tests of the core deliver
+them late, in another order or not at all.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class HeldGrant:
 
 
 class SimulatedNode:
-    """The lanes, grants and memory of a node, as its engine's commands have made them."""
+    """The lanes, grants and memory of a node, as the commands of its engine left them."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -54,7 +54,7 @@ class SimulatedNode:
         self.wake_ns: int | None = None
 
     def carry_out(self, command: cmd.Command, now_ns: int) -> None:
-        """Do what the engine asks, and note the confirmation that it is owed."""
+        """Carry out the command, and queue the confirmation that the engine expects."""
         match command:
             case cmd.AdmitSession(session, size_bytes):
                 self.admitted.add(session)
@@ -90,7 +90,7 @@ class SimulatedNode:
         return grant
 
     def next_event(self, index: int = 0) -> ev.Event:
-        """Take one event off the queue; with a confirmed release its bytes are gone."""
+        """Remove one event from the queue. A confirmed release frees its bytes."""
         event = self.due[index]
         del self.due[index]
         match event:

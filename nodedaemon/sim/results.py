@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from nodedaemon.core.types import SECOND_NS
+from nodedaemon.core.fairness import jain_of_sums
+from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS, LaneId
 from nodedaemon.sim.workload import Job
 
 
@@ -21,8 +23,18 @@ class JobTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Time for which a job held one grant in one lane."""
+
+    number: int
+    lane: LaneId
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The figures of one policy on one workload. Times are seconds, as floats, because nothing is decided by them.
+    """The figures of one policy on one workload. Times are seconds, as floats, because no decision depends on them.
 
     Completion is from submit to end; queueing from submit to the first iteration; makespan from the first submit to the
     last end. `gpus_needed` is the number of devices that hold all jobs at once, so that no job waits for a device.
@@ -40,8 +52,8 @@ class RunResult:
     average_slowdown: float
     jain_average: float | None
     jain_minimum: float | None
-    hand_overs: int
-    lane_openings: int
+    hand_overs: int = 0
+    lane_openings: int = 0
     average_request_wait_ms: float | None
     job_count: int
 
@@ -49,8 +61,8 @@ class RunResult:
 def summarize(
     name: str, workload: str, jobs_times: Sequence[JobTimes], gpus_needed: int, meter: ShareMeter | None
 ) -> RunResult:
-    """Summarize a run in which every job ended. The counts of lanes are 0."""
-    completions, queueings, slowdowns, waits, requests = [], [], [], 0, 0
+    """Summarize a run in which every job ended. The caller adds the counts of hand-overs and lane openings."""
+    completions, queueings, slowdowns, waits_ns, request_count = [], [], [], 0, 0
     for times in jobs_times:
         assert times.start_ns is not None
         assert times.end_ns is not None
@@ -59,32 +71,26 @@ def summarize(
         queueings.append((times.start_ns - job.submit_ns) / SECOND_NS)
         slowdowns.append((times.end_ns - job.submit_ns) / max(1, job.solo_ns))
         if job.request_offsets_ns is not None:
-            waits += times.request_wait_ns
-            requests += len(job.request_offsets_ns)
+            waits_ns += times.request_wait_ns
+            request_count += len(job.request_offsets_ns)
     last_ns = max(times.end_ns or 0 for times in jobs_times)
     first_ns = min(times.job.submit_ns for times in jobs_times)
     return RunResult(
         name=name,
         workload=workload,
         gpus_needed=gpus_needed,
-        average_completion_s=mean(completions),
+        average_completion_s=fmean(completions),
         median_completion_s=quantile(completions, 0.5),
         p95_completion_s=quantile(completions, 0.95),
-        average_queueing_s=mean(queueings),
+        average_queueing_s=fmean(queueings),
         p95_queueing_s=quantile(queueings, 0.95),
         makespan_s=(last_ns - first_ns) / SECOND_NS,
-        average_slowdown=mean(slowdowns),
+        average_slowdown=fmean(slowdowns),
         jain_average=meter.average() if meter else None,
         jain_minimum=meter.minimum if meter else None,
-        hand_overs=0,
-        lane_openings=0,
-        average_request_wait_ms=waits / requests / 1e6 if requests else None,
+        average_request_wait_ms=waits_ns / request_count / MILLISECOND_NS if request_count else None,
         job_count=len(jobs_times),
     )
-
-
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -141,7 +147,7 @@ class ShareMeter:
         """The index now, or None before five rounds are done."""
         if self._count < 2 or self._work_ns < self.ROUNDS * self._round_ns or self._squares <= 0.0:
             return None
-        index = min(1.0, self._sum * self._sum / (self._count * self._squares))
+        index = min(1.0, jain_of_sums(self._sum, self._squares, self._count))
         self.minimum = index if self.minimum is None else min(self.minimum, index)
         return index
 

@@ -5,22 +5,25 @@ Memory arithmetic, charges, admission, lanes and grants are the core's own code.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from nodedaemon.core.admission import Admit, DeviceView, JobRequest, admit
+from nodedaemon.core.admission import Admit, DeviceView, admit
 from nodedaemon.core.errors import RequestError
-from nodedaemon.core.memory import SHARD_UNIT_BYTES, auto_reserve, device_units, round_up, with_headroom
+from nodedaemon.core.memory import auto_reserve, device_units, round_up, with_headroom
 from nodedaemon.core.policies import POLICIES
-from nodedaemon.core.types import DeviceId, DeviceLimits, LaneSharing
-from nodedaemon.sim.baselines import UngatedDevice
-from nodedaemon.sim.gated_device import DeviceRules, GatedDevice, Turn
-from nodedaemon.sim.line import Room, Spread, bins_needed
-from nodedaemon.sim.results import RunResult, ShareMeter, summarize
-from nodedaemon.sim.site import METERED_DEVICES_MAX, Runner, Site
-from nodedaemon.sim.speed import Speeds
+from nodedaemon.core.types import DeviceId, DeviceLimits
+from nodedaemon.sim.device import SimulatedDevice, SimulationSetup
+from nodedaemon.sim.gated_device import GatedDevice
+from nodedaemon.sim.job_queue import DevicePool, bins_needed
+from nodedaemon.sim.results import RunResult, ShareMeter, Turn, summarize
+from nodedaemon.sim.site import Site
+from nodedaemon.sim.ungated_device import UngatedDevice
 from nodedaemon.sim.workload import Job, Workload
 
+#: Jain's index needs the progress of every device at every arrival and end. With more devices that takes too long.
+METERED_DEVICES_MAX = 8
 BASELINES = ("exclusive", "exclusive-sjf", "peak")
 #: A turn of a replayed job may last hours; nothing in a simulation hangs.
 _NEVER_NS = 1 << 62
@@ -29,27 +32,6 @@ _REFUSED_SHOWN_MAX = 20
 
 #: Called with the name of the policy or baseline, the number of jobs that have ended, and the number of all jobs.
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SimulationSetup:
-    """The devices, and the assumptions about them. `lane_reserve_bytes` None means auto."""
-
-    device_bytes: int
-    device_count: int = 1
-    node_count: int = 1
-    lane_reserve_bytes: int | None = None
-    lanes_max: int = DeviceLimits(0).lanes_max
-    context_bytes: int = 0
-    headroom_percent: int = 0
-    unit_bytes: int = SHARD_UNIT_BYTES
-    lane_sharing: LaneSharing = LaneSharing.USER
-    spread: Spread = Spread.LEAST_LOADED
-    turns_per_job: int | None = None
-    pair_speeds: Mapping[tuple[str, str], float] | None = None
-    is_single_step: bool = False
-    #: As `DeviceRules.startup_weight`.
-    startup_weight: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +59,9 @@ class Prepared:
 
 
 def prepare(workload: Workload, setup: SimulationSetup) -> Prepared:
-    """Add contexts and headroom, lump turns, choose R and compute the charges.
+    """Add contexts and headroom, merge iterations into turns, choose R and compute the charges.
 
-    Raises `RequestError` with every job that no device can hold: a comparison over different jobs would mislead.
+    Raises `RequestError` that lists every job that no device can hold: comparing different jobs would mislead.
     """
     jobs = [_sized(job, setup) for job in workload.jobs]
     reserve = setup.lane_reserve_bytes
@@ -97,14 +79,13 @@ def prepare(workload: Workload, setup: SimulationSetup) -> Prepared:
     charges, peaks, refused = [], [], []
     for job in jobs:
         if job.device_count > 1:
-            # The job takes whole devices, outside Salus. `Line` counts devices for it, not shards.
+            # The job takes whole devices, outside Salus. `JobQueue` counts devices for it, not shards.
             charges.append(view.units_total)
             peaks.append(bare.units_total)
             if job.device_count > setup.device_count:
-                refused.append(f"job {job.id}: devices: {job.device_count} needed, {setup.device_count} there")
+                refused.append(f"job {job.id}: devices: {job.device_count} needed, {setup.device_count} available")
             continue
-        request = JobRequest(job.persistent_bytes, job.ephemeral_bytes)
-        decision, by_peak = admit(request, view), admit(request, bare)
+        decision, by_peak = (admit(job.persistent_bytes, job.ephemeral_bytes, device) for device in (view, bare))
         if isinstance(decision, Admit) and isinstance(by_peak, Admit):
             charges.append(decision.charge_units)
             peaks.append(by_peak.charge_units)
@@ -116,11 +97,11 @@ def prepare(workload: Workload, setup: SimulationSetup) -> Prepared:
         if len(refused) > len(shown):
             shown.append(f"... and {len(refused) - len(shown)} more")
         raise RequestError(
-            f"simulate: {workload.name}: {len(refused)} jobs fit no device, nothing was run; raise --gpu-memory or "
+            f"simulate: {workload.name}: {len(refused)} jobs fit no device, so nothing was run; raise --gpu-memory or "
             "change --lane-reserve\n" + "\n".join(shown)
         )
     units = device_units(setup.device_bytes, reserve, setup.unit_bytes)
-    return Prepared(workload.having(jobs), setup, reserve, units, tuple(charges), tuple(peaks))
+    return Prepared(workload.with_jobs(jobs), setup, reserve, units, tuple(charges), tuple(peaks))
 
 
 def _sized(job: Job, setup: SimulationSetup) -> Job:
@@ -135,9 +116,9 @@ def _sized(job: Job, setup: SimulationSetup) -> Job:
 
 
 def run_policy(
-    prepared: Prepared, policy: str, progress: Progress | None = None, watch: Callable[[Turn], None] | None = None
+    prepared: Prepared, policy: str, progress: Progress | None = None, on_turn: Callable[[Turn], None] | None = None
 ) -> RunResult:
-    """Simulate the engine with `policy` on every device. `watch` gets every turn as it ends."""
+    """Simulate the engine with `policy` on every device. Calls `on_turn` with every turn that ends."""
     setup = prepared.setup
     limits = DeviceLimits(
         capacity_bytes=setup.device_bytes,
@@ -146,15 +127,13 @@ def run_policy(
         policy=policy,
         hang_timeout_ns=_NEVER_NS,
     )
-    speeds = Speeds(setup.pair_speeds)
-    rules = DeviceRules(limits, speeds, setup.lane_sharing, setup.is_single_step, setup.startup_weight)
     devices: list[GatedDevice] = []
 
-    def make(number: int, site: Site) -> Runner:
-        devices.append(GatedDevice(number, site.clock, rules, site.meter, site.ended, watch))
+    def make_device(number: int, site: Site) -> GatedDevice:
+        devices.append(GatedDevice(number, site, setup, limits, on_turn))
         return devices[-1]
 
-    result = _run(prepared, policy, range(len(prepared.jobs)), make, progress)
+    result = _run(prepared, policy, range(len(prepared.jobs)), make_device, progress)
     return replace(
         result,
         hand_overs=sum(device.hand_over_count for device in devices),
@@ -164,28 +143,24 @@ def run_policy(
 
 def run_baseline(prepared: Prepared, name: str, progress: Progress | None = None) -> RunResult:
     """Simulate sharing without lanes; see `BASELINES`."""
-    setup, jobs = prepared.setup, prepared.jobs
-    speeds, numbers = Speeds(setup.pair_speeds), range(len(jobs))
-    order = sorted(numbers, key=lambda n: (jobs[n].solo_ns, n)) if name == "exclusive-sjf" else numbers
-
-    def make(number: int, site: Site) -> Runner:
-        return UngatedDevice(number, site.clock, speeds, site.meter, site.ended, startup_weight=setup.startup_weight)
-
-    return _run(prepared, name, order, make, progress)
+    jobs, order = prepared.jobs, list(range(len(prepared.jobs)))
+    if name == "exclusive-sjf":
+        order.sort(key=lambda number: jobs[number].solo_ns)
+    return _run(prepared, name, order, lambda number, site: UngatedDevice(number, site, prepared.setup), progress)
 
 
 def _run(
     prepared: Prepared,
     name: str,
     order: Sequence[int],
-    make_runner: Callable[[int, Site], Runner],
+    make_device: Callable[[int, Site], SimulatedDevice[Any]],
     progress: Progress | None,
 ) -> RunResult:
     setup, jobs = prepared.setup, prepared.jobs
     units, charges = prepared.shares(name)
-    room = Room(setup.device_count, setup.node_count, units, setup.spread)
+    pool = DevicePool(setup.device_count, setup.node_count, units, setup.spread)
     meter = ShareMeter() if setup.device_count <= METERED_DEVICES_MAX else None
-    site = Site(jobs, room, charges, order, meter, make_runner)
+    site = Site(jobs, pool, charges, order, meter, make_device)
     site.run(None if progress is None else lambda ended_count: progress(name, ended_count, len(jobs)))
     return summarize(name, prepared.workload.name, site.times, devices_needed(prepared, name), meter)
 
@@ -194,7 +169,7 @@ def simulate(prepared: Prepared, policies: tuple[str, ...], progress: Progress |
     """Run every requested policy, then every baseline."""
     unknown = [name for name in policies if name not in POLICIES]
     if unknown:
-        raise RequestError(f"simulate: policy {', '.join(unknown)}: unknown; use some of {', '.join(sorted(POLICIES))}")
+        raise RequestError(f"simulate: policy {', '.join(unknown)}: unknown; use any of {', '.join(sorted(POLICIES))}")
     results = [run_policy(prepared, name, progress) for name in policies]
     return results + [run_baseline(prepared, name, progress) for name in BASELINES]
 

@@ -40,12 +40,12 @@ class _Skipped:
 
 
 def read_sacct(path: Path, seed: int) -> Workload:
-    """Read `sacct -P` output; `RequestError` names every bad row. Steps and jobs without GPU are counted."""
+    """Read `sacct -P` output. Raises `RequestError` with every bad row. Steps and jobs without GPU are only counted."""
     numbered = [(number, line) for number, line in enumerate(read_lines(path), start=1) if line.strip()]
     if not numbered:
         raise RequestError(f"read workload: {path}: the file is empty; write it with `{SACCT_COMMAND}`")
     header = _header(path, numbered[0][1])
-    dice = random.Random(seed)  # noqa: S311 - a workload must be the same for a seed
+    rng = random.Random(seed)  # noqa: S311 - a workload must be the same for a seed
     jobs: list[Job] = []
     bad: list[str] = []
     skipped = _Skipped()
@@ -57,7 +57,7 @@ def read_sacct(path: Path, seed: int) -> Workload:
             continue
         row = dict(zip(header, (cell.strip() for cell in cells), strict=True))
         try:
-            job, is_drawn = _job(row, dice, skipped)
+            job, is_drawn = _job(row, rng, skipped)
         except BadRowError as error:
             bad.append(f"{number}: {error}")
             continue
@@ -116,7 +116,7 @@ def _header(path: Path, line: str) -> list[str]:
     return header
 
 
-def _job(row: dict[str, str], dice: random.Random, skipped: _Skipped) -> tuple[Job | None, bool]:
+def _job(row: dict[str, str], rng: random.Random, skipped: _Skipped) -> tuple[Job | None, bool]:
     job_id = row.get("jobid") or row.get("jobidraw", "")
     if not job_id:
         raise BadRowError("JobID is empty")
@@ -144,7 +144,7 @@ def _job(row: dict[str, str], dice: random.Random, skipped: _Skipped) -> tuple[J
         skipped.not_run += 1
         return None, False
     # Draw for every job that is kept, so that recorded memory of one job does not change the others.
-    model = dice.choice(timed_models())
+    model = rng.choice(timed_models())
     admitted = _admitted_bytes(row.get("admincomment", ""))
     persistent_bytes, ephemeral_bytes = admitted or (model.persistent_bytes, model.ephemeral_bytes)
     assert model.iteration_ns is not None

@@ -1,25 +1,25 @@
-"""How fast iterations go that run on one device at the same time.
+"""The speed of iterations that run on one device at the same time.
 
-By default they share the device's throughput without gain: k at once go at 1/k each. That is conservative: measured
-pairs often do better, and `--pair-speed` takes such measurements. Of more than two, the delays that each of the others
-causes add up, which gives 1/k again where every pair goes at one half.
+By default they share the throughput of the device without gain: each of k iterations runs at 1/k of its speed. That is
+conservative, because measured pairs often do better. `--pair-speed` reads such measurements. With more than two at
+once, the delays that each of the others causes add up. This gives 1/k again if every pair runs at one half.
 
-A job that starts up on the device's own cores, as on a host device, is one more that shares, with a weight of its own:
-an operating system's priorities decide there, not a lane.
+A job that starts up on the device's own cores, as on a host device, takes a share too. It has a weight of its own,
+because the priorities of the operating system decide there, not a lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-#: Work is counted in this many units a nanosecond, so that rates of up to 16 at once are whole numbers.
+#: Work is counted in this many units per nanosecond, so that the rates of up to 16 jobs at once are integers.
 WORK_SCALE = 720_720_000
-#: A pair that nobody measured shares without gain.
+#: A pair that was not measured shares the device without gain.
 PAIR_SPEED_DEFAULT = 0.5
 
 
 class Speeds:
-    """Rates of work for whoever is busy together."""
+    """The rates of work of jobs that are busy at the same time."""
 
     def __init__(self, pair_speeds: Mapping[tuple[str, str], float] | None = None) -> None:
         self._pair_speeds = pair_speeds

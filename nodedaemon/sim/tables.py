@@ -1,4 +1,4 @@
-"""Reads CSV files of users: a table of jobs, and the measured speeds of pairs of models.
+"""Reads the CSV files that users supply: a table of jobs, and the measured speeds of pairs of models.
 
 An error lists every bad row with its line. A file with a bad row is not simulated.
 """
@@ -50,7 +50,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def refuse_bad_rows(path: Path, bad: list[str]) -> None:
-    """Raise one error that lists every bad row of the file, if there is any."""
+    """Raise one error that lists every bad row of the file, if there are any."""
     if not bad:
         return
     shown = bad[:BAD_ROWS_SHOWN_MAX]
@@ -58,7 +58,7 @@ def refuse_bad_rows(path: Path, bad: list[str]) -> None:
         shown.append(f"... and {len(bad) - len(shown)} more")
     rows = "\n".join(f"{path}:{line}" for line in shown)
     plural = "row" if len(bad) == 1 else "rows"
-    raise RequestError(f"read workload: {path}: {len(bad)} bad {plural}, nothing was run\n{rows}")
+    raise RequestError(f"read workload: {path}: {len(bad)} bad {plural}, so nothing was run\n{rows}")
 
 
 def parse_rows(

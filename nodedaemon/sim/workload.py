@@ -1,4 +1,4 @@
-"""Jobs as the simulator knows them: when they come, what memory they need, how long they would run alone."""
+"""Jobs as the simulator sees them: when they are submitted, their memory, and how long they run alone."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from nodedaemon.core.types import JobClass, JobId, Profile
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job. Its iterations follow each other without a pause, or answer requests where offsets are given.
+    """One job. Its iterations follow each other without a pause or, with `request_offsets_ns`, answer requests.
 
-    `request_offsets_ns` count from the moment the job can first run; there is one iteration for each.
-    A job of several devices takes them whole, because a Salus session has one device.
+    The offsets count from the moment at which the job can first run; each request is one iteration. A job of several
+    devices uses them exclusively, because a Salus session has one device.
     """
 
     id: JobId
@@ -29,17 +29,17 @@ class Job:
     weight: int = 1
     device_count: int = 1
     request_offsets_ns: tuple[int, ...] | None = None
-    #: Between its placement and its first wish to run: interpreter, imports, data. It holds its place, but no lane.
+    #: Time from placement to the first iteration: interpreter, imports, data. The job holds its shards but no lane.
     startup_ns: int = 0
 
     @property
     def work_ns(self) -> int:
-        """Device time that the job needs when it runs alone."""
+        """Device time that the job needs if it runs alone."""
         return self.iteration_ns * self.iteration_count
 
     @property
     def solo_ns(self) -> int:
-        """How long the job lasts alone on a device: start, work, and for a server also the time between requests."""
+        """How long the job lasts alone on a device: startup, work, and for a server also the time between requests."""
         if self.request_offsets_ns is None:
             return self.startup_ns + self.work_ns
         done_ns = self.startup_ns
@@ -52,11 +52,11 @@ class Job:
         return Profile(self.persistent_bytes, self.ephemeral_bytes, self.iteration_ns)
 
     def with_context(self, context_bytes: int) -> Job:
-        """Add a CUDA context, which a process of its own holds for its whole life."""
+        """Add a CUDA context, which every process holds for its whole life."""
         return replace(self, persistent_bytes=self.persistent_bytes + context_bytes)
 
     def in_turns(self, turn_count: int) -> Job:
-        """Lump iterations so that the job has at most `turn_count` boundaries; its work stays the same."""
+        """Merge iterations so that the job has at most `turn_count` boundaries; its work stays the same."""
         if self.request_offsets_ns is not None or self.iteration_count <= turn_count:
             return self
         return replace(self, iteration_ns=-(-self.work_ns // turn_count), iteration_count=turn_count)
@@ -74,14 +74,14 @@ class Workload:
     node_count: int = 1
     device_bytes: int = 0
     turns_per_job: int | None = None
-    #: What the reader must know to judge the figures: parameters as drawn, and what was assumed.
+    #: What a reader needs to judge the figures: the parameters as drawn, and the assumptions.
     parameters: dict[str, str | float] = field(default_factory=dict)
     caveats: tuple[str, ...] = ()
 
-    def having(self, jobs: Iterable[Job]) -> Workload:
+    def with_jobs(self, jobs: Iterable[Job]) -> Workload:
         return replace(self, jobs=tuple(jobs))
 
 
 def by_submission(jobs: Iterable[Job]) -> tuple[Job, ...]:
-    """Order by submit time; jobs submitted at the same moment keep the order they came in."""
+    """Order by submit time. Jobs that are submitted at the same moment keep their order."""
     return tuple(sorted(jobs, key=lambda job: job.submit_ns))
