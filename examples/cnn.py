@@ -1,6 +1,6 @@
 """Trains a small convolutional network on synthetic images with a DataLoader and evaluates it after every epoch.
 
-Ephemeral-heavy: activations are many times the parameters, the best case for sharing memory by iteration.
+Activations are many times larger than the parameters: the best case for sharing memory between iterations.
 Plain PyTorch; raise --batch or --width to use more memory.
 """
 

@@ -1,7 +1,7 @@
-"""A loop like training, over cuda-python: persistent weights, temporary activations, and checks of the data.
+"""A training-like loop over cuda-python: persistent weights, temporary activations, and checks of the data.
 
-It takes the place of a framework on a real GPU and on the emulator, on which no framework runs. It allocates plainly or
-through a small caching allocator that keeps freed segments as PyTorch does. It runs the same with and without Salus.
+It takes the place of a framework on a real GPU and on the emulator, on which no framework runs. It allocates directly
+or through a small caching allocator that keeps freed segments as PyTorch does. It runs the same with and without Salus.
 With Salus (`SALUS_SOCKET` set, libsalus preloaded) it marks where its iterations begin.
 
     python examples/cuda_loop.py --iterations 100 --weights-mib 64 --activations-mib 128 --cached
@@ -36,7 +36,7 @@ WORD = 1 << 32
 CHECKED_WORDS = 1024
 SEGMENT_BYTES = 2 * MIB
 
-# A real kernel: data[i] = data[i] * 1664525 + value. The comment tells the emulator, which runs no code, what it does.
+# A real kernel: data[i] = data[i] * 1664525 + value. Its comment tells the emulator, which runs no code, what it does.
 PTX = """// salus-kernel: mix ns={ns} sm={sm} bandwidth=20 effect=mix
 .version 7.0
 .target sm_60
@@ -106,7 +106,7 @@ class Segment:
 
 
 class CachingAllocator:
-    """Keeps freed segments and places blocks in them. Without memory, it frees empty segments and tries again."""
+    """Keeps freed segments and places blocks in them. If memory runs out, it frees empty segments and tries again."""
 
     def __init__(self) -> None:
         self._segments: list[Segment] = []
@@ -185,7 +185,7 @@ class Salus:
         return counters.handover_count, counters.stash_copied_bytes
 
     def leave(self) -> None:
-        """No iteration follows for now: give up the lane."""
+        """Return the lane, because no iteration follows for now."""
         if self._library is not None:
             self._library.salus_leave()
 
@@ -294,7 +294,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "--listing",
         choices=["live", "off", "empty"],
         default="live",
-        help="with --cached, what the loop reports of its segments: live blocks, nothing, or wrongly no live block",
+        help="with --cached, what the loop reports of its segments: live blocks, nothing, or (wrongly) no live blocks",
     )
     parser.add_argument("--leave", action="store_true", help="hold no lane between iterations, as a server would")
     parser.add_argument("--pause-us", type=int, default=0, help="host work between iterations")
@@ -330,18 +330,18 @@ def main(arguments: list[str]) -> int:
     if options.started:
         sys.stdout.write("started\n")
         sys.stdout.flush()
-    is_told_to_end: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _: is_told_to_end.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     times_ns: list[int] = []
     for number in range(options.iterations):
-        if is_told_to_end:
+        if signals:
             break
         loop.salus.boundary(loop.allocator)
         start_ns = time.monotonic_ns()
         loop.iterate(number)
         times_ns.append(time.monotonic_ns() - start_ns)
         if options.count_file:
-            # Renamed into place: who reads meanwhile sees the last number or this one, never an empty file.
+            # Rename it into place, so that a reader sees the last number or this one, never an empty file.
             part = Path(f"{options.count_file}.part")
             part.write_text(str(len(times_ns)))
             part.replace(options.count_file)

@@ -1,6 +1,6 @@
 """Trains a generator against a discriminator, each with an optimizer of its own.
 
-Iterations are short and borrow little memory: the worst case for anything that costs time at every iteration.
+Iterations are short and need little ephemeral memory: the worst case for anything that costs time at every iteration.
 Plain PyTorch; raise --batch or --width to use more memory.
 """
 

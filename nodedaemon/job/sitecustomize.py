@@ -1,7 +1,7 @@
 """Loads the adaptor into every Python process of a job, then the sitecustomize that this one shadows.
 
 Python imports the first `sitecustomize` on its path at start-up, and salusd puts this directory on PYTHONPATH. Programs
-that import no framework do not notice. Nothing of Salus raises here. An exception of the shadowed module is passed on,
+that import no framework do not notice. No Salus code raises here. An exception in the shadowed module is passed on,
 so that Python reports it as it would without Salus.
 """
 

@@ -6,7 +6,7 @@
 
 static uint64_t home(const struct blocks *blocks, uintptr_t address)
 {
-    /* Blocks are aligned to 64 bytes: the low bits say nothing. */
+    /* Blocks are aligned to 64 bytes: the low bits carry no information. */
     return ((uint64_t)address >> 6) * 0x9e3779b97f4a7c15ull >> 20 & (blocks->capacity_count - 1);
 }
 

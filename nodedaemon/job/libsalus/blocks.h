@@ -19,8 +19,8 @@ struct blocks {
     uint64_t used_count;
 };
 
-/* Records the size of a block. Returns the size that an earlier, stale record of this address had,
- * else 0. Without memory to grow, the block is not recorded. */
+/* Records the size of a block. Returns the size in an earlier record of this address, or 0. If
+ * there is no memory to grow, the block is not recorded. */
 uint64_t blocks_note(struct blocks *blocks, uintptr_t address, uint64_t size_bytes);
 
 /* Removes the record of a block and returns its size; 0 if there is none. */

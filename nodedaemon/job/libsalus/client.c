@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -185,8 +184,8 @@ static int send_hello(int fd, struct salus_hello *hello, const int *fds, uint32_
 }
 
 /*
- * Reads WELCOME (0) or REJECT (-EACCES), else -errno; `packet` keeps the frame. A NOTICE before
- * them means that salusd is not ready yet, and extends the time-out.
+ * Waits for the answer to HELLO. Returns 0 with WELCOME in `packet`, -EACCES after REJECT, or
+ * -errno. A NOTICE before it means that salusd is not ready yet, and extends the time-out.
  */
 static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
 {
@@ -207,16 +206,30 @@ static int await_welcome(int fd, uint32_t timeout_ms, struct packet *packet)
         packet_close(packet);
         timeout_ms = timeout_ms > NOTICED_MS ? timeout_ms : NOTICED_MS;
     }
-    if (packet->frame.header.kind == SALUS_REJECT) {
-        session_reason(packet->frame.reject.text);
-        packet_close(packet);
-        return -EACCES;
-    }
-    if (packet->frame.header.kind != SALUS_WELCOME) {
-        packet_close(packet);
+    if (packet->frame.header.kind == SALUS_WELCOME)
+        return 0;
+    packet_close(packet);
+    if (packet->frame.header.kind != SALUS_REJECT)
         return -EPROTO;
-    }
-    return 0;
+    session_set_reason(packet->frame.reject.text);
+    return -EACCES;
+}
+
+/* Opens a connection, sends HELLO and reads the answer. Returns the socket, or -errno. */
+static int open_session(struct salus_hello *hello, const int *fds, uint32_t fd_count,
+                        uint32_t timeout_ms, struct packet *packet)
+{
+    int fd = open_socket(), error;
+
+    if (fd < 0)
+        return fd;
+    error = send_hello(fd, hello, fds, fd_count);
+    if (!error)
+        error = await_welcome(fd, timeout_ms, packet);
+    if (!error)
+        return fd;
+    close(fd);
+    return error;
 }
 
 static int adopt_pages(struct packet *packet)
@@ -269,14 +282,10 @@ int client_hello(const char *path, const struct salus_hello_options *options,
     client.model_hash = options->model_hash;
     client.input_hash = options->input_hash;
     memcpy(hello.device, options->device, sizeof(hello.device) - 1);
-    fd = open_socket();
+    fd = open_session(&hello, NULL, 0, timeout_ms, &packet);
     if (fd < 0)
         return fd;
-    error = send_hello(fd, &hello, NULL, 0);
-    if (!error)
-        error = await_welcome(fd, timeout_ms, &packet);
-    if (!error)
-        error = adopt_pages(&packet);
+    error = adopt_pages(&packet);
     packet_close(&packet);
     if (error) {
         close(fd);
@@ -294,7 +303,7 @@ static void drop_socket(void)
         close(client.fd);
     __atomic_store_n(&client.fd, -1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
-    /* Nobody will answer the thread that waits for ALLOW or DENY. */
+    /* A thread that waits for ALLOW or DENY gets no answer any more. */
     pthread_mutex_lock(&client.answer_lock);
     pthread_cond_broadcast(&client.answered);
     pthread_mutex_unlock(&client.answer_lock);
@@ -314,7 +323,7 @@ static int resume(void)
     int fds[SALUS_FDS_MAX] = {session.gate.page_fd, session.gate.turn_fd, -1};
     uint64_t state = __atomic_load_n(&session.gate.page->state, __ATOMIC_SEQ_CST);
     struct packet packet = {0};
-    int fd, error;
+    int fd;
 
     if (state_of(state) == SALUS_STATE_RUNNING || state_of(state) == SALUS_STATE_IDLE)
         hello.grant_epoch = state_epoch(state);
@@ -325,23 +334,16 @@ static int resume(void)
         fds[2] = session.lane->fd;
     }
     pthread_mutex_unlock(&session.memory_lock);
-    fd = open_socket();
+    fd = open_session(&hello, fds, fds[2] < 0 ? 2 : 3, TIMEOUT_MS_DEFAULT, &packet);
     if (fd < 0)
         return fd;
-    error = send_hello(fd, &hello, fds, fds[2] < 0 ? 2 : 3);
-    if (!error)
-        error = await_welcome(fd, TIMEOUT_MS_DEFAULT, &packet);
     packet_close(&packet);
-    if (error) {
-        close(fd);
-        return error;
-    }
     pthread_mutex_lock(&client.send_lock);
     __atomic_store_n(&client.fd, fd, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
     session.may_relay = packet.frame.welcome.flags & SALUS_WELCOME_RELAY;
     lending_raise_caps(packet.frame.welcome.persistent_bytes, packet.frame.welcome.ephemeral_bytes);
-    gate_want_again();
+    gate_send_want();
     return 0;
 }
 
@@ -414,13 +416,12 @@ int client_listen(void)
     return 0;
 }
 
-void client_close(bool is_polite)
+void client_close(void)
 {
     struct salus_bye frame = {.iteration_count = session.gate.iteration_count};
     uint64_t one = 1;
 
-    if (is_polite)
-        client_send(&frame, SALUS_BYE, sizeof(frame));
+    client_send(&frame, SALUS_BYE, sizeof(frame));
     if (client.is_listening && write(client.stop_fd, &one, sizeof(one)) == sizeof(one))
         pthread_join(client.thread, NULL);
     client.is_listening = false;

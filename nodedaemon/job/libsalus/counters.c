@@ -8,9 +8,10 @@
 #include "memory.h"
 #include "session.h"
 
-/* What the framework reported (salus_live, salus_reserved); guarded by memory_lock. */
-static uint64_t stated_persistent_bytes, stated_ephemeral_bytes;
-static uint64_t reserved_persistent_bytes, reserved_ephemeral_bytes;
+/* Running maxima that the framework has reported; guarded by memory_lock. */
+static struct reported {
+    uint64_t persistent_bytes, ephemeral_bytes;
+} live, reserved;
 
 static int compare_ns(const void *left, const void *right)
 {
@@ -50,70 +51,47 @@ static void sum_lanes(struct salus_counters *counters)
 
 void salus_counters(struct salus_counters *counters)
 {
-    const struct memory_counts *counts = &session.counts;
-
-    memset(counters, 0, sizeof(*counters));
     pthread_mutex_lock(&session.memory_lock);
+    *counters = session.counts;
     counters->iteration_count = session.gate.iteration_count;
     counters->handover_count = session.gate.handover_count;
     counters->wait_ns = session.gate.wait_ns;
     counters->iteration_ns = median_iteration_ns();
-    counters->live_bytes = counts->live_bytes;
-    counters->live_peak_bytes = counts->live_peak_bytes;
-    counters->iteration_start_bytes = counts->iteration_start_bytes;
-    counters->iteration_peak_bytes = counts->iteration_peak_bytes;
-    counters->last_iteration_bytes = counts->last_iteration_bytes;
-    counters->live_persistent_bytes = counts->live_persistent_bytes;
-    counters->live_ephemeral_bytes = counts->live_ephemeral_bytes;
-    if (stated_persistent_bytes || stated_ephemeral_bytes) {
-        counters->live_persistent_bytes = stated_persistent_bytes;
-        counters->live_ephemeral_bytes = stated_ephemeral_bytes;
-    }
     counters->persistent_bytes = memory_persistent_peak_bytes();
-    counters->own_bytes = counts->own_bytes;
-    counters->private_bytes = counts->private_bytes;
-    counters->lane_bytes = counts->lane_bytes;
-    counters->lane_count = counts->lane_count;
-    counters->private_count = counts->private_count;
-    counters->spill_count = counts->spill_count;
-    counters->spill_bytes_max = counts->spill_bytes_max;
-    counters->stray_count = counts->stray_count;
-    counters->cap_persistent_bytes = counts->cap_persistent_bytes;
-    counters->cap_ephemeral_bytes = counts->cap_ephemeral_bytes;
     sum_lanes(counters);
-    if (reserved_persistent_bytes || reserved_ephemeral_bytes) {
-        counters->persistent_bytes = reserved_persistent_bytes;
-        counters->ephemeral_bytes = reserved_ephemeral_bytes;
+    if (live.persistent_bytes || live.ephemeral_bytes) {
+        counters->live_persistent_bytes = live.persistent_bytes;
+        counters->live_ephemeral_bytes = live.ephemeral_bytes;
+    }
+    if (reserved.persistent_bytes || reserved.ephemeral_bytes) {
+        counters->persistent_bytes = reserved.persistent_bytes;
+        counters->ephemeral_bytes = reserved.ephemeral_bytes;
     }
     pthread_mutex_unlock(&session.memory_lock);
 }
 
-static void raise_both(uint64_t *first, uint64_t first_bytes, uint64_t *second,
-                       uint64_t second_bytes)
+static void raise_reported(struct reported *reported, uint64_t persistent_bytes,
+                           uint64_t ephemeral_bytes)
 {
     pthread_mutex_lock(&session.memory_lock);
-    if (first_bytes > *first)
-        *first = first_bytes;
-    if (second_bytes > *second)
-        *second = second_bytes;
+    raise_peak(&reported->persistent_bytes, persistent_bytes);
+    raise_peak(&reported->ephemeral_bytes, ephemeral_bytes);
     pthread_mutex_unlock(&session.memory_lock);
 }
 
 void salus_live(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
-    raise_both(&stated_persistent_bytes, persistent_bytes, &stated_ephemeral_bytes,
-               ephemeral_bytes);
+    raise_reported(&live, persistent_bytes, ephemeral_bytes);
 }
 
 void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
-    raise_both(&reserved_persistent_bytes, persistent_bytes, &reserved_ephemeral_bytes,
-               ephemeral_bytes);
+    raise_reported(&reserved, persistent_bytes, ephemeral_bytes);
 }
 
 void salus_counters_reset(void)
 {
-    struct memory_counts *counts = &session.counts;
+    struct salus_counters *counts = &session.counts;
 
     pthread_mutex_lock(&session.memory_lock);
     counts->live_peak_bytes = counts->live_bytes;
@@ -121,8 +99,7 @@ void salus_counters_reset(void)
     counts->iteration_peak_bytes = counts->live_bytes;
     counts->live_persistent_bytes = 0;
     counts->live_ephemeral_bytes = 0;
-    stated_persistent_bytes = stated_ephemeral_bytes = 0;
-    reserved_persistent_bytes = reserved_ephemeral_bytes = 0;
+    live = reserved = (struct reported){0};
     pthread_mutex_unlock(&session.memory_lock);
 }
 

@@ -52,8 +52,7 @@ static void *open_in(const char *directories)
     return library;
 }
 
-/* salusd says where the driver is; without its word the places where drivers are installed are
- * tried. */
+/* salusd sets SALUS_CUDA_DRIVER. Without it we try the directories where drivers are installed. */
 static void *open_driver(void)
 {
     const char *path = getenv("SALUS_CUDA_DRIVER");
@@ -126,15 +125,26 @@ static const struct cuda_name *find(const char *base, int version, bool is_per_t
     return best;
 }
 
+CUDA_EXPORT int cuGetProcAddress(const char *base, void **function, int version, cuda_word flags);
+CUDA_EXPORT int cuGetProcAddress_v2(const char *base, void **function, int version, cuda_word flags,
+                                    int *status);
+
 /*
- * The driver may know a newer form of the function than we do, with other arguments: ours is handed
- * out only where the real one for the version we know is what the caller would have got.
+ * Replaces the driver's function with ours. The driver may know a newer form of the function than
+ * we do, with other arguments. So we replace it only if the driver returns the same function for
+ * the version that we know. Programs also look up cuGetProcAddress itself, which must be ours.
  */
 static void replace(const char *base, void **function, int version, cuda_word flags)
 {
     const struct cuda_name *row = NULL;
     void *known = NULL;
 
+    if (!base || !function || !*function)
+        return;
+    if (!strcmp(base, "cuGetProcAddress")) {
+        *function = version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
+        return;
+    }
     if (flags & PER_THREAD_STREAM)
         row = find(base, version, true);
     if (!row)
@@ -146,9 +156,6 @@ static void replace(const char *base, void **function, int version, cuda_word fl
         *function = row->ours;
 }
 
-CUDA_EXPORT int cuGetProcAddress(const char *base, void **function, int version, cuda_word flags);
-
-/* Its own address is asked for as well, and must be ours. */
 CUDA_EXPORT int cuGetProcAddress_v2(const char *base, void **function, int version, cuda_word flags,
                                     int *status)
 {
@@ -156,12 +163,7 @@ CUDA_EXPORT int cuGetProcAddress_v2(const char *base, void **function, int versi
 
     cuda_resolve();
     answer = REAL(cuGetProcAddress_v2)(base, function, version, flags, status);
-    if (base && function && *function) {
-        if (!strcmp(base, "cuGetProcAddress"))
-            *function = version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
-        else
-            replace(base, function, version, flags);
-    }
+    replace(base, function, version, flags);
     return answer;
 }
 
@@ -171,11 +173,6 @@ CUDA_EXPORT int cuGetProcAddress(const char *base, void **function, int version,
 
     cuda_resolve();
     answer = REAL(cuGetProcAddress)(base, function, version, flags);
-    if (base && function && *function) {
-        if (!strcmp(base, "cuGetProcAddress"))
-            *function = version >= 12000 ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
-        else
-            replace(base, function, version, flags);
-    }
+    replace(base, function, version, flags);
     return answer;
 }

@@ -1,8 +1,8 @@
 /*
  * The real CUDA driver: opened by absolute path, called through one table.
  *
- * Our library has the SONAME libcuda.so.1 and is preloaded, so a lookup by name finds ours; only a
- * path leads to the real driver. Functions that we do not wrap jump through the table.
+ * Our library has the SONAME libcuda.so.1 and is preloaded, so a lookup by name finds ours; only an
+ * absolute path finds the real driver. Functions that we do not wrap jump through the table.
  */
 #ifndef SALUS_CUDA_DRIVER_H
 #define SALUS_CUDA_DRIVER_H
@@ -36,20 +36,20 @@ extern const struct cuda_name cuda_names[] __attribute__((visibility("hidden")))
 extern const unsigned int cuda_name_count __attribute__((visibility("hidden")));
 
 /*
- * Calls the real driver. Arguments are words and pointers throughout, so that the call needs no
- * prototype; constants must be written as (cuda_word).
+ * Calls the real driver. All arguments are words or pointers, so the call needs no prototype.
+ * Constants must be cast to cuda_word.
  */
 #define REAL(name) ((cuda_function)cuda_table[REAL_##name])
 
 /* Opens the driver and fills the table, once. The trampolines and the first use of REAL need it. */
 __attribute__((visibility("hidden"))) void cuda_resolve(void);
 
-/* The context that lanes and stash belong to, current to the calling thread until cuda_pop. 0 or
+/* Makes the context of lanes and stash current to the calling thread until cuda_pop. Returns 0, or
  * -ENODEV. */
 int cuda_push(void);
 void cuda_pop(void);
 
-/* Records the calling thread's context the first time it has one. */
+/* Records the calling thread's context, unless one is recorded already. */
 void cuda_note_context(void);
 
 /* Ordinal of the device, for VMM calls. */

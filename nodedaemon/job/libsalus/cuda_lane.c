@@ -2,11 +2,11 @@
  * A lane on a GPU: the same interface as on host memory (lane.h), on the driver's virtual memory
  * management.
  *
- * The range is reserved once at addresses of its own and the lane's memory is mapped into it whole.
- * The stash is a copy: the device's memory is touched by work only, and work waits while the lane
- * is lent, so survivors can be put back when it returns. A caching framework keeps whole segments
- * and knows which blocks in them are live; its list narrows what is copied (salus_cuda_live). What
- * the list does not name is copied whole.
+ * The address range is reserved once, and the lane's memory is mapped into it whole. The stash is a
+ * copy: only work on the device touches device memory, and work waits while the lane is lent, so
+ * survivors can be copied back when the lane returns. A caching framework keeps whole segments and
+ * knows which blocks in them are live; its list limits what is copied (salus_cuda_live). Blocks
+ * that the list does not name are copied whole.
  */
 #define _GNU_SOURCE
 #include "lane.h"
@@ -14,7 +14,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cuda_driver.h"
 #include "cuda_lane.h"
@@ -38,7 +37,7 @@ static struct {
     uint64_t size_bytes;
 } stash;
 
-/* The adaptor's list, good for one boundary; guarded by memory_lock. */
+/* The adaptor's list, valid for one boundary; guarded by memory_lock. */
 static struct {
     struct salus_cuda_range *segments, *blocks;
     uint32_t segment_count, block_count;
@@ -71,11 +70,6 @@ int cuda_create(uint64_t size_bytes, uint64_t *handle)
     return REAL(cuMemCreate)(handle, size_bytes, &prop, (cuda_word)0);
 }
 
-static uint64_t round_up(uint64_t bytes)
-{
-    return (bytes + CUDA_GRANULE_BYTES - 1) / CUDA_GRANULE_BYTES * CUDA_GRANULE_BYTES;
-}
-
 int lane_reserve(struct lane *lane, uint64_t bytes)
 {
     uint64_t base = 0;
@@ -83,13 +77,13 @@ int lane_reserve(struct lane *lane, uint64_t bytes)
 
     memset(lane, 0, sizeof(*lane));
     lane->fd = -1;
+    bytes = round_up(bytes, CUDA_GRANULE_BYTES);
     error = region_open(&lane->region, 0);
     if (error)
         return error;
     error = cuda_push();
     if (!error) {
-        if (REAL(cuMemAddressReserve)(&base, round_up(bytes), (cuda_word)0, (cuda_word)0,
-                                      (cuda_word)0))
+        if (REAL(cuMemAddressReserve)(&base, bytes, (cuda_word)0, (cuda_word)0, (cuda_word)0))
             error = -ENOMEM;
         cuda_pop();
     }
@@ -97,19 +91,16 @@ int lane_reserve(struct lane *lane, uint64_t bytes)
         region_drop(&lane->region);
         return error;
     }
-    lane->reserve_bytes = round_up(bytes);
+    lane->reserve_bytes = bytes;
     lane->base = (char *)base;
     return 0;
 }
 
 /* Ungated: the driver places the blocks, and the region only measures what a lane would need
- * (cuda_memory.c). */
+ * (memory_cuda.c). */
 int lane_map_self(struct lane *lane, uint64_t bytes)
 {
-    lane->is_self = true;
-    lane->is_open = true;
-    lane->mapped_bytes = bytes;
-    return region_limit(&lane->region, bytes);
+    return lane_limit_self(lane, bytes);
 }
 
 int lane_map(struct lane *lane, int fd, uint64_t id, uint64_t epoch, uint64_t bytes,
@@ -139,9 +130,7 @@ int lane_map(struct lane *lane, int fd, uint64_t id, uint64_t epoch, uint64_t by
     if (error)
         return error;
     lane->mapped_bytes = bytes;
-    lane->fd = fd;
-    lane->id = id;
-    lane->epoch = epoch;
+    lane_note_mapped(lane, fd, id, epoch);
     return 0;
 }
 
@@ -154,7 +143,7 @@ static void drop_stash(struct lane *lane)
     lane->private_pages = 0;
 }
 
-/* Copies between the lane and the stash; 0 or the driver's code. */
+/* Copies between the lane and the stash. Returns 0 or the driver's code. */
 static int move_pieces(const struct lane *lane, bool is_out)
 {
     uint64_t at = stash.address;
@@ -174,7 +163,7 @@ static int move_pieces(const struct lane *lane, bool is_out)
 /* When Salus leaves a job, its blocks get memory of the job's own at the same addresses. */
 static void privatise(struct lane *lane)
 {
-    uint64_t bytes = round_up(lane->region.high_bytes), handle;
+    uint64_t bytes = round_up(lane->region.high_bytes, CUDA_GRANULE_BYTES), handle;
 
     if (!stash.count || cuda_create(bytes, &handle))
         return;
@@ -194,12 +183,7 @@ void lane_unmap(struct lane *lane)
             privatise(lane);
         cuda_pop();
     }
-    lane->mapped_bytes = 0;
-    lane->id = 0;
-    lane->epoch = 0;
-    if (lane->fd >= 0)
-        close(lane->fd);
-    lane->fd = -1;
+    lane_note_unmapped(lane);
 }
 
 int lane_open(struct lane *lane)
@@ -224,8 +208,7 @@ void lane_shut(struct lane *lane)
     lane->is_open = false;
 }
 
-/* The driver does not survive fork: in the child nothing of the device is there, and no call may be
- * made. */
+/* The driver does not survive fork: the child has no device memory and must not call the driver. */
 void lane_disown(struct lane *lane)
 {
     lane->mapped_bytes = 0;
@@ -245,65 +228,52 @@ static bool is_named(uint64_t address)
     return false;
 }
 
-static uint32_t list_named(const struct lane *lane, const struct region_extent *block,
-                           struct piece *pieces)
+/* Appends the live blocks of the framework's list that lie in this block. Returns the new count. */
+static uint32_t add_named(const struct lane *lane, const struct region_extent *block,
+                          struct piece *pieces, uint32_t count)
 {
     uint64_t start = (uint64_t)lane->base + block->offset_bytes;
-    uint32_t count = 0, index;
+    uint32_t index;
 
     for (index = 0; index < live.block_count; index++) {
         const struct salus_cuda_range *range = &live.blocks[index];
 
-        if (range->address - start >= block->size_bytes ||
-            range->size_bytes > block->size_bytes - (range->address - start))
-            continue;
-        if (pieces)
-            pieces[count] =
+        if (range->address - start < block->size_bytes &&
+            range->size_bytes <= block->size_bytes - (range->address - start))
+            pieces[count++] =
                 (struct piece){range->address - (uint64_t)lane->base, range->size_bytes};
-        count++;
     }
     return count;
 }
 
-/* What must be kept, by offset; the count. `pieces` may be NULL. */
-static uint32_t list_pieces(const struct lane *lane, struct piece *pieces, uint64_t *size_bytes)
+/* What must be kept, by offset, with its piece count and its size. NULL if out of memory. */
+static struct piece *list_pieces(const struct lane *lane, uint32_t *count, uint64_t *size_bytes)
 {
     const struct region_extent *block = NULL;
-    uint32_t count = 0, added, index;
-
-    *size_bytes = 0;
-    while ((block = region_next(&lane->region, block))) {
-        if (is_named((uint64_t)lane->base + block->offset_bytes)) {
-            added = list_named(lane, block, pieces ? pieces + count : NULL);
-        } else {
-            added = 1;
-            if (pieces)
-                pieces[count] = (struct piece){block->offset_bytes, block->size_bytes};
-        }
-        for (index = 0; pieces && index < added; index++)
-            *size_bytes += pieces[count + index].size_bytes;
-        count += added;
-    }
-    return count;
-}
-
-static struct piece *make_pieces(const struct lane *lane, uint32_t *count, uint64_t *size_bytes)
-{
     struct piece *pieces;
+    uint32_t index;
 
-    *count = list_pieces(lane, NULL, size_bytes);
-    pieces = calloc(*count ? *count : 1, sizeof(*pieces));
-    if (pieces)
-        list_pieces(lane, pieces, size_bytes);
+    *count = 0;
+    *size_bytes = 0;
+    /* A range of the list lies in one block at most. */
+    pieces = calloc(lane->region.used_count + live.block_count + 1, sizeof(*pieces));
+    while (pieces && (block = region_next(&lane->region, block))) {
+        if (is_named((uint64_t)lane->base + block->offset_bytes))
+            *count = add_named(lane, block, pieces, *count);
+        else
+            pieces[(*count)++] = (struct piece){block->offset_bytes, block->size_bytes};
+    }
+    for (index = 0; index < *count; index++)
+        *size_bytes += pieces[index].size_bytes;
     return pieces;
 }
 
 uint64_t stash_total_bytes(struct lane *lane)
 {
-    uint64_t size_bytes = 0;
+    uint64_t size_bytes;
     uint32_t count;
 
-    free(make_pieces(lane, &count, &size_bytes));
+    free(list_pieces(lane, &count, &size_bytes));
     return size_bytes;
 }
 
@@ -316,7 +286,9 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
     (void)is_guarded; /* no other thread can touch the device: its calls wait */
     if (lane->is_self || !lane->is_open)
         return 0;
-    /* Waiting for the device would spoil the capture: the lane goes over at a later boundary. */
+    /* Waiting for the device would invalidate the capture. The lane is returned at a later
+     * boundary.
+     */
     if (capture_is_open())
         return -EBUSY;
     if (work_close() || cuda_push()) {
@@ -324,7 +296,7 @@ int stash_keep(struct lane *lane, uint64_t iteration, bool is_guarded)
         return -EIO;
     }
     lane->promotion_count += region_promote(&lane->region, iteration);
-    stash.pieces = make_pieces(lane, &count, &size_bytes);
+    stash.pieces = list_pieces(lane, &count, &size_bytes);
     if (stash.pieces && count &&
         !REAL(cuMemAlloc_v2)(&stash.address, size_bytes ? size_bytes : (cuda_word)1)) {
         stash.count = count;
@@ -351,8 +323,8 @@ void stash_before_fork(struct lane *lane, uint64_t iteration)
     (void)iteration; /* a child has no device memory at all */
 }
 
-/* A block freed while the lane is lent is put back with the others: onto free bytes of a lane that
- * is ours again. */
+/* A block that is freed while the lane is lent is copied back with the others. That is harmless:
+ * the lane is ours again, and the bytes are free. */
 void stash_forget(struct lane *lane, uint64_t offset_bytes, uint64_t size_bytes)
 {
     (void)lane;
@@ -362,7 +334,7 @@ void stash_forget(struct lane *lane, uint64_t offset_bytes, uint64_t size_bytes)
 
 int trap_install(void)
 {
-    return 0; /* device memory is not touched by the processor */
+    return 0; /* the CPU never touches device memory */
 }
 
 static struct salus_cuda_range *copy_ranges(const struct salus_cuda_range *from, uint32_t count)

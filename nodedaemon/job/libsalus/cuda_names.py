@@ -1,7 +1,7 @@
-"""Trampolines for every function of the CUDA driver, made from the list of its public names.
+"""Trampolines for every function of the CUDA driver, generated from the list of its public names.
 
 Keeps one rule: a name that nothing here wraps jumps to the real driver with its arguments untouched, so a program that
-Salus does not understand runs as without it.
+Salus does not understand runs as it would without Salus.
 
     cuda_names.py header | assembly | table  NAMES.tsv  SOURCE.c...
 """

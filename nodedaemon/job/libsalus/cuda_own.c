@@ -17,7 +17,7 @@ static pthread_mutex_t own_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct region region;
 static uint64_t base, reserve_bytes;
 
-/* own_lock held. */
+/* The caller holds own_lock. */
 static int reserve(void)
 {
     size_t total_bytes = 0;
@@ -92,7 +92,7 @@ struct nvml_process {
     unsigned int gpu_instance, compute_instance;
 };
 
-/* Found by bus id, which the driver and NVML write alike. */
+/* The device is found by its bus id, which the driver and NVML write in the same way. */
 static void *find_handle(void *library)
 {
     int (*find)(const char *, void **) =

@@ -1,13 +1,12 @@
 /*
- * Pools, managed memory, stream capture and memory for other processes: calls that behave as the
- * driver's do, or are refused with a reason on standard error (docs/gpus.md has the table).
+ * Pools, stream capture and memory for other processes: calls that behave like the driver's, or are
+ * refused with a reason on standard error. docs/gpus.md has the table.
  */
 #define _GNU_SOURCE
 #include "cuda_share.h"
 
 #include <stdio.h>
 
-#include "memory.h"
 #include "memory_cuda.h"
 #include "session.h"
 
@@ -63,7 +62,7 @@ CAPTURE(cuStreamEndCapture, ended, (cuda_word stream, cuda_word graph), (stream,
 CAPTURE(cuStreamEndCapture_ptsz, ended, (cuda_word stream, cuda_word graph), (stream, graph))
 
 /* Salus ignores the pool when it places the block. During a capture the allocation becomes a node
- * of the graph, so the driver makes it. */
+ * of the graph, so it is left to the driver. */
 static int allocate_from_pool(uint64_t *address, size_t size_bytes, cuda_word pool,
                               cuda_word stream, enum cuda_place real)
 {
@@ -85,22 +84,8 @@ WRAP(cuMemAllocFromPoolAsync_ptsz, uint64_t *address, size_t size_bytes, cuda_wo
     return allocate_from_pool(address, size_bytes, pool, stream, REAL_cuMemAllocFromPoolAsync_ptsz);
 }
 
-/* Managed memory may move between host and device, so it is not in the lane; it is counted. */
-WRAP(cuMemAllocManaged, uint64_t *address, size_t size_bytes, unsigned int flags)
-{
-    int answer;
-
-    cuda_resolve();
-    if (!memory_is_within_cap(size_bytes))
-        return CUDA_OUT_OF_MEMORY;
-    answer = REAL(cuMemAllocManaged)(address, size_bytes, (cuda_word)flags);
-    if (!answer)
-        cuda_note_private(*address, size_bytes);
-    return answer;
-}
-
-/* Others use the lane in turn, and the memory behind our own range may change, so neither can be
- * shared with another process. */
+/* Other sessions use the lane too, and the memory behind our own range may change. So neither can
+ * be shared with another process. */
 static int refuse(const char *call)
 {
     fprintf(stderr,

@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <time.h>
 
+#include "cuda_lane.h"
 #include "cuda_share.h"
 #include "gate.h"
 #include "page_words.h"
@@ -68,7 +69,7 @@ void work_open(void)
     __atomic_store_n(&is_closed, 0, __ATOMIC_SEQ_CST);
 }
 
-uint64_t work_launch_count(void)
+uint64_t salus_cuda_launch_count(void)
 {
     return __atomic_load_n(&launch_count, __ATOMIC_RELAXED);
 }

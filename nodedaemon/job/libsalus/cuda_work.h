@@ -1,7 +1,7 @@
 /*
  * Launches, copies and memsets. None may start while the process holds no grant, and none may still
- * run when the grant is returned. Each such call passes here; without contention that costs two
- * atomic additions.
+ * run when the grant is returned. Each such call passes work_enter and work_leave; without
+ * contention they cost two atomic additions.
  */
 #ifndef SALUS_CUDA_WORK_H
 #define SALUS_CUDA_WORK_H
@@ -20,7 +20,5 @@ int work_close(void);
 
 /* Work may start again. */
 void work_open(void);
-
-uint64_t work_launch_count(void);
 
 #endif

@@ -81,7 +81,7 @@ static bool advance(uint64_t key)
     return true;
 }
 
-/* Whether the gate is calm, so that the entry is complete. Otherwise takes it back: the adaptor
+/* Whether the gate is calm, so that the entry is complete. If not, undoes the entry: the adaptor
  * must enter, which may wait. */
 static bool is_entered(struct salus_entry *entry)
 {
@@ -114,7 +114,7 @@ static bool try_boundary(void)
     /* The boundary lies before an entry point, which is now in progress. */
     __atomic_store_n(&entry->depth, 1, __ATOMIC_SEQ_CST);
     /* The gate is not calm if this thread was delayed for longer than IdleRelease since the
-     * boundary: the receiver thread has then taken the session for idle. */
+     * boundary: the receiver thread then considers the session idle. */
     return is_entered(entry);
 }
 

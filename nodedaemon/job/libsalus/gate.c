@@ -2,51 +2,75 @@
  * The session's side of the gate. Theory of operation.
  *
  * One lane runs one session at a time. A session may touch lane memory only while the `state` word
- * of its gate page says RUNNING, and the lane is what its `lane` and `lane_epoch` words name. Every
- * grant has an epoch. salusd hands out epochs in increasing order and never uses one twice.
+ * of its gate page says RUNNING; `lane` and `lane_epoch` name the lane. Every grant has an epoch.
+ * salusd assigns epochs in increasing order and never uses one twice.
  *
- * States of a session, in the low byte of `state`:
+ * The states of a session, in the low byte of `state`:
  *
- *   OUT      holds no grant and wants none         -> WAITING  by want()
- *   WAITING  wants a grant                         -> RUNNING  by try_start()
- *   RUNNING  holds the grant `epoch`               -> WAITING, OUT by hand_over(), -> IDLE by
- * idle.c IDLE     holds it, survivors stashed           -> RUNNING  by the session, -> REVOKED by
- * salusd REVOKED  salusd took it back from IDLE         -> WAITING  by the next entry
+ *   OUT      holds no grant and wants none
+ *   WAITING  wants a grant
+ *   RUNNING  holds the grant `epoch`
+ *   IDLE     holds it too, but its survivors are stashed: salusd may take the grant back
+ *   REVOKED  salusd has taken the grant back
  *
- * Who writes which word. salusd: lease, grant, lane, lane_epoch, successor (the holder may replace
- * it by 0), launch. The session: its counts, returned_epoch and returned_counts, and in its own
- * slot cpu and sleepers. The predecessor: offer and owed in its successor's slot. Anyone: bell,
- * which only increases. `state` is the only word with two writers; it changes by compare-and-swap,
- * and every change increments its sequence, so that a swap based on an old value fails.
+ * Who changes the state, and from what:
+ *
+ *   acquire()     OUT, REVOKED -> WAITING  at an entry
+ *   try_start()   WAITING -> RUNNING
+ *   wait_turn()   WAITING -> OUT           if the session was switched off while it waited
+ *   hand_over()   RUNNING -> WAITING, OUT  at a boundary or at the end
+ *   idle_try()    RUNNING -> IDLE          in the receiver thread
+ *   idle_end()    IDLE -> RUNNING          at the next entry
+ *   salusd        IDLE -> REVOKED
+ *
+ * Who writes the other words of the pages:
+ *
+ *   gate page  lease, grant, lane, lane_epoch, launch: salusd
+ *              successor: salusd; the holder takes it by exchange with 0
+ *              all counts, boundary_ns and returned_epoch: the session
+ *   turn slot  cpu, sleepers: the session that owns the slot
+ *              offer: the predecessor; salusd clears it when it assigns the slot
+ *              owed: the predecessor; the owner of the slot takes it by exchange with 0
+ *              bell: anyone; it only increases
+ *
+ * `state` changes by compare-and-swap, and every change increments its sequence, so a swap that is
+ * based on an old value fails. (The sequence has 8 bits. A thread would have to stop between two
+ * instructions for exactly 256 changes to mistake an old value for the current one.)
  *
  * Memory order. All words that decide who holds the lane are accessed with sequentially consistent
  * operations. Counts are relaxed: the sequentially consistent change of `state` that follows makes
- * them visible. A sleeper writes `sleepers`, then sleeps if `bell` still has the old value; a waker
- * increments `bell`, then reads `sleepers`. One of the two sees the other, so no wake-up is lost.
+ * them visible. A sleeper writes `sleepers`, then sleeps if `bell` still has the value that it read
+ * before it looked for a grant. A waker increments `bell`, then reads `sleepers`. At least one of
+ * the two sees what the other wrote, so no wake-up is lost.
  *
- * No grant is doubled. A waiter starts only an epoch that (1) is newer than its last one, (2) is
- * named by `grant` or `offer`, (3) matches the epoch half of `lease`, and (4) survives the swap of
- * `state`. To take an armed grant back, salusd clears `lease`, then increments the sequence.
- * try_start() reads the sequence before it checks `lease` again: either it sees the cleared lease,
- * or its swap fails. A named successor is taken by exchange with 0, by the holder or by salusd.
- * Exactly one gets it: the holder starts it, or salusd disarms it. The holder leaves RUNNING before
- * it writes the offer, so two sessions never run in one lane.
+ * No grant runs twice. A waiter starts an epoch only if (1) the epoch is newer than its last one,
+ * (2) `grant` or `offer` names it, (3) it matches the epoch half of `lease`, and (4) the swap of
+ * `state` succeeds. To disarm a grant that has not started, salusd clears `lease` and then
+ * increments the sequence. try_start() reads `state` before it reads `lease` again. Either it sees
+ * the cleared lease, or its swap fails, or its swap comes first: then the disarm fails, and the
+ * next boundary finds a lease that is not its own and returns the grant. The holder and salusd both
+ * take a named successor by exchange with 0. Exactly one of them gets it: the holder starts it, or
+ * salusd disarms it. The holder shuts its lane and leaves RUNNING before it writes the offer, so
+ * two sessions never run in one lane.
  *
- * No grant is lost. A grant ends in a RETURN, in a STARTED that the successor sends instead, or in
- * the death of the holder, which salusd learns from the pidfd. Death at each point of hand_over():
+ * No grant is lost. A grant ends when salusd receives RETURN, or the STARTED that the successor
+ * sends instead, or when salusd revokes it from IDLE, or when the holder dies, which salusd learns
+ * from its pidfd. If the holder dies in hand_over(), the result depends on how far it got:
  *
- *   before `state` changes      salusd sees RUNNING: the grant ends, the successor is disarmed
- *   after it, offer not written successor never starts: salusd disarms it and grants again
- *   offer written, not woken    the bell has changed or the receiver's nudge comes within a second;
- *                               salusd's disarm fails if the successor runs, and then it is the
- * holder woken, RETURN not sent      the same: `state` of the successor tells what happened
+ *   `state` not changed   salusd sees RUNNING, ends the grant and disarms the successor
+ *   offer not written     the successor cannot start: salusd disarms it and grants again
+ *   successor not woken   it wakes within a second, because its own receiver nudges it. If salusd
+ *                         disarms it first, salusd grants again. If not, the disarm fails, and
+ *                         salusd knows that the successor is the holder
+ *   RETURN not sent       the same: the successor's `state` says whether it has started
  *
- * A waiter that dies before its swap holds nothing; after it, it is a holder that dies. Each of
- * these places is a SALUS_POINT (point.h), and tests/integration/libsalus/test_kills.py kills a
+ * A waiter that dies before its swap holds nothing; after the swap it is a holder that dies. Each
+ * of these places is a SALUS_POINT (point.h), and tests/integration/libsalus/test_kills.py kills a
  * session at every one of them.
  *
- * Locks: gate_lock serialises everything that changes who holds the grant, except the fast path of
- * a boundary, which is a load and a compare in the one thread that passes boundaries.
+ * Locks. gate_lock is held by everything that may change the holder. The fast path of a boundary
+ * changes no holder and takes no gate_lock: it is a load and a compare, in the one thread that
+ * passes boundaries.
  */
 #define _GNU_SOURCE
 #include "gate.h"
@@ -98,7 +122,7 @@ static void begin_iteration(uint64_t now_ns)
     SALUS_POINT(POINT_COUNT_STORED);
 }
 
-static void end_iteration(uint64_t now_ns)
+void gate_end_iteration(uint64_t now_ns)
 {
     if (gate->iteration_since_ns) {
         gate->iteration_ns[gate->iteration_next % ITERATIONS_KEPT] =
@@ -128,16 +152,12 @@ static bool has_room(uint64_t word)
     return (uint64_t)gate->started_count + gate->resumed_count < (uint32_t)word;
 }
 
-/* Changes `state` whatever salusd has made of it; only the session itself leaves RUNNING. */
-static void set_state(enum salus_gate_state state)
+void gate_set_state(enum salus_gate_state state)
 {
     uint64_t seen = load(&gate->page->state);
-    uint64_t next;
 
-    do {
-        next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), state);
-    } while (!__atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                          __ATOMIC_SEQ_CST));
+    while (!state_swap(&gate->page->state, &seen, gate->epoch, state))
+        ;
 }
 
 void gate_ring(void)
@@ -176,8 +196,8 @@ void gate_nudge(void)
         futex_wake(&gate->slot->bell);
 }
 
-/* Starts the successor that salusd has named. Its epoch, or 0. `is_relayed`: the successor will
- * send STARTED in place of our RETURN. */
+/* Starts the successor that salusd has named. Returns its epoch, or 0. `is_relayed`: the successor
+ * will send STARTED in place of our RETURN. */
 static uint64_t start_successor(bool wants_next, bool *is_relayed)
 {
     uint64_t word = __atomic_exchange_n(&gate->page->successor, 0, __ATOMIC_SEQ_CST);
@@ -210,7 +230,8 @@ void gate_note_return(uint32_t iteration_count, uint32_t contended_count)
     store_relaxed(&gate->page->returned_counts, (uint64_t)contended_count << 32 | iteration_count);
 }
 
-/* 0: the grant is returned; 1: it is kept for another iteration. Caller holds gate_lock. */
+/* Returns 0 if the grant was returned, 1 if it is kept for another iteration. The caller holds
+ * gate_lock. */
 static int hand_over(bool wants_next)
 {
     struct salus_return frame = {
@@ -231,9 +252,10 @@ static int hand_over(bool wants_next)
     gate->is_asking = wants_next;
     gate_note_return(frame.iteration_count, frame.contended_count);
     SALUS_POINT(POINT_RETURN_NOTED);
-    /* Before `state`: salusd must not read a count of this grant as one of the next. */
+    /* This precedes the change of `state`, so that salusd never reads this grant's count as that of
+     * the next grant. */
     store_relaxed(&gate->page->started_count, 0);
-    set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
+    gate_set_state(wants_next ? SALUS_STATE_WAITING : SALUS_STATE_OUT);
     SALUS_POINT(POINT_STATE_LEFT);
     frame.successor_epoch = start_successor(wants_next, &is_relayed);
     if (!is_relayed) {
@@ -279,10 +301,7 @@ static bool try_start(void)
     /* The receiver may still be handling MAP; it rings the bell when the lane is mapped. */
     is_started = lane->mapped_bytes && lane->id == load(&gate->page->lane) &&
                  lane->epoch == load(&gate->page->lane_epoch) &&
-                 __atomic_compare_exchange_n(
-                     &gate->page->state, &seen,
-                     state_word(epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_RUNNING),
-                     false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+                 state_swap(&gate->page->state, &seen, epoch, SALUS_STATE_RUNNING);
     if (is_started) {
         SALUS_POINT(POINT_STARTED);
         gate->epoch = epoch;
@@ -290,6 +309,10 @@ static bool try_start(void)
         gate->resumed_count = 0;
         gate->contended_from = 0;
         gate->lease_seen = load(&gate->page->lease);
+        /* salusd has cleared the lease since our last look, and its disarm fails. The grant is
+         * ours: the next boundary returns it. */
+        if (!gate->lease_seen)
+            gate->lease_seen = lease;
         if (load(&gate->slot->offer) == epoch &&
             __atomic_exchange_n(&gate->slot->owed, 0, __ATOMIC_RELAXED))
             __atomic_store_n(&gate->started_due_epoch, epoch, __ATOMIC_RELAXED);
@@ -326,14 +349,15 @@ static void spin(uint32_t bell)
     } while (clock_ns() < end_ns);
 }
 
-/* Half the interval: the receiver's timer started before this wait. */
+/* Whether the wait has lasted so long that a nudge may have ended it. Half the interval, because
+ * the receiver's timer started before this wait. */
 static bool is_nudged(uint64_t since_ns)
 {
     return clock_ns() - since_ns >= NUDGE_MS * 500000ull;
 }
 
-/* Waits for a grant. 0; -EINTR after a signal or a second of waiting; -ENOTCONN if the session was
- * switched off meanwhile. */
+/* Waits for a grant. Returns 0, -EINTR after a signal or a second of waiting, or -ENOTCONN if the
+ * session was switched off meanwhile. */
 static int wait_turn(uint64_t since_ns)
 {
     bool may_spin = true;
@@ -346,7 +370,7 @@ static int wait_turn(uint64_t since_ns)
         uint32_t bell = __atomic_load_n(&gate->slot->bell, __ATOMIC_SEQ_CST);
 
         if (session.phase != PHASE_GATED) {
-            set_state(SALUS_STATE_OUT);
+            gate_set_state(SALUS_STATE_OUT);
             return -ENOTCONN;
         }
         if (try_start())
@@ -362,7 +386,7 @@ static int wait_turn(uint64_t since_ns)
         error = futex_wait(&gate->slot->bell, bell, NULL);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
-        /* A signal that arrived just before the sleep did not interrupt it; a nudge ends it too. */
+        /* A signal that arrived just before the sleep did not interrupt it; then a nudge does. */
         if (session.is_interruptible && (error == -EINTR || is_nudged(since_ns))) {
             gate->wait_ns += clock_ns() - since_ns;
             return -EINTR;
@@ -375,15 +399,7 @@ static int wait_turn(uint64_t since_ns)
     return 0;
 }
 
-static void want(void)
-{
-    struct salus_want frame = {.last_epoch = gate->epoch};
-
-    set_state(SALUS_STATE_WAITING);
-    client_send(&frame, SALUS_WANT, sizeof(frame));
-}
-
-void gate_want_again(void)
+void gate_send_want(void)
 {
     struct salus_want frame = {.last_epoch = gate->epoch};
 
@@ -391,13 +407,16 @@ void gate_want_again(void)
         client_send(&frame, SALUS_WANT, sizeof(frame));
 }
 
-/* Gets a grant that allows an iteration, or an error. Caller holds gate_lock and no grant. */
+/* Waits for a grant that allows an iteration. Returns 0, or the error of wait_turn. The caller
+ * holds gate_lock and no grant. */
 static int acquire(void)
 {
     int error;
 
-    if (!gate->is_asking)
-        want();
+    if (!gate->is_asking) {
+        gate_set_state(SALUS_STATE_WAITING);
+        gate_send_want();
+    }
     gate->is_asking = true;
     for (;;) {
         error = wait_turn(clock_ns());
@@ -405,14 +424,13 @@ static int acquire(void)
             return error;
         gate->is_asking = false;
         /* Revoked before it started: return it and wait again. */
-        if ((uint32_t)gate->lease_seen || gate->lease_seen >> 32 != (uint32_t)gate->epoch)
-            return 0;
-        if (hand_over(true))
+        if ((uint32_t)gate->lease_seen || gate->lease_seen >> 32 != (uint32_t)gate->epoch ||
+            hand_over(true))
             return 0;
     }
 }
 
-/* Everything but the fast path. Caller holds gate_lock. */
+/* Everything but the fast path. The caller holds gate_lock. */
 static int renew(bool is_boundary, uint64_t now_ns)
 {
     uint64_t word;
@@ -423,26 +441,23 @@ static int renew(bool is_boundary, uint64_t now_ns)
         return -ENOTCONN;
     if (gate->is_pausing)
         idle_end();
-    if (gate->lease_seen) {
-        word = load(&gate->page->lease);
+    if (!gate->lease_seen) {
         if (!is_boundary)
-            return 0;
+            gate_end_iteration(now_ns);
+        is_new = true;
+    } else if (!is_boundary) {
+        return 0;
+    } else {
+        word = load(&gate->page->lease);
         if (word != gate->lease_seen)
             gate->contended_from = gate->started_count;
         /* A lease of another epoch is not ours: the grant is over. */
-        if (word >> 32 == (uint32_t)gate->epoch && has_room(word)) {
+        if (word >> 32 == (uint32_t)gate->epoch && has_room(word))
             gate->lease_seen = word;
-        } else if (!hand_over(true)) {
-            is_new = true;
-            error = acquire();
-            if (error)
-                return error;
-            now_ns = gate->held_since_ns;
-        }
-    } else {
-        is_new = true;
-        if (!is_boundary)
-            end_iteration(now_ns);
+        else
+            is_new = !hand_over(true);
+    }
+    if (is_new) {
         error = acquire();
         if (error)
             return error;
@@ -482,7 +497,7 @@ int gate_boundary(void)
     uint64_t now_ns = clock_ns();
     int answer;
 
-    end_iteration(now_ns);
+    gate_end_iteration(now_ns);
     if (is_lease_open()) {
         begin_iteration(now_ns);
         return 0;
@@ -497,7 +512,7 @@ bool gate_try_boundary(uint64_t now_ns)
 {
     if (!is_lease_open())
         return false;
-    end_iteration(now_ns);
+    gate_end_iteration(now_ns);
     begin_iteration(now_ns);
     return true;
 }
@@ -510,7 +525,7 @@ int gate_leave(void)
     if (gate->is_pausing)
         idle_end();
     if (gate->lease_seen) {
-        end_iteration(clock_ns());
+        gate_end_iteration(clock_ns());
         answer = hand_over(false);
     }
     gate->is_interrupted = false;

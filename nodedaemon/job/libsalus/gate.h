@@ -10,25 +10,30 @@
 
 #include "session.h"
 
-/* Acquires a grant if none is held, and may wait for it. 0 held already, 1 newly granted, or
- * -ENOTCONN. */
+/* Acquires a grant if none is held, and may wait for it. Returns 0 if one was held already, 1 if it
+ * is new, or a negative error: -ENOTCONN, or -EINTR as in salus.h. */
 int gate_enter(void);
 
-/* Ends the iteration and starts the next: 0 under the same lease, 1 after a hand-over, or
- * -ENOTCONN. */
+/* Ends the iteration and starts the next. Returns 0 under the same lease, 1 after a hand-over, or
+ * an error as for gate_enter. */
 int gate_boundary(void);
 
-/* As gate_boundary if the lease allows another iteration. Otherwise does nothing and returns false.
- */
+/* Does what gate_boundary does if the lease allows another iteration. Otherwise does nothing and
+ * returns false. */
 bool gate_try_boundary(uint64_t now_ns);
 
-/* Returns the grant and asks for no other. 1: the grant is kept, because the stash does not fit. */
+/* Returns the grant and asks for no other. Returns 1 if the grant is kept because the stash does
+ * not fit, else 0. */
 int gate_leave(void);
 
-/* For idle.c: whether entries may skip the gate, and the counts of a grant that is being returned.
- */
+/* Records how long the iteration took, and rolls the memory counters over. */
+void gate_end_iteration(uint64_t now_ns);
+
+/* For idle.c: sets whether entries may skip the gate, stores the counts of a grant that is being
+ * returned, and sets the state, whatever its current sequence is. */
 void gate_set_calm(bool is_calm);
 void gate_note_return(uint32_t iteration_count, uint32_t contended_count);
+void gate_set_state(enum salus_gate_state state);
 
 /* Sends the STARTED that a predecessor left to us. */
 void gate_send_started(void);
@@ -50,11 +55,11 @@ static inline void gate_mark_activity(void)
 /* Wakes the thread of this process that waits in the gate. */
 void gate_ring(void);
 
-/* By the receiver, once per second: wakes a waiting thread in case its wake-up was lost. That
+/* Called by the receiver once per second: wakes a waiting thread in case its wake-up was lost. That
  * happens if the predecessor was killed or stopped between incrementing the bell and waking. */
 void gate_nudge(void);
 
-/* After a reconnect: sends WANT again if a thread waits. */
-void gate_want_again(void);
+/* Sends WANT if a thread waits; again after a reconnect. */
+void gate_send_want(void);
 
 #endif

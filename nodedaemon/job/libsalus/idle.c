@@ -1,13 +1,14 @@
 /*
  * Idle release: a session that holds a grant and does nothing offers it back.
  *
- * The receiver thread stashes the survivors and sets RUNNING -> IDLE; salusd may then set REVOKED
- * without asking. An entry that arrives meanwhile must not run in a lane that is being given away.
- * The receiver therefore sets `is_pausing` and clears `is_calm` first, so that entries take the
- * slow path and gate_lock. Then it issues a barrier on all threads, and only then checks that no
- * entry is open and no activity was counted. The next entry ends the idle time: it swaps IDLE ->
- * RUNNING, or finds REVOKED and asks for a new grant. An iteration that was interrupted in this way
- * continues under the new grant.
+ * The receiver thread stashes the survivors and changes the state from RUNNING to IDLE. From then
+ * on salusd may change it to REVOKED without asking. An entry that arrives meanwhile must not run
+ * in a lane that is about to be lent to another session. The receiver therefore first sets
+ * `is_pausing` and clears `is_calm`, so that entries take the slow path and gate_lock. Then it
+ * issues a barrier on all threads, and only then checks that no entry is open and no activity was
+ * counted. The next entry ends the idle time: it changes IDLE back to RUNNING, or finds REVOKED and
+ * asks for a new grant. An iteration that was interrupted in this way continues under the new
+ * grant.
  */
 #define _GNU_SOURCE
 #include "idle.h"
@@ -25,16 +26,13 @@ static struct gate *const gate = &session.gate;
 void idle_end(void)
 {
     uint64_t seen = __atomic_load_n(&gate->page->state, __ATOMIC_SEQ_CST);
-    uint64_t next =
-        state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_RUNNING);
 
     __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
     if (!gate->lease_seen)
         return;
     pthread_mutex_lock(&session.memory_lock);
     if (state_of(seen) == SALUS_STATE_IDLE && session.lane->mapped_bytes &&
-        __atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                    __ATOMIC_SEQ_CST)) {
+        state_swap(&gate->page->state, &seen, gate->epoch, SALUS_STATE_RUNNING)) {
         SALUS_POINT(POINT_IDLE_ENDED);
         lane_open(session.lane);
         gate_set_calm(true);
@@ -59,7 +57,6 @@ static bool fence_all_threads(void)
 
 bool idle_try(uint64_t activity)
 {
-    uint64_t seen, next;
     bool is_idle = false;
 
     if (pthread_mutex_trylock(&session.gate_lock))
@@ -77,15 +74,10 @@ bool idle_try(uint64_t activity)
         goto resume;
     /* Idle time does not count as part of an iteration. */
     gate->iteration_since_ns = 0;
-    /* What salusd reads if it takes the lease back, even if a delayed thread counts on. */
+    /* salusd reads this count if it takes the lease back, even if a delayed thread counts more. */
     gate->idle_count = __atomic_load_n(&gate->started_count, __ATOMIC_RELAXED);
     gate_note_return(gate->idle_count, 0);
-    seen = __atomic_load_n(&gate->page->state, __ATOMIC_SEQ_CST);
-    next = state_word(gate->epoch, (uint8_t)(state_sequence(seen) + 1), SALUS_STATE_IDLE);
-    /* Only the session leaves RUNNING, so this cannot fail for long. */
-    while (!__atomic_compare_exchange_n(&gate->page->state, &seen, next, false, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST))
-        ;
+    gate_set_state(SALUS_STATE_IDLE);
     SALUS_POINT(POINT_IDLE);
     goto unlock;
 resume:

@@ -5,11 +5,12 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* By the receiver: if nothing happened since `activity`, stashes and offers the lease. True if the
- * session is idle now. */
+/* Called by the receiver: if nothing happened since `activity`, stashes the survivors and offers
+ * the lease. True if the session is idle now. */
 bool idle_try(uint64_t activity);
 
-/* By an entry: takes the lease back, unless salusd was faster. Caller holds gate_lock. */
+/* Called by an entry: takes the lease back, unless salusd was faster. The caller holds gate_lock.
+ */
 void idle_end(void);
 
 #endif

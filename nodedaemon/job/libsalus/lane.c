@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #define BITS_PER_WORD 64
 
@@ -25,7 +24,7 @@ int lane_reserve(struct lane *lane, uint64_t bytes)
 
     memset(lane, 0, sizeof(*lane));
     lane->fd = -1;
-    bytes = (bytes + REGION_PAGE_BYTES - 1) & ~(uint64_t)(REGION_PAGE_BYTES - 1);
+    bytes = round_up(bytes, REGION_PAGE_BYTES);
     page_count = bytes / REGION_PAGE_BYTES;
     error = region_open(&lane->region, 0);
     if (error)
@@ -34,8 +33,7 @@ int lane_reserve(struct lane *lane, uint64_t bytes)
     lane->needed_bits = map_bits(page_count);
     base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!lane->private_bits || !lane->needed_bits || base == MAP_FAILED) {
-        /* Address space is all that can be short here; the bitmaps are left to the process's end.
-         */
+        /* Only address space can run out here. The bitmaps stay until the process ends. */
         region_drop(&lane->region);
         return -ENOMEM;
     }
@@ -50,10 +48,7 @@ int lane_map_self(struct lane *lane, uint64_t bytes)
         bytes = lane->reserve_bytes;
     if (mprotect(lane->base, bytes, PROT_READ | PROT_WRITE))
         return -errno;
-    lane->is_self = true;
-    lane->is_open = true;
-    lane->mapped_bytes = bytes;
-    return region_limit(&lane->region, bytes);
+    return lane_limit_self(lane, bytes);
 }
 
 static uint64_t next_with(const uint64_t *bits, uint64_t page, uint64_t end_page, bool is_set)
@@ -88,8 +83,7 @@ int lane_protection(const struct lane *lane)
     return lane->is_open || !lane->is_trapped ? PROT_READ | PROT_WRITE : PROT_NONE;
 }
 
-/* Lane memory behind one run of pages. A child of fork must not see it: it would share every store.
- */
+/* MADV_DONTFORK, because a forked child would share every store to lane memory. */
 int lane_map_run(struct lane *lane, int fd, const struct lane_run *run)
 {
     uint64_t offset_bytes = run->page * REGION_PAGE_BYTES;
@@ -127,12 +121,7 @@ void lane_unmap(struct lane *lane)
     while (lane_find_run(lane->private_bits, run.page + run.page_count, mapped_pages(lane), false,
                          &run))
         lane_reserve_run(lane, &run);
-    lane->mapped_bytes = 0;
-    lane->id = 0;
-    lane->epoch = 0;
-    if (lane->fd >= 0)
-        close(lane->fd);
-    lane->fd = -1;
+    lane_note_unmapped(lane);
 }
 
 int lane_map(struct lane *lane, int fd, uint64_t id, uint64_t epoch, uint64_t bytes,
@@ -159,9 +148,7 @@ int lane_map(struct lane *lane, int fd, uint64_t id, uint64_t epoch, uint64_t by
             return error;
         }
     }
-    lane->fd = fd;
-    lane->id = id;
-    lane->epoch = epoch;
+    lane_note_mapped(lane, fd, id, epoch);
     return 0;
 }
 
@@ -194,7 +181,6 @@ void lane_shut(struct lane *lane)
 
 void lane_disown(struct lane *lane)
 {
-    if (lane->is_self || !lane->base)
-        return;
-    lane_unmap(lane);
+    if (!lane->is_self && lane->base)
+        lane_unmap(lane);
 }

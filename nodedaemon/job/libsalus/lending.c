@@ -17,14 +17,14 @@ static struct {
     bool is_set;
 } pending_unmap;
 
-/* memory_lock held. Bytes of own memory in all once the survivors are stashed. */
+/* Bytes of own memory once the survivors are stashed. The caller holds memory_lock. */
 static uint64_t bytes_with_stash(void)
 {
     return session.counts.own_bytes + session.counts.private_bytes +
            stash_total_bytes(session.lane);
 }
 
-/* memory_lock held. */
+/* The caller holds memory_lock. */
 static int stash_and_shut(void)
 {
     struct lane *lane = session.lane;
@@ -146,7 +146,7 @@ void lending_raise_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
     if (lane && lane->mapped_bytes && !lane->is_self) {
         if (limit_bytes > lane->mapped_bytes)
             limit_bytes = lane->mapped_bytes;
-        /* If this fails for lack of memory, the old limit stays, which is safe. */
+        /* If this fails for lack of memory, new blocks still lie below the old limit. */
         if (limit_bytes > lane->region.limit_bytes)
             region_limit(&lane->region, limit_bytes);
     }

@@ -59,9 +59,7 @@ uint64_t memory_persistent_bytes(void)
 
 uint64_t memory_persistent_peak_bytes(void)
 {
-    const struct memory_counts *counts = &session.counts;
-
-    return counts->own_bytes + counts->private_peak_bytes + counts->survivor_peak_bytes;
+    return session.counts.own_bytes + session.private_peak_bytes + session.survivor_peak_bytes;
 }
 
 void memory_measure_own(void)
@@ -79,7 +77,7 @@ void memory_measure_own(void)
 
 static void count_live(uint64_t size_bytes)
 {
-    struct memory_counts *counts = &session.counts;
+    struct salus_counters *counts = &session.counts;
 
     counts->live_bytes += size_bytes;
     raise_peak(&counts->live_peak_bytes, counts->live_bytes);
@@ -122,34 +120,30 @@ uintptr_t memory_allocate_in_lane(uint64_t size_bytes, uint64_t align_bytes, boo
 
 bool memory_free_in_lane(uintptr_t address)
 {
-    uint32_t index;
+    struct lane *lane = session_lane_at((void *)address);
+    uint64_t offset_bytes, size_bytes;
+    struct region_extent *block;
 
-    for (index = 0; index < session.lane_count; index++) {
-        struct lane *lane = &session.lanes[index];
-        uint64_t offset_bytes = address - (uintptr_t)lane->base;
-        struct region_extent *block;
-        uint64_t size_bytes, wanted_bytes;
-
-        if (!lane_holds(lane, (void *)address))
-            continue;
-        pthread_mutex_lock(&session.memory_lock);
-        block = region_find(&lane->region, offset_bytes);
-        size_bytes = block ? block->size_bytes : 0;
-        wanted_bytes = region_free(&lane->region, offset_bytes);
-        if (wanted_bytes != REGION_NONE) {
-            memory_uncount_lane_block(wanted_bytes);
-            stash_forget(lane, offset_bytes, size_bytes);
-        }
-        pthread_mutex_unlock(&session.memory_lock);
-        return true;
+    if (!lane)
+        return false;
+    offset_bytes = address - (uintptr_t)lane->base;
+    pthread_mutex_lock(&session.memory_lock);
+    block = region_find(&lane->region, offset_bytes);
+    if (block) {
+        size_bytes = block->size_bytes;
+        memory_uncount_lane_block(region_free(&lane->region, offset_bytes));
+        stash_forget(lane, offset_bytes, size_bytes);
     }
-    return false;
+    pthread_mutex_unlock(&session.memory_lock);
+    return true;
 }
 
-bool memory_fit_cap(uint64_t size_bytes)
+bool memory_fits_cap(uint64_t size_bytes)
 {
     uint64_t wanted_bytes, cap_bytes;
 
+    if (!session_is_attached())
+        return true;
     pthread_mutex_lock(&session.memory_lock);
     wanted_bytes = memory_persistent_bytes() + size_bytes;
     cap_bytes = session.counts.cap_persistent_bytes;
@@ -161,29 +155,29 @@ bool memory_fit_cap(uint64_t size_bytes)
 
 static void uncount_private(uint64_t noted)
 {
-    struct memory_counts *counts = &session.counts;
+    struct salus_counters *counts = &session.counts;
 
     counts->private_bytes -= noted & BLOCK_SIZE_MASK;
     counts->live_bytes -= noted & BLOCK_SIZE_MASK;
     if (noted & BLOCK_SPILL)
-        counts->spill_bytes -= noted & BLOCK_SIZE_MASK;
+        session.spill_bytes -= noted & BLOCK_SIZE_MASK;
 }
 
 void memory_note_private(struct blocks *blocks, uintptr_t address, uint64_t size_bytes,
                          uint64_t flags)
 {
-    struct memory_counts *counts = &session.counts;
+    struct salus_counters *counts = &session.counts;
 
     pthread_mutex_lock(&session.memory_lock);
-    /* A block that was freed behind our back left a stale record. */
+    /* A record of this address is stale: its block was freed without a call to us. */
     uncount_private(blocks_note(blocks, address, size_bytes | flags));
     counts->private_bytes += size_bytes;
     counts->private_count++;
-    raise_peak(&counts->private_peak_bytes, counts->private_bytes);
+    raise_peak(&session.private_peak_bytes, counts->private_bytes);
     if (flags & BLOCK_SPILL) {
         counts->spill_count++;
-        counts->spill_bytes += size_bytes;
-        raise_peak(&counts->spill_bytes_max, counts->spill_bytes);
+        session.spill_bytes += size_bytes;
+        raise_peak(&counts->spill_bytes_max, session.spill_bytes);
     }
     count_live(size_bytes);
     pthread_mutex_unlock(&session.memory_lock);

@@ -20,31 +20,29 @@
 #define BLOCK_OWN_RANGE (1ull << 62) /* memory_cuda.c: lies in an address range of ours */
 #define BLOCK_SIZE_MASK (BLOCK_OWN_RANGE - 1)
 
-/* Implemented by the backend: redirects the framework's allocation calls, as salus_hook. */
+/* The next four functions are implemented by the backend. */
+
+/* Redirects the framework's allocation calls; returns what salus_hook returns. */
 int memory_hook(void);
 
-/* By the backend: the calling thread's blocks go to the lane from now on. */
-void memory_mark_thread(void);
-
-/* By the backend: bytes that the system attributes to this process. Slow; call without a lock. */
+/* Bytes that the system attributes to this process. Slow; call it without a lock. */
 uint64_t memory_process_bytes(void);
 
-/* By the backend: the part of these bytes that lies behind the lane of an ungated session. Caller
- * holds memory_lock. */
+/* The part of these bytes that lies behind the lane of an ungated session. The caller holds
+ * memory_lock. */
 uint64_t memory_self_lane_bytes(const struct lane *lane);
 
-/* By the backend: an iteration ends and the next begins, so per-iteration counters roll over.
- * Caller holds memory_lock. */
+/* Rolls the counters of an iteration over to the next one. The caller holds memory_lock. */
 void memory_roll_iteration(void);
 
-/* After fork, in the child: forgets which threads use the lane. */
+/* In a forked child: forgets which threads use the lane. */
 void memory_forget_threads(void);
 
-/* Bytes of the session's own memory now: process, private blocks, stash. Caller holds memory_lock.
- */
+/* Bytes of the session's own memory now: process, private blocks, stash. The caller holds
+ * memory_lock. */
 uint64_t memory_persistent_bytes(void);
 
-/* P as a running maximum. Caller holds memory_lock. */
+/* P as a running maximum. The caller holds memory_lock. */
 uint64_t memory_persistent_peak_bytes(void);
 
 /* Measures the part of the process that is not a framework block. Slow. */
@@ -53,13 +51,14 @@ void memory_measure_own(void);
 /* True if the calling thread's blocks belong in the lane. */
 bool memory_is_lane_thread(void);
 
-/* The address of a new block in the open lane, or 0. `is_spill`: the lane has no room for it. */
+/* Allocates a block in the open lane. Returns its address, or 0. `is_spill`: the lane has no room
+ * for it. */
 uintptr_t memory_allocate_in_lane(uint64_t size_bytes, uint64_t align_bytes, bool *is_spill);
 
-/* True if the address lies in a lane's range; its block, if there is one, is free now. */
+/* Frees the block at this address if the address lies in a lane's range. False if it does not. */
 bool memory_free_in_lane(uintptr_t address);
 
-/* Counts a new or freed lane block of that many bytes. Caller holds memory_lock. */
+/* Counts a new or freed lane block of that many bytes. The caller holds memory_lock. */
 void memory_count_lane_block(uint64_t size_bytes);
 void memory_uncount_lane_block(uint64_t size_bytes);
 
@@ -67,17 +66,12 @@ void memory_uncount_lane_block(uint64_t size_bytes);
 void memory_note_private(struct blocks *blocks, uintptr_t address, uint64_t size_bytes,
                          uint64_t flags);
 
-/* Removes it again: its size and flags, 0 if it was not recorded. */
+/* Removes the record. Returns the block's size and flags, or 0 if it was not recorded. */
 uint64_t memory_forget_private(struct blocks *blocks, uintptr_t address);
 
-/* Asks salusd for a higher cap if that many more private bytes exceed it. False: denied. */
-bool memory_fit_cap(uint64_t size_bytes);
-
-static inline bool memory_is_within_cap(uint64_t size_bytes)
-{
-    return (session.phase != PHASE_GATED && session.phase != PHASE_UNGATED) ||
-           memory_fit_cap(size_bytes);
-}
+/* Whether the session may have that many more private bytes. Asks salusd for a higher cap if they
+ * exceed the current one. */
+bool memory_fits_cap(uint64_t size_bytes);
 
 static inline void raise_peak(uint64_t *peak, uint64_t value)
 {
@@ -85,7 +79,7 @@ static inline void raise_peak(uint64_t *peak, uint64_t value)
         *peak = value;
 }
 
-/* The calling thread, as far as memory is concerned. */
+/* What decides where the calling thread's blocks go. */
 struct memory_thread {
     enum { THREAD_UNKNOWN, THREAD_LANE, THREAD_OTHER } kind;
     uint32_t generation; /* `kind` is valid if this is memory_generation */
@@ -94,8 +88,8 @@ struct memory_thread {
 extern __thread struct memory_thread memory_thread __attribute__((visibility("hidden")));
 extern uint32_t memory_generation __attribute__((visibility("hidden")));
 
-/* For the backends' memory_mark_thread. */
-static inline void mark_lane_thread(void)
+/* The calling thread's blocks go to the lane from now on. */
+static inline void memory_mark_thread(void)
 {
     memory_thread.kind = THREAD_LANE;
     memory_thread.generation = memory_generation;
@@ -104,15 +98,15 @@ static inline void mark_lane_thread(void)
 /* For the backends' memory_roll_iteration; inline because every boundary calls it. */
 static inline void roll_counters(uint64_t survivor_bytes)
 {
-    struct memory_counts *counts = &session.counts;
+    struct salus_counters *counts = &session.counts;
     uint64_t resting_bytes = counts->iteration_start_bytes;
 
-    /* Neither what an iteration leaves behind nor what it found and freed is ephemeral. */
+    /* Blocks that an iteration leaves behind are not ephemeral, nor are those that it found. */
     raise_peak(&resting_bytes, counts->live_bytes);
     if (session.gate.iteration_count)
         raise_peak(&counts->live_ephemeral_bytes, counts->iteration_peak_bytes - resting_bytes);
     raise_peak(&counts->live_persistent_bytes, counts->live_bytes);
-    raise_peak(&counts->survivor_peak_bytes, survivor_bytes);
+    raise_peak(&session.survivor_peak_bytes, survivor_bytes);
     counts->last_iteration_bytes = counts->iteration_peak_bytes;
     counts->iteration_start_bytes = counts->live_bytes;
     counts->iteration_peak_bytes = counts->live_bytes;

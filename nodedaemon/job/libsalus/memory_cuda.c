@@ -1,16 +1,14 @@
 /*
  * The backend for device memory: where a job's blocks on the GPU go.
  *
- * While the grant is held they go to the lane, otherwise to memory of the job's own, which is
- * counted and capped. Own blocks above 1 MiB lie in an address range of ours, so that the memory
- * behind an address can change later; the driver places and packs smaller ones. Beyond the cap the
- * answer is out-of-memory: frameworks then empty their caches and try again. In an ungated session
- * the driver places all blocks and we measure what a lane would have to hold.
+ * While the grant is held they go to the lane, otherwise to the job's own memory, which is counted
+ * and capped. Own blocks above 1 MiB lie in an address range that we reserve, so that the memory
+ * behind an address can change later. The driver places smaller ones. Allocations beyond the cap
+ * fail with out-of-memory; frameworks then empty their caches and try again. In an ungated session
+ * the driver places all blocks, and we measure what a lane would have to hold.
  */
 #define _GNU_SOURCE
 #include "memory_cuda.h"
-
-#include <stdio.h>
 
 #include "cuda_lane.h"
 #include "cuda_own.h"
@@ -22,7 +20,7 @@
 #define LANE_ALIGN      512
 
 static struct blocks blocks;  /* by address */
-static struct blocks handles; /* memory that the program made by cuMemCreate */
+static struct blocks handles; /* memory that the program created with cuMemCreate */
 static struct blocks shadows; /* ungated: offset + 1 in the measuring region, by address */
 
 int memory_hook(void)
@@ -30,13 +28,7 @@ int memory_hook(void)
     return 0; /* loading this library in the driver's place is the hook */
 }
 
-void memory_mark_thread(void)
-{
-    cuda_note_context();
-    mark_lane_thread();
-}
-
-/* NVML counts the context too; without NVML it reads 0. */
+/* NVML includes the context. Without NVML this is 0. */
 uint64_t memory_process_bytes(void)
 {
     return cuda_used_bytes();
@@ -53,7 +45,8 @@ void memory_roll_iteration(void)
     roll_counters(session.lane ? session.lane->private_pages * REGION_PAGE_BYTES : 0);
 }
 
-/* Ungated: true if a lane would hold the block; it is recorded in the measuring region then. */
+/* For an ungated session: records a block that a lane would hold in the measuring region. False if
+ * a lane would not hold it. */
 static bool note_shadow(uint64_t address, uint64_t size_bytes)
 {
     struct lane *lane = session.lane;
@@ -102,9 +95,8 @@ int cuda_allocate(uint64_t *address, uint64_t size_bytes)
             return CUDA_OK;
     }
     if (size_bytes > SMALL_BYTES_MAX)
-        counted_bytes =
-            (size_bytes + CUDA_GRANULE_BYTES - 1) / CUDA_GRANULE_BYTES * CUDA_GRANULE_BYTES;
-    if (!memory_is_within_cap(counted_bytes))
+        counted_bytes = round_up(size_bytes, CUDA_GRANULE_BYTES);
+    if (!memory_fits_cap(counted_bytes))
         return CUDA_OUT_OF_MEMORY;
     flags = is_spill ? BLOCK_SPILL : 0;
     if (session.phase == PHASE_GATED && size_bytes > SMALL_BYTES_MAX) {
@@ -148,15 +140,15 @@ WRAP(cuMemAllocPitch_v2, uint64_t *address, size_t *pitch, size_t width, size_t 
     (void)element_bytes;
     if (!pitch)
         return CUDA_INVALID_VALUE;
-    *pitch = (width + LANE_ALIGN - 1) / LANE_ALIGN * LANE_ALIGN;
+    *pitch = round_up(width, LANE_ALIGN);
     return cuda_allocate(address, *pitch * height);
 }
 
 WRAP(cuMemFree_v2, uint64_t address)
 {
     cuda_resolve();
-    /* As in the driver, a block is free only when the work that may use it has ended. While the
-     * lane is lent no work runs. */
+    /* Like the driver, we free a block only after the work that may use it has ended. No work runs
+     * while the lane is lent. */
     if (cuda_is_placed(address) && (!session.lane || session.lane->is_open))
         REAL(cuCtxSynchronize)();
     return release(address);
@@ -181,7 +173,7 @@ WRAP(cuMemAllocAsync_ptsz, uint64_t *address, size_t size_bytes, cuda_word strea
     return allocate_async(address, size_bytes, stream, REAL_cuMemAllocAsync_ptsz);
 }
 
-/* True for blocks from cuda_allocate; others are from the driver's pool. */
+/* True for blocks of cuda_allocate. All others come from the driver's pool. */
 static bool is_noted(uint64_t address)
 {
     bool is_found;
@@ -214,12 +206,26 @@ WRAP(cuMemFreeAsync_ptsz, uint64_t address, cuda_word stream)
     return release_async(address, stream, REAL_cuMemFreeAsync_ptsz, REAL_cuStreamSynchronize_ptsz);
 }
 
+/* Managed memory may move between host and device, so it is not in the lane; it is counted. */
+WRAP(cuMemAllocManaged, uint64_t *address, size_t size_bytes, unsigned int flags)
+{
+    int answer;
+
+    cuda_resolve();
+    if (!memory_fits_cap(size_bytes))
+        return CUDA_OUT_OF_MEMORY;
+    answer = REAL(cuMemAllocManaged)(address, size_bytes, (cuda_word)flags);
+    if (!answer)
+        memory_note_private(&blocks, *address, size_bytes, 0);
+    return answer;
+}
+
 WRAP(cuMemCreate, uint64_t *handle, size_t size_bytes, const void *prop, unsigned long long flags)
 {
     int answer;
 
     cuda_resolve();
-    if (!memory_is_within_cap(size_bytes))
+    if (!memory_fits_cap(size_bytes))
         return CUDA_OUT_OF_MEMORY;
     answer = REAL(cuMemCreate)(handle, size_bytes, prop, (cuda_word)flags);
     if (!answer)
@@ -227,7 +233,7 @@ WRAP(cuMemCreate, uint64_t *handle, size_t size_bytes, const void *prop, unsigne
     return answer;
 }
 
-/* Counted until the handle is released. A mapping may outlive it; salusd's own measurement sees
+/* The memory counts until its handle is released. A mapping may outlive the handle; salusd measures
  * that. */
 WRAP(cuMemRelease, uint64_t handle)
 {
@@ -236,8 +242,8 @@ WRAP(cuMemRelease, uint64_t handle)
     return REAL(cuMemRelease)(handle);
 }
 
-/* Free means what this session may still allocate: frameworks that take a share of the free memory
- * must not take the memory of others. */
+/* Reports as free what this session may still allocate: a framework that allocates a share of the
+ * free memory must not take the memory of others. */
 WRAP(cuMemGetInfo_v2, size_t *free_bytes, size_t *total_bytes)
 {
     uint64_t left_bytes;
@@ -281,14 +287,4 @@ WRAP(cuMemGetAddressRange_v2, uint64_t *start, size_t *size_bytes, uint64_t addr
         }
     pthread_mutex_unlock(&session.memory_lock);
     return is_found ? CUDA_OK : CUDA_NOT_FOUND;
-}
-
-void cuda_note_private(uint64_t address, uint64_t size_bytes)
-{
-    memory_note_private(&blocks, address, size_bytes, 0);
-}
-
-uint64_t salus_cuda_launch_count(void)
-{
-    return work_launch_count();
 }

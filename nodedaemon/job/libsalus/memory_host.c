@@ -16,15 +16,11 @@
 
 #include "memory.h"
 #include "patch.h"
+#include "point.h"
 #include "preload.h"
 
 static struct blocks blocks;
 static struct preload_plain plain = {posix_memalign, free};
-
-void memory_mark_thread(void)
-{
-    mark_lane_thread();
-}
 
 uint64_t memory_process_bytes(void)
 {
@@ -63,7 +59,7 @@ static int hooked_posix_memalign(void **address, size_t align_bytes, size_t size
     }
     /* The framework turns ENOMEM into its own out-of-memory error, as on a full machine. Only the
      * job that exceeded its cap sees it. */
-    if (!memory_is_within_cap(size_bytes))
+    if (!memory_fits_cap(size_bytes))
         return ENOMEM;
     error = plain.allocate(address, align_bytes, size_bytes);
     if (!error)
@@ -71,7 +67,7 @@ static int hooked_posix_memalign(void **address, size_t align_bytes, size_t size
     return error;
 }
 
-/* For callers other than libc10: they free many blocks, and almost none of them are ours. */
+/* For callers other than libc10: almost none of the blocks that they free are ours. */
 static void hooked_free_elsewhere(void *address)
 {
     if (!memory_free_in_lane((uintptr_t)address))
@@ -86,16 +82,6 @@ static void hooked_free(void *address)
     plain.free(address);
 }
 
-/* Negative control, in the tests' build only: behaves as if libc10 could not be patched. */
-static bool is_patch_refused(void)
-{
-#ifdef SALUS_FAULT_POINTS
-    return getenv("SALUS_TEST_NO_PATCH") != NULL;
-#else
-    return false;
-#endif
-}
-
 static int patch_all(void)
 {
     static const char *const elsewhere[] = {"libtorch", "libshm"};
@@ -105,7 +91,7 @@ static int patch_all(void)
     uint32_t index;
     int count;
 
-    if (is_patch_refused())
+    if (SALUS_TEST_SWITCH("SALUS_TEST_NO_PATCH"))
         return -EACCES;
     /* free first: the plain free must never get a block of ours. */
     for (index = 0; index < sizeof(elsewhere) / sizeof(elsewhere[0]); index++) {
@@ -122,7 +108,9 @@ static int patch_all(void)
     return 0;
 }
 
-/* Has the preloaded library pass libc10's calls to us. 0, or -ENOTSUP if it was not preloaded. */
+/* Makes the preloaded library pass libc10's calls to us. Returns 0, or -ENOTSUP if it is not
+ * loaded.
+ */
 static int route_preloaded(uintptr_t start, uintptr_t end)
 {
     static struct preload_route route;

@@ -13,11 +13,6 @@ static inline uint64_t lease_word(uint64_t epoch, uint32_t limit_count)
     return epoch << 32 | limit_count;
 }
 
-static inline uint64_t state_word(uint64_t epoch, uint8_t sequence, enum salus_gate_state state)
-{
-    return epoch << 16 | (uint64_t)sequence << 8 | (uint64_t)state;
-}
-
 static inline enum salus_gate_state state_of(uint64_t word)
 {
     return (enum salus_gate_state)(word & 0xff);
@@ -28,9 +23,14 @@ static inline uint64_t state_epoch(uint64_t word)
     return word >> 16;
 }
 
-static inline uint8_t state_sequence(uint64_t word)
+/* Replaces the state word `*seen` with one of this epoch and state, and the next sequence. Returns
+ * false if the word has changed; `*seen` then has its new value. */
+static inline bool state_swap(uint64_t *word, uint64_t *seen, uint64_t epoch,
+                              enum salus_gate_state state)
 {
-    return (uint8_t)(word >> 8);
+    uint64_t next = epoch << 16 | ((*seen + 0x100) & 0xff00) | (uint64_t)state;
+
+    return __atomic_compare_exchange_n(word, seen, next, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
 /* Both return 0 or -errno and are async-signal-safe. `timeout` is relative; NULL waits forever. */

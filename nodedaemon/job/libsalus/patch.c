@@ -23,11 +23,7 @@
 
 struct image {
     uintptr_t base;
-    const ElfW(Rela) * tables[2];
-    uint64_t table_bytes[2];
-    const ElfW(Sym) * symbols;
-    const char *strings;
-    uint64_t relative_count; /* leading entries of tables[0] without a symbol */
+    uintptr_t dynamic[DT_NUM]; /* the dynamic section: value by tag */
     uintptr_t relro_start, relro_end;
 };
 
@@ -42,33 +38,9 @@ struct search {
 
 static void read_dynamic(struct image *image, const ElfW(Dyn) * entry)
 {
-    for (; entry->d_tag != DT_NULL; entry++) {
-        switch (entry->d_tag) {
-        case DT_RELA:
-            image->tables[0] = (const void *)entry->d_un.d_ptr;
-            break;
-        case DT_RELASZ:
-            image->table_bytes[0] = entry->d_un.d_val;
-            break;
-        case DT_RELACOUNT:
-            image->relative_count = entry->d_un.d_val;
-            break;
-        case DT_JMPREL:
-            image->tables[1] = (const void *)entry->d_un.d_ptr;
-            break;
-        case DT_PLTRELSZ:
-            image->table_bytes[1] = entry->d_un.d_val;
-            break;
-        case DT_SYMTAB:
-            image->symbols = (const void *)entry->d_un.d_ptr;
-            break;
-        case DT_STRTAB:
-            image->strings = (const void *)entry->d_un.d_ptr;
-            break;
-        default:
-            break;
-        }
-    }
+    for (; entry->d_tag != DT_NULL; entry++)
+        if (entry->d_tag < DT_NUM)
+            image->dynamic[entry->d_tag] = entry->d_un.d_ptr;
 }
 
 static int write_slot(const struct image *image, uintptr_t slot, void *target)
@@ -85,31 +57,26 @@ static int write_slot(const struct image *image, uintptr_t slot, void *target)
     return 0;
 }
 
-static void patch_image(struct search *search, const struct image *image)
+static void patch_table(struct search *search, const struct image *image, int table_tag,
+                        int size_tag)
 {
-    int table;
+    const ElfW(Sym) *symbols = (const void *)image->dynamic[DT_SYMTAB];
+    const char *strings = (const void *)image->dynamic[DT_STRTAB];
+    const ElfW(Rela) *entry = (const void *)image->dynamic[table_tag];
+    const ElfW(Rela) *end = entry + image->dynamic[size_tag] / sizeof(*entry);
 
-    if (!image->symbols || !image->strings)
+    if (!entry || !symbols || !strings)
         return;
-    for (table = 0; table < 2; table++) {
-        const ElfW(Rela) *entry = image->tables[table];
-        const ElfW(Rela) *end = entry + image->table_bytes[table] / sizeof(*entry);
+    for (; entry < end && !search->error; entry++) {
+        uint64_t type = ELF64_R_TYPE(entry->r_info);
 
-        if (!table)
-            entry += image->relative_count;
-        for (; image->tables[table] && entry < end; entry++) {
-            uint64_t type = ELF64_R_TYPE(entry->r_info);
-            const char *name = image->strings + image->symbols[ELF64_R_SYM(entry->r_info)].st_name;
-
-            if (type != RELOCATION_SLOT && type != RELOCATION_GLOBAL && type != RELOCATION_WORD)
-                continue;
-            if (entry->r_addend || strcmp(name, search->patch->symbol))
-                continue;
-            search->error = write_slot(image, image->base + entry->r_offset, search->patch->target);
-            if (search->error)
-                return;
-            search->written_count++;
-        }
+        if (type != RELOCATION_SLOT && type != RELOCATION_GLOBAL && type != RELOCATION_WORD)
+            continue;
+        if (entry->r_addend ||
+            strcmp(strings + symbols[ELF64_R_SYM(entry->r_info)].st_name, search->patch->symbol))
+            continue;
+        search->error = write_slot(image, image->base + entry->r_offset, search->patch->target);
+        search->written_count += !search->error;
     }
 }
 
@@ -156,7 +123,8 @@ static int visit(struct dl_phdr_info *loaded, size_t size, void *argument)
             image.relro_end = image.relro_start + header->p_memsz;
         }
     }
-    patch_image(search, &image);
+    patch_table(search, &image, DT_RELA, DT_RELASZ);
+    patch_table(search, &image, DT_JMPREL, DT_PLTRELSZ);
     return search->error;
 }
 

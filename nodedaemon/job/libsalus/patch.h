@@ -1,4 +1,4 @@
-/* Redirects the calls of a loaded library by writing to its relocated slots, without a preload. */
+/* Redirects the calls of a loaded library by writing to its relocated slots. */
 #ifndef SALUS_PATCH_H
 #define SALUS_PATCH_H
 

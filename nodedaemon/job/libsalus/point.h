@@ -1,6 +1,6 @@
 /*
- * Numbered points around every write to shared state. A test kills a session at each of them.
- * Compiled to nothing unless SALUS_FAULT_POINTS is defined.
+ * Numbered points around every write to shared state. A test kills a session at each of them
+ * (tests/support/native/point.c). Compiled to nothing unless SALUS_FAULT_POINTS is defined.
  */
 #ifndef SALUS_POINT_H
 #define SALUS_POINT_H
@@ -34,8 +34,11 @@ enum salus_point {
 #ifdef SALUS_FAULT_POINTS
 void salus_point(enum salus_point point);
 #define SALUS_POINT(point) salus_point(point)
+/* True if a test asks for this negative control in the environment. Needs <stdlib.h>. */
+#define SALUS_TEST_SWITCH(name) (getenv(name) != NULL)
 #else
-#define SALUS_POINT(point) ((void)0)
+#define SALUS_POINT(point)      ((void)0)
+#define SALUS_TEST_SWITCH(name) 0
 #endif
 
 #endif

@@ -22,7 +22,7 @@ static bool find_next(void)
 {
     if (__atomic_load_n(&next.free, __ATOMIC_ACQUIRE))
         return true;
-    /* dlsym may allocate; a few bytes that it frees meanwhile are lost, once. */
+    /* dlsym may allocate and free. The few bytes that it frees meanwhile are lost, once. */
     if (is_searching)
         return false;
     is_searching = true;

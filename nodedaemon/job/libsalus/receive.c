@@ -99,11 +99,11 @@ static void serve(struct packet *packet)
         receive_answer(packet->frame.allow.serial, &packet->frame.allow);
         break;
     case SALUS_DENY:
-        session_reason(packet->frame.deny.text);
+        session_set_reason(packet->frame.deny.text);
         receive_answer(packet->frame.deny.serial, NULL);
         break;
     case SALUS_NOTICE:
-        session_reason(packet->frame.notice.text);
+        session_set_reason(packet->frame.notice.text);
         break;
     default:
         break;

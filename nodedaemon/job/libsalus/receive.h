@@ -22,18 +22,18 @@ struct packet {
     uint32_t fd_count;
 };
 
-/* 1: a frame of our version and of the size of its kind; 0: end; -EPROTO: not such a frame; -errno.
- */
+/* Returns 1 for a frame of our version that has the size of its kind, 0 at the end of the stream,
+ * -EPROTO for any other frame, or another -errno. */
 int packet_read(int fd, struct packet *packet);
 
 /* Closes the descriptors that are still in the packet. */
 void packet_close(struct packet *packet);
 
-/* Serves frames and idle release until the socket ends (0 or -errno) or `stop_fd` is readable
- * (-ECANCELED). */
+/* Serves frames and idle release until the socket ends (returns 0 or -errno) or `stop_fd` is
+ * readable (returns -ECANCELED). */
 int receive_until_end(int fd, int stop_fd);
 
-/* client.c: ALLOW with the new caps, or NULL for DENY. */
+/* Implemented by client.c: handles ALLOW, or DENY if `allow` is NULL. */
 void receive_answer(uint32_t serial, const struct salus_allow *allow);
 
 #endif

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A candidate of the right size may lie badly for the alignment; after this many we ask for size +
- * alignment. */
+/* A free extent of the right size may be too small once the block is aligned. After this many of
+ * them we look for size + alignment. */
 #define MISFITS_MAX 8
 
 static struct region_extent *at(const struct region *region, uint32_t index)
@@ -24,7 +24,7 @@ static uint64_t subtree_fit(const struct region *region, uint32_t index)
     const struct region_extent *extent = at(region, index);
     uint64_t fit_bytes = own_fit(extent);
 
-    /* Index 0 holds 0 for ever, so absent children need no test. */
+    /* The fit of index 0 is always 0, so absent children need no test. */
     if (at(region, extent->left)->fit_bytes > fit_bytes)
         fit_bytes = at(region, extent->left)->fit_bytes;
     if (at(region, extent->right)->fit_bytes > fit_bytes)
@@ -243,8 +243,9 @@ static uint32_t lowest_fit(const struct region *region, uint32_t index, uint64_t
     uint32_t fallback = 0;
 
     /*
-     * Walk towards from_bytes and remember the lowest turn to the left after which everything above
-     * is allowed; then take the leftmost fit of that subtree.
+     * Walk towards from_bytes. Where we turn left, the extent and its right subtree lie at or above
+     * from_bytes. Remember the lowest such place that has a fit; then take the extent itself, or
+     * the leftmost fit in its right subtree.
      */
     while (index) {
         const struct region_extent *extent = at(region, index);
@@ -272,11 +273,6 @@ static uint32_t lowest_fit(const struct region *region, uint32_t index, uint64_t
         else
             index = extent->right;
     }
-}
-
-static uint64_t round_up(uint64_t value, uint64_t unit)
-{
-    return (value + unit - 1) & ~(unit - 1);
 }
 
 /* A free extent in which an aligned block of this size fits, or 0. */
@@ -420,8 +416,8 @@ uint64_t region_free(struct region *region, uint64_t offset_bytes)
     before = extent->before;
     after = extent->after;
     grown_bytes = extent->size_bytes;
-    /* Unlink first, grow after: refit stops at the first sum that is right, so only one node may be
-     * wrong. */
+    /* Unlink first, then grow: refit stops at the first node that is right, so only one node may be
+     * wrong at a time. */
     if (after && !at(region, after)->is_used) {
         grown_bytes += at(region, after)->size_bytes;
         unlink_extent(region, after);
@@ -458,40 +454,4 @@ uint64_t region_promote(struct region *region, uint64_t iteration)
             count++;
         }
     return count;
-}
-
-bool region_is_sound(const struct region *region)
-{
-    uint64_t offset_bytes = 0, used_bytes = 0, page_bytes = 0, used_count = 0;
-    uint32_t index, before = 0;
-    bool was_free = false;
-
-    for (index = region->first; index; index = at(region, index)->after) {
-        const struct region_extent *extent = at(region, index);
-
-        if (extent->offset_bytes != offset_bytes || !extent->size_bytes || extent->before != before)
-            return false;
-        if (was_free && !extent->is_used)
-            return false;
-        if (extent->fit_bytes != subtree_fit(region, index))
-            return false;
-        if (extent->parent ? at(region, extent->parent)->weight < extent->weight
-                           : region->root != index)
-            return false;
-        if (extent->left && at(region, extent->left)->offset_bytes >= extent->offset_bytes)
-            return false;
-        if (extent->right && at(region, extent->right)->offset_bytes <= extent->offset_bytes)
-            return false;
-        if (extent->is_used) {
-            used_bytes += extent->size_bytes;
-            page_bytes += touched_bytes(extent);
-            used_count++;
-        }
-        was_free = !extent->is_used;
-        offset_bytes += extent->size_bytes;
-        before = index;
-    }
-    return offset_bytes == region->span_bytes && used_bytes == region->used_bytes &&
-           page_bytes == region->page_bytes && used_count == region->used_count &&
-           at(region, 0)->fit_bytes == 0;
 }

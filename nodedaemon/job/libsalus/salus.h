@@ -69,8 +69,8 @@ struct salus_counters {
     uint64_t own_bytes;             /* the part of P that is not framework blocks */
     uint64_t private_bytes;         /* framework blocks outside the lane, now */
     uint64_t lane_bytes;            /* framework blocks in the lane, now */
-    uint64_t lane_count;            /* lane blocks made so far */
-    uint64_t private_count;         /* other framework blocks made so far */
+    uint64_t lane_count;            /* lane blocks allocated so far */
+    uint64_t private_count;         /* other framework blocks allocated so far */
     uint64_t stash_bytes;           /* private pages that hold lane blocks now */
     uint64_t stash_copied_bytes;    /* total copied by hand-overs */
     uint64_t promotion_count;
@@ -84,25 +84,26 @@ struct salus_counters {
 SALUS_API uint32_t salus_version(void);
 
 /*
- * Redirects the allocation calls of the loaded libc10 to libsalus: by its slots or, if these cannot
- * be written, by libsalus-preload.so. From then on blocks are counted; they are still plain memory.
- * 0; -ENOENT: the process has no libc10; -ENOTSUP: libc10 allocates in an unknown way; -ECANCELED:
- * SALUS_DISABLE is set; another -errno: its slots cannot be written.
+ * Redirects the allocation calls of the loaded libc10 to libsalus: through its slots or, if these
+ * cannot be written, through libsalus-preload.so. From then on blocks are counted; they are still
+ * plain memory.
+ * Returns 0; -ENOENT if the process has no libc10; -ENOTSUP if libc10 allocates in an unknown way;
+ * -ECANCELED if SALUS_DISABLE is set; another -errno if its slots cannot be written.
  */
 SALUS_API int salus_hook(void);
 
 /*
- * Attaches this process to salusd at the SEQPACKET socket `path`, once. 0; -EALREADY; -ECANCELED
- * (SALUS_DISABLE); -EACCES: rejected, salus_reason has the reason; another -errno: no answer.
- * `view` may be NULL.
+ * Attaches this process to salusd at the SEQPACKET socket `path`, once. Returns 0; -EALREADY;
+ * -ECANCELED if SALUS_DISABLE is set; -EACCES if salusd rejects it (salus_reason has the reason);
+ * another -errno if there is no answer. `view` may be NULL.
  */
 SALUS_API int salus_hello(const char *path, const struct salus_hello_options *options,
                           struct salus_hello_view *view);
 
 /*
- * Call at an entry point. From now on the calling thread's blocks go to the lane. Waits for a grant
- * if the session holds none. The session counts as active until the matching salus_exit. 0, or
- * -ENOTCONN.
+ * Call it at an entry point. From then on the calling thread's blocks go to the lane. Waits for a
+ * grant if the session holds none. The session counts as active until the matching salus_exit.
+ * Returns 0, 1 under a new grant, or -ENOTCONN.
  */
 SALUS_API int salus_enter(void);
 SALUS_API void salus_exit(void);
@@ -121,9 +122,9 @@ struct salus_entry {
 SALUS_API struct salus_entry *salus_entry_words(void);
 
 /*
- * Ends an iteration and starts the next. 0: under the same lease; 1: under a new grant, others may
- * have used the lane in between; -ENOTCONN. Forgets the open entries of the thread. Without
- * contention it is a load and a compare, without a system call.
+ * Ends an iteration and starts the next. Returns 0 under the same lease, 1 under a new grant
+ * (others may have used the lane in between), or -ENOTCONN. Forgets the open entries of the thread.
+ * Without contention it is a load and a compare, without a system call.
  */
 SALUS_API int salus_boundary(void);
 
@@ -177,13 +178,13 @@ SALUS_API void *salus_follow_step_left(void *self, void *optimizer);
 /* Ends the iteration and returns the grant. The next enter or boundary asks for another. */
 SALUS_API int salus_leave(void);
 
-/* Blocks that the calling thread makes between these calls are persistent, as in the first
- * Optimizer.step. The calls nest. */
+/* Blocks that the calling thread allocates between these calls are persistent, such as those of the
+ * first Optimizer.step. The calls nest. */
 SALUS_API void salus_persist_begin(void);
 SALUS_API void salus_persist_end(void);
 
 /* Reads the counters; works after salus_hook. */
-SALUS_API void salus_counters(struct salus_counters *figures);
+SALUS_API void salus_counters(struct salus_counters *counters);
 
 /* Live bytes as the framework counts them. A framework that caches device memory hides its blocks
  * from us; the running maxima of these values then replace our own. */
@@ -196,7 +197,7 @@ SALUS_API void salus_reserved(uint64_t persistent_bytes, uint64_t ephemeral_byte
 /* Resets the running maxima and the peak, so that measuring starts again after learning. */
 SALUS_API void salus_counters_reset(void);
 
-/* Sends PROFILE_REPORT with the present maxima. 0, or -errno. */
+/* Sends PROFILE_REPORT with the current maxima. 0, or -errno. */
 SALUS_API int salus_report(uint64_t model_hash, uint64_t input_hash, const char *rule);
 
 /* Sends FAULT: Salus failed in this job. */
@@ -212,7 +213,8 @@ SALUS_API int salus_off(const char *text);
  * addresses. */
 SALUS_API int salus_bye(void);
 
-/* Copies the last text of REJECT, FAULT or NOTICE and clears it. Its length, 0 if there is none. */
+/* Copies the last text of REJECT, DENY or NOTICE and clears it. Returns its length, 0 if there is
+ * none. */
 SALUS_API int salus_reason(char *text, uint32_t size_bytes);
 
 /* 1 if `address` lies in the lane's range. */

@@ -32,7 +32,7 @@ uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
 }
 
-void session_reason(const char *text)
+void session_set_reason(const char *text)
 {
     pthread_mutex_lock(&session.memory_lock);
     strncpy(session.reason, text, sizeof(session.reason) - 1);
@@ -54,7 +54,8 @@ int salus_reason(char *text, uint32_t size_bytes)
     return (int)length;
 }
 
-bool session_is_disabled(void)
+/* True if SALUS_DISABLE is set to anything but "" or 0. */
+static bool is_disabled(void)
 {
     const char *value = getenv("SALUS_DISABLE");
 
@@ -117,7 +118,7 @@ int salus_hook(void)
 {
     int error;
 
-    if (session_is_disabled())
+    if (is_disabled())
         return -ECANCELED;
     if (session.is_hooked)
         return 0;
@@ -145,8 +146,8 @@ static void fill_view(struct salus_hello_view *view, const struct salus_welcome 
     memcpy(view->rule, welcome->rule, sizeof(view->rule) - 1);
 }
 
-/* Reserves the address range. An ungated session gets private memory there, measured like a lane.
- */
+/* Reserves the lane's addresses. An ungated session gets private memory there, which is measured
+ * like a lane. */
 static int prepare_lane(const struct salus_welcome *welcome, bool is_gated)
 {
     uint64_t bytes = welcome->device_bytes ? welcome->device_bytes : RESERVE_BYTES_DEFAULT;
@@ -172,7 +173,7 @@ int salus_hello(const char *path, const struct salus_hello_options *options,
     bool is_gated;
     int error;
 
-    if (session_is_disabled())
+    if (is_disabled())
         return -ECANCELED;
     if (options->size_bytes < offsetof(struct salus_hello_options, declared_persistent_bytes) ||
         options->size_bytes > sizeof(full))
@@ -191,7 +192,7 @@ int salus_hello(const char *path, const struct salus_hello_options *options,
     session.idle_release_ns = is_gated ? welcome.idle_release_ns : 0;
     session.is_interruptible = full.flags & SALUS_INTERRUPTIBLE;
     session.may_relay = welcome.flags & SALUS_WELCOME_RELAY;
-    session.has_stash = !(welcome.flags & SALUS_WELCOME_NOSTASH);
+    session.has_stash = !SALUS_TEST_SWITCH("SALUS_TEST_NO_STASH");
     session.counts.cap_persistent_bytes = welcome.persistent_bytes;
     session.counts.cap_ephemeral_bytes = welcome.ephemeral_bytes;
     error = prepare_lane(&welcome, is_gated);
@@ -202,7 +203,7 @@ int salus_hello(const char *path, const struct salus_hello_options *options,
     if (error) {
         snprintf(why, sizeof(why), "hello: lane memory of this process: %s", strerror(-error));
         client_send_fault(why, true);
-        client_close(true);
+        client_close();
         session.lane = NULL;
         goto unlock;
     }
@@ -216,25 +217,13 @@ unlock:
     return error;
 }
 
-static bool is_attached(void)
-{
-    return session.phase == PHASE_GATED || session.phase == PHASE_UNGATED;
-}
-
 static int count_iteration(bool is_boundary, uint64_t now_ns)
 {
     struct gate *gate = &session.gate;
 
     if (!is_boundary && gate->iteration_count)
         return 0;
-    if (gate->iteration_since_ns) {
-        gate->iteration_ns[gate->iteration_next % ITERATIONS_KEPT] =
-            now_ns - gate->iteration_since_ns;
-        gate->iteration_next++;
-    }
-    pthread_mutex_lock(&session.memory_lock);
-    memory_roll_iteration();
-    pthread_mutex_unlock(&session.memory_lock);
+    gate_end_iteration(now_ns);
     gate->iteration_count++;
     gate->iteration_since_ns = now_ns;
     __atomic_store_n(&gate->entry.is_calm, 1, __ATOMIC_RELAXED);
@@ -267,7 +256,7 @@ int salus_enter(void)
 {
     int answer;
 
-    if (!is_attached())
+    if (!session_is_attached())
         return -ENOTCONN;
     memory_mark_thread();
     __atomic_add_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
@@ -275,7 +264,7 @@ int salus_enter(void)
     if (session.phase != PHASE_GATED)
         return count_iteration(false, clock_ns());
     answer = gate_enter();
-    /* The caller calls again; count the entry once. */
+    /* The caller will call again: count the entry once. */
     if (answer == -EINTR)
         __atomic_sub_fetch(&session.gate.entry.depth, 1, __ATOMIC_RELAXED);
     return answer;
@@ -293,7 +282,7 @@ void salus_exit(void)
 
 int salus_boundary(void)
 {
-    if (!is_attached())
+    if (!session_is_attached())
         return -ENOTCONN;
     memory_mark_thread();
     __atomic_store_n(&session.gate.entry.depth, 0, __ATOMIC_RELAXED);
@@ -321,7 +310,7 @@ bool session_try_boundary(uint64_t now_ns)
 
 int salus_leave(void)
 {
-    return session.phase == PHASE_GATED ? gate_leave() : is_attached() ? 0 : -ENOTCONN;
+    return session.phase == PHASE_GATED ? gate_leave() : session_is_attached() ? 0 : -ENOTCONN;
 }
 
 void session_detach(void)
@@ -343,10 +332,11 @@ void session_detach(void)
     pthread_mutex_unlock(&session.memory_lock);
 }
 
-/* Returns everything. Lane blocks stay at their addresses, in private memory. */
-static void part(const char *fault)
+/* Ends the session and returns everything. Lane blocks stay at their addresses, in private memory.
+ */
+static void end_session(const char *fault)
 {
-    /* A waiting thread leaves the gate and its lock; the cap no longer applies. */
+    /* From now on a waiting thread leaves the gate and its lock, and the cap no longer applies. */
     session.phase = PHASE_OFF;
     session.counts.cap_persistent_bytes = 0;
     gate_ring();
@@ -355,24 +345,24 @@ static void part(const char *fault)
     if (session.gate.page)
         gate_leave();
     session_detach();
-    client_close(true);
+    client_close();
 }
 
 int salus_off(const char *text)
 {
-    bool was_attached = is_attached();
+    bool was_attached = session_is_attached();
 
     session.phase = PHASE_OFF;
     if (was_attached)
-        part(text);
+        end_session(text);
     return was_attached ? 0 : -ENOTCONN;
 }
 
 int salus_bye(void)
 {
-    if (!is_attached())
+    if (!session_is_attached())
         return -ENOTCONN;
-    part(NULL);
+    end_session(NULL);
     return 0;
 }
 
@@ -386,10 +376,5 @@ int salus_fault(const char *text)
 
 int salus_is_lane(const void *address)
 {
-    uint32_t index;
-
-    for (index = 0; index < session.lane_count; index++)
-        if (lane_holds(&session.lanes[index], address))
-            return 1;
-    return 0;
+    return session_lane_at(address) != NULL;
 }

@@ -3,13 +3,14 @@
  * argument.
  *
  * Locks, in order: gate_lock (changes of the grant's holder), memory_lock (blocks, pages,
- * counters). No lock is held while waiting for salusd or for a grant.
+ * counters). memory_lock is never held while waiting for salusd or for a grant; gate_lock may be.
  */
 #ifndef SALUS_SESSION_H
 #define SALUS_SESSION_H
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "../../wire/salus_wire.h"
@@ -17,7 +18,7 @@
 #include "page_words.h"
 #include "salus.h"
 
-#define LANES_MAX          4 /* ranges of ours: one, and one more for each generation of forked trainers */
+#define LANES_MAX          4 /* one lane, and one more for each generation of forked trainers */
 #define ITERATIONS_KEPT    63
 #define ANSWER_DEADLINE_NS 10000000000ull
 #define NUDGE_MS           1000 /* interval at which the receiver wakes a waiting thread */
@@ -30,19 +31,6 @@ enum session_phase {
     PHASE_OFF,     /* switched off for good */
 };
 
-struct memory_counts {
-    uint64_t live_bytes, live_peak_bytes;
-    uint64_t iteration_start_bytes, iteration_peak_bytes, last_iteration_bytes;
-    uint64_t live_persistent_bytes, live_ephemeral_bytes;
-    uint64_t private_bytes, private_peak_bytes;
-    uint64_t lane_bytes, survivor_peak_bytes;
-    uint64_t lane_count, private_count;
-    uint64_t own_bytes;
-    uint64_t spill_count, spill_bytes, spill_bytes_max;
-    uint64_t cap_persistent_bytes, cap_ephemeral_bytes;
-    uint64_t stray_count;
-};
-
 struct gate {
     struct salus_gate_page *page;
     struct salus_turn_page *turn;
@@ -52,8 +40,8 @@ struct gate {
     uint64_t lease_seen; /* word under which the last iteration started; 0 while no grant is held */
     uint32_t started_count;
     uint32_t contended_from; /* started_count when the last limit was seen */
-    uint32_t idle_count;     /* started_count when the receiver found us idle */
-    bool is_interrupted;     /* salusd took the grant from the idle session in mid-iteration */
+    uint32_t idle_count;     /* started_count when the receiver found the session idle */
+    bool is_interrupted;     /* salusd took the lease back in the middle of an iteration */
     uint32_t resumed_count;  /* 1: the grant began with the rest of an interrupted iteration */
     uint64_t iteration_count;
     uint64_t handover_count;
@@ -65,7 +53,7 @@ struct gate {
     uint64_t iteration_ns[ITERATIONS_KEPT];
     uint32_t iteration_next;
     struct salus_entry entry;
-    bool is_asking;             /* salusd knows that we wait; stays set if a wait is interrupted */
+    bool is_asking;             /* WANT was sent; stays set if the wait is interrupted */
     uint64_t started_due_epoch; /* STARTED must be sent for this epoch; 0: none */
     uint32_t is_pausing;        /* the receiver checks for idleness: entries take the slow path */
 };
@@ -83,8 +71,9 @@ struct session {
     uint64_t idle_release_ns;
     struct lane lanes[LANES_MAX];
     uint32_t lane_count;
-    struct lane *lane; /* where new blocks go; NULL before the first entry */
-    struct memory_counts counts;
+    struct lane *lane;            /* where new blocks go; NULL while not attached */
+    struct salus_counters counts; /* of memory; salus_counters() adds those of gate and lanes */
+    uint64_t private_peak_bytes, survivor_peak_bytes, spill_bytes;
     struct gate gate;
     char reason[SALUS_TEXT_BYTES];
 };
@@ -92,17 +81,31 @@ struct session {
 extern struct session session __attribute__((visibility("hidden")));
 
 uint64_t clock_ns(void);
-void session_reason(const char *text);
 
-/* True if SALUS_DISABLE is set to anything but "" or 0. */
-bool session_is_disabled(void);
+/* Keeps a text for salus_reason. */
+void session_set_reason(const char *text);
 
-/* salus_boundary if that needs neither a wait nor a message. Otherwise does nothing and returns
- * false.
- */
+static inline bool session_is_attached(void)
+{
+    return session.phase == PHASE_GATED || session.phase == PHASE_UNGATED;
+}
+
+/* The lane whose range of addresses contains this one, or NULL. Async-signal-safe. */
+static inline struct lane *session_lane_at(const void *address)
+{
+    uint32_t index;
+
+    for (index = 0; index < session.lane_count; index++)
+        if (lane_holds(&session.lanes[index], address))
+            return &session.lanes[index];
+    return NULL;
+}
+
+/* Does what salus_boundary does if that needs neither a wait nor a message. Otherwise does nothing
+ * and returns false. */
 bool session_try_boundary(uint64_t now_ns);
 
-/* Makes lane blocks private and ends all waits, without a message. Takes both locks. */
+/* Makes lane blocks private and ends all waits, without a message. Takes memory_lock. */
 void session_detach(void);
 
 #endif

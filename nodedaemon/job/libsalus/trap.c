@@ -2,10 +2,8 @@
 #include "trap.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -18,16 +16,6 @@
 
 static struct sigaction earlier;
 static uint32_t is_installing;
-
-static struct lane *lane_at(const void *address)
-{
-    uint32_t index;
-
-    for (index = 0; index < session.lane_count; index++)
-        if (lane_holds(&session.lanes[index], address))
-            return &session.lanes[index];
-    return NULL;
-}
 
 /* snprintf is not async-signal-safe. */
 static void report_stray(const struct lane *lane, const void *address)
@@ -66,7 +54,7 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
     static __thread uint32_t tried_count;
     const struct timespec pause = {.tv_nsec = 20000};
     const void *address = info->si_addr;
-    struct lane *lane = lane_at(address);
+    struct lane *lane = session_lane_at(address);
     int saved_errno = errno;
 
     if (!lane) {
@@ -92,8 +80,7 @@ int trap_install(void)
     struct sigaction now;
     int error = 0;
 
-    /* Only the gating thread and the receiver come here, one of them holding gate_lock; fork does
-     * not wait. */
+    /* If another thread is installing it now, there is nothing to do. */
     if (__atomic_exchange_n(&is_installing, 1, __ATOMIC_SEQ_CST))
         return 0;
     if (sigaction(SIGSEGV, NULL, &now)) {

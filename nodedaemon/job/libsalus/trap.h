@@ -6,7 +6,7 @@
 #ifndef SALUS_TRAP_H
 #define SALUS_TRAP_H
 
-/* Installs our handler in front of the present one, and again if something replaced it. 0 or
+/* Installs our handler in front of the current one, and again if something replaced it. 0 or
  * -errno.
  */
 int trap_install(void);

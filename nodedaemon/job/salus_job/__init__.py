@@ -1,6 +1,6 @@
 """The part of Salus in a job's process: it finds iterations, measures memory and passes the gate.
 
-sitecustomize loads it, and a job need not know of it. A job can import it to mark its iterations itself:
+sitecustomize loads it, and a job need not know about it. A job can import it to mark its iterations itself:
 
     import salus_job
 

@@ -22,7 +22,7 @@ def iteration() -> Iterator[None]:
 
 
 def declare(persistent: Union[int, str], ephemeral: Union[int, str] = 0) -> bool:
-    """Declare, before the first iteration, how many bytes the job keeps and how many an iteration needs besides.
+    """Declare, before the first iteration, how many bytes the job keeps and how many more an iteration needs.
 
     Sizes are bytes or text such as "512M". A declaration never lowers what earlier runs have measured. Returns False
     without Salus, or if the job is attached already.

@@ -1,4 +1,4 @@
-"""Find and load libsalus. layouts.py has its structures and prototypes, libsalus/salus.h specifies them.
+"""Finds and loads libsalus. layouts.py has its structures and prototypes; libsalus/salus.h specifies them.
 
 Calls release the interpreter's lock, because the gate may wait.
 """

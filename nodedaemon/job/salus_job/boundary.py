@@ -11,22 +11,23 @@ nothing encloses the entry. This alone would place boundaries in the middle of m
 an *anchor*:
 
 - The loader, after its second entry, is the only anchor for as long as it is entered.
-- Otherwise a root forward after a step. It must be the forward that opens iterations, and all forwards between the step
-  and it must be known to trail the iteration before; or it must be one that training iterations do not contain. Without
-  a step in between, it is a forward that is called more often than in a training iteration.
+- Otherwise a root forward after a step. Either it is the forward that opens iterations, and all forwards between the
+  step and it are known to trail the previous iteration, or it is one that training iterations do not contain. Without a
+  step in between, it is a forward that is called more often than in a training iteration.
 - Otherwise the entry of a step (optimizers that run the forward themselves). If neither a loader nor a module is ever
   seen, the boundary lies at the end of a step.
 
 With several optimizers, a boundary lies only where the learned cycle of their steps closes (step_cycle.py).
 
 The state has three parts with different lifetimes: what was learned about the job (`learned()` stores it for the next
-run), what happened since the last boundary (`_fired` clears it), and what happened since the last step (`_close` clears
-it after it has learned from it). In doubt the rule answers no: a missing boundary costs a turn, a wrong one would split
+run), what happened since the last boundary (`_fired` clears it), and what happened since the last step (`_close` learns
+from it and clears it). When in doubt, the rule answers no: a missing boundary costs a turn, but a wrong one would split
 an iteration. docs/boundaries.md lists the loops on which the rule was tested.
 """
 
 from typing import Any, Dict, List, Optional, Set, Tuple
 
+from salus_job import layouts
 from salus_job.step_cycle import StepCycle
 
 # A forward in evaluation mode that is repeated this often without a backward is inference.
@@ -44,15 +45,15 @@ LOADER_PATIENCE = 32
 LOADER_REFUSALS = 4
 # After this many iterations without the opening forward, another forward becomes the opening one.
 OPENINGS_MISSED = 3
-# Forwards between a step and the opening forward trail the iteration before if they always come. If they come only now
-# and then, they may as well lead the next iteration, and there is no boundary.
+# Forwards between a step and the opening forward trail the previous iteration if they always come. If they come only
+# now and then, they may just as well lead the next iteration, and there is no boundary.
 TRAILS_BEFORE_BELIEF = 8
 TRAILS_BEFORE_BELIEF_WITH_LOADER = 2
 RULE_VERSION = 1
 # Numbers in the first part of a `learned()` text, after the version.
 FACT_COUNT = 5
-# The size of the field on the wire, without its closing zero.
-RULE_BYTES = 127
+# The size of the field on the wire, without its terminating zero.
+RULE_BYTES = layouts.RULE_BYTES - 1
 
 Forward = Tuple[int, bool]
 

@@ -1,4 +1,4 @@
-"""The adaptor's side of the loop follower: it finds out when a loop repeats itself, and stores its events in libsalus.
+"""The adaptor's side of the loop follower: it detects when a loop repeats itself, and stores its events in libsalus.
 
 libsalus/follower.c explains how a loop is followed and keeps the only position in it. docs/adr/0032 has the measured
 gain. libsalus is not linked to Python: it gets the few addresses that it needs, and its functions are called as
@@ -19,7 +19,7 @@ REST_MAX = 4096
 # Calling conventions of Python's C interface.
 METH_NOARGS, METH_O, METH_FASTCALL = 0x4, 0x8, 0x80
 
-# Python keeps pointers to these.
+# Python keeps pointers to these, so they must stay.
 _definitions: List[Any] = []
 
 # A method of the rule and its arguments.
@@ -65,7 +65,7 @@ class LoopFollower:
         self._rest = 0
 
     def use_thread(self, thread_id: int) -> None:
-        """Follow only this thread, or none for 0. The event in progress has no key: libsalus has not seen it."""
+        """Follow only this thread, or none if 0. The current event has no key, because libsalus has not seen it."""
         self._state.thread, self._state.key, self._state.pending = thread_id, 0, 0
 
     def set_report_due(self, report_due_ns: int) -> None:
@@ -79,11 +79,11 @@ class LoopFollower:
 
     @property
     def is_following(self) -> bool:
-        """The rule is not asked."""
+        """Whether events go to libsalus instead of the rule."""
         return bool(self._state.at >= 0)
 
     def record(self, rule: BoundaryRule, event: Event, fires: bool) -> None:
-        """While no loop is followed: an event and the answer of the rule."""
+        """Record an event and the answer of the rule, while no loop is followed."""
         if self._rest:
             self._rest -= fires
             return
@@ -119,7 +119,7 @@ class LoopFollower:
             state.keys[: len(recorded)] = [key for key, _ in recorded]
             self._events = [event for _, event in recorded]
             state.lap_count, state.at, state.count = 0, 0, len(recorded)
-            # An object may have been collected since the first line.
+            # An object may have been collected since this function began.
             if self._is_stale:
                 state.count = 0
             return

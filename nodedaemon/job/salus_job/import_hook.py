@@ -1,4 +1,4 @@
-"""Notices when a program has imported a framework, without importing it. Other programs pay for one finder.
+"""Notices when a program has imported a framework, without importing it. For other programs, the cost is one finder.
 
 The loader that Python finds for the framework is kept; only its `exec_module` is wrapped, once.
 """

@@ -31,7 +31,7 @@ class JobSession:
         self.cap_bytes = 0
 
     def hook(self) -> None:
-        """Let libsalus count and later place the framework's blocks. Fails if it allocates in an unknown way."""
+        """Let libsalus count and later place the framework's blocks. If it cannot, `hook_problem` says why."""
         answer = self._library.salus_hook()
         self.hook_problem = "libc10: %s" % os.strerror(-answer) if answer else ""
 
@@ -70,14 +70,14 @@ class JobSession:
         entry.depth = 1
         if entry.is_calm or answer < 0:
             return int(answer)
-        # Another thread held the interpreter's lock for longer than IdleRelease, and the session was taken for idle.
+        # Another thread held the interpreter's lock for longer than IdleRelease, so the session was considered idle.
         entry.depth = 0
         return self.enter()
 
     def attach(self, framework: int, signature: Tuple[int, int], declared_bytes: Tuple[int, int]) -> str:
         """Attach to the daemon. Returns the problem, or an empty text on success.
 
-        `signature`: model hash and input hash. `declared_bytes`: persistent and ephemeral bytes, 0 for as measured.
+        `signature`: model hash and input hash. `declared_bytes`: persistent and ephemeral bytes; 0 means as measured.
         """
         options = layouts.HelloOptions(
             size_bytes=ctypes.sizeof(layouts.HelloOptions),
@@ -107,7 +107,7 @@ class JobSession:
     def report(self, model_hash: int, input_hash: int, rule: str) -> None:
         self._library.salus_report(model_hash, input_hash, rule.encode("ascii"))
 
-    def figures(self) -> Dict[str, int]:
+    def read_counters(self) -> Dict[str, int]:
         counters = layouts.Counters()
         self._library.salus_counters(ctypes.byref(counters))
         return {name: getattr(counters, name) for name, _ in layouts.Counters._fields_}
@@ -117,7 +117,7 @@ class JobSession:
         library = self._library
         library.salus_live(accelerator.live_persistent_bytes, accelerator.live_ephemeral_bytes)
         if not hasattr(library, "salus_cuda_live"):
-            # In the driver's place, libsalus counts reserved segments itself.
+            # This libsalus is not loaded in the driver's place, so it cannot count reserved segments itself.
             library.salus_reserved(accelerator.persistent_bytes, accelerator.ephemeral_bytes)
         elif library.salus_cuda_will_yield():
             # The next boundary hands device memory over: only then is the list of live blocks worth its cost.

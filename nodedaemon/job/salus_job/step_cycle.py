@@ -1,7 +1,7 @@
 """The cycle in which several optimizers step. Boundaries lie only where it closes.
 
-A generator's graph lives across the discriminator's step, so no single step ends an iteration. As boundary.py, this
-uses no framework, clock or randomness.
+A generator's graph lives across the discriminator's step, so no single step ends an iteration. Like boundary.py, this
+uses no framework, no clock and no randomness.
 """
 
 from typing import List, Optional, Set

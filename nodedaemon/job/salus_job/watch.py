@@ -24,7 +24,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def _guarded(handler: Handler) -> Handler:
-    """Wrap a handler of events: an exception in it switches the watch off and does not reach the job."""
+    """Wrap an event handler: an exception in it switches the watch off and does not reach the job."""
 
     @functools.wraps(handler)
     def handle(watch: "Watch", *arguments: Any) -> Any:
@@ -85,7 +85,7 @@ class Watch:
 
     @_guarded
     def on_forward_entered(self, root: Any, grad: bool, training: Any, arguments: Tuple[Any, ...]) -> bool:
-        """False: this entry does not count, and its end must not be reported. `grad`: gradients are on."""
+        """Returns False if this entry does not count; its end must then not be reported. `grad`: gradients are on."""
         if not self._is_watched_thread():
             return False
         if not self._finish_expected():
@@ -209,12 +209,12 @@ class Watch:
         self.follower.invalidate()
 
     def _postpone(self, event: str, number: int) -> None:
-        """Garbage is collected at any time; the rule gets this event before the next one and after those it missed."""
+        """Keep an event that garbage collection may cause at any time. The rule gets it before the next event."""
         self._postponed.append((event, number))
         self.follower.invalidate()
 
     def _finish_expected(self) -> bool:
-        """Whether the follower expected this entry; then only the gate is left to do."""
+        """Whether the follower expected this entry. If so, pass the gate, which is all that is left to do."""
         pending = self.follower.take_pending()
         if pending:
             self._enter(pending == layouts.FOLLOWER_BOUNDARY)
@@ -244,7 +244,7 @@ class Watch:
         return get_ident() == self._thread_id and self._is_attached
 
     def _is_watched_thread(self) -> bool:
-        """Whether this thread's iterations count. The first entry of all attaches the process."""
+        """Whether this thread's iterations count. The very first entry attaches the process."""
         if get_ident() == self._thread_id:
             return True
         if self._thread is not None and self._thread.is_alive():

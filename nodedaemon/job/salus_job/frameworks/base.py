@@ -21,7 +21,7 @@ class Accelerator(abc.ABC):
 
     live_persistent_bytes = 0
     live_ephemeral_bytes = 0
-    # In reserved segments.
+    # P, and what the reserved segments hold beyond it.
     persistent_bytes = 0
     ephemeral_bytes = 0
 
@@ -47,7 +47,7 @@ class Accelerator(abc.ABC):
 
 
 class FrameworkAdaptor:
-    """What holds without a framework, and where nothing else is known.
+    """The defaults, for a job without a framework and for what a framework does not provide.
 
     A subclass overrides `number` and `install_hooks`, and as many of the others as its framework allows. It is created
     with the framework's module right after the import, before the framework has allocated anything.
@@ -66,11 +66,11 @@ class FrameworkAdaptor:
         return False
 
     def hash_models(self, _models: Iterable[Any]) -> int:
-        """What the models are made of, as a number of 64 bits; 0 for unknown."""
+        """What the models are made of, as a 64-bit number; 0 means unknown."""
         return 0
 
     def hash_inputs(self, _arguments: Iterable[Any]) -> int:
-        """What a model is called with, as a number of 64 bits; 0 for unknown."""
+        """What a model is called with, as a 64-bit number; 0 means unknown."""
         return 0
 
     def find_accelerator(self) -> Optional[Accelerator]:

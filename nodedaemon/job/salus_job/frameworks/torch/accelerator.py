@@ -1,8 +1,8 @@
 """PyTorch's CUDA memory, as its own caching allocator reports it.
 
-Kernel launches are asynchronous, so a boundary has to wait until the device is idle. P and E are measured in reserved
-segments (P + E is the reserved peak), and the live bytes beside them. Names and arguments differ between builds:
-everything is looked up, and what is missing is left out.
+Kernel launches are asynchronous, so a boundary has to wait until the device is idle. P is what is live at a boundary,
+and E is the rest of the reserved peak. Names and arguments differ between builds: everything is looked up, and what is
+missing is left out.
 """
 
 from typing import Any, Dict, List, Optional

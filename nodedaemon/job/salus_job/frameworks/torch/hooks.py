@@ -15,7 +15,7 @@ from typing import Any, Callable, List, Mapping, Tuple
 
 from salus_job.watch import Watch
 
-# Set while something is compiled or exported.
+# Name of the flag that torch sets while something is compiled or exported.
 COMPILING = "_is_compiling_flag"
 
 
@@ -39,7 +39,7 @@ def _wrap_modules(torch: Any, watch: Watch) -> List[CodeType]:
     inside = [False]
     os.register_at_fork(after_in_child=functools.partial(inside.__setitem__, 0, False))
 
-    # Where the plain method only chooses between these two, choosing here saves most calls a frame.
+    # If the plain method only chooses between these two, choosing here saves most calls a frame.
     is_choice = plain.__code__.co_names == ("_compiled_call_impl", "_call_impl")
 
     @functools.wraps(plain)
@@ -72,7 +72,7 @@ def _wrap_modules(torch: Any, watch: Watch) -> List[CodeType]:
 def _wrap_loader(torch: Any, watch: Watch) -> List[CodeType]:
     iterator_type: Any = importlib.import_module("torch.utils.data.dataloader")._BaseDataLoaderIter
     iterator_type.__next__ = _report_call(torch, watch, "loader", iterator_type.__next__)
-    # Older releases have a second name for it, which `for` calls.
+    # Older releases have a second name for it.
     if hasattr(iterator_type, "next"):
         iterator_type.next = iterator_type.__next__
     return _codes(iterator_type.__next__)
@@ -134,9 +134,9 @@ def _codes(*functions: Any) -> List[CodeType]:
 
 
 def _compiling_test(torch: Any) -> Tuple[Callable[[], bool], Mapping[str, Any]]:
-    """torch.compiler.is_compiling() in two halves: cold, they cost a third of the call.
+    """torch.compiler.is_compiling() in two halves: when cold, they cost a third of the call.
 
-    The compiler takes the first half for a constant, so a trace never contains the second.
+    The compiler treats the first half as a constant, so a trace never contains the second.
     """
     compiler = vars(getattr(torch, "compiler", None) or object)
     if "is_dynamo_compiling" in compiler and isinstance(compiler.get(COMPILING), bool):
@@ -147,7 +147,7 @@ def _compiling_test(torch: Any) -> Tuple[Callable[[], bool], Mapping[str, Any]]:
 def _hide_from_compiler(torch: Any, wrappers: List[CodeType], handlers: List[CodeType]) -> None:
     """Ask the frame evaluator never to start a graph in our wrappers; it still looks at what they call.
 
-    Our handlers are skipped with everything that they call: they call no code of the user.
+    Our handlers are skipped with everything that they call: they call no user code.
     """
     evaluator = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if evaluator is None:
