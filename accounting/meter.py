@@ -41,28 +41,37 @@ class _Session:
 
 
 @dataclass
-class _Job:
-    key: JobKey
-    charge: int
-    weight: int
+class _JobSums:
+    """What a job has accumulated since the interval began or, if that is later, since its first session.
+
+    `busy`, `idle` and `entitled` are in units of 2**-40 ns.
+    """
+
     first_mono_ns: int
-    since_mono_ns: int
-    idle_from: int = 0
-    entitled_from: int = 0
-    sessions: int = 0
-    counts: dict[Activity, int] = field(default_factory=lambda: dict.fromkeys(Activity, 0))
+    persistent_bytes_max: int = 0
+    ephemeral_bytes_max: int = 0
     spent_ns: dict[Activity, int] = field(default_factory=lambda: dict.fromkeys(Activity, 0))
     busy: int = 0
     idle: int = 0
     entitled: int = 0
     iteration_count: int = 0
     handover_count: int = 0
-    persistent_bytes: int = 0
-    ephemeral_bytes: int = 0
-    persistent_bytes_max: int = 0
-    ephemeral_bytes_max: int = 0
     peak_byte_ns: int = 0
     held_byte_ns: int = 0
+
+
+@dataclass
+class _Job:
+    key: JobKey
+    sums: _JobSums
+    # Up to when `sums` are complete: the time, and the device's idle and entitled shares at that time.
+    settled: tuple[int, int, int]
+    charge: int
+    weight: int
+    session_count: int = 0
+    counts: dict[Activity, int] = field(default_factory=lambda: dict.fromkeys(Activity, 0))
+    persistent_bytes: int = 0
+    ephemeral_bytes: int = 0
 
     @property
     def activity(self) -> Activity:
@@ -72,8 +81,8 @@ class _Job:
         return Activity.SUSPENDED
 
     @property
-    def wants(self) -> bool:
-        return self.sessions > 0 and self.activity in (Activity.RUNNING, Activity.WAITING)
+    def wants_device(self) -> bool:
+        return self.session_count > 0 and self.activity in (Activity.RUNNING, Activity.WAITING)
 
 
 @dataclass
@@ -115,10 +124,10 @@ class DeviceMeter:
         self._advance(now_mono_ns)
         metered = self._jobs.get(job)
         if metered is None:
-            metered = self._jobs[job] = _Job(job, max(1, charge), max(1, weight), now_mono_ns, now_mono_ns)
+            metered = self._jobs[job] = _Job(job, _JobSums(now_mono_ns), self._shares, charge, weight)
         self._settle(metered)
-        metered.sessions += 1
-        if metered.sessions == 1:
+        metered.session_count += 1
+        if metered.session_count == 1:
             metered.charge, metered.weight = max(1, charge), max(1, weight)
             self._charge_sum += metered.charge
             self._present_count += 1
@@ -134,10 +143,9 @@ class DeviceMeter:
         job = self._sessions.pop(session).job
         self._settle(job)
         job.counts[Activity.OUTSIDE] -= 1
-        was_wanting = job.activity in (Activity.RUNNING, Activity.WAITING)
-        job.sessions -= 1
-        assert job.sessions > 0 or not was_wanting
-        if job.sessions == 0:
+        job.session_count -= 1
+        if job.session_count == 0:
+            assert job.activity not in (Activity.RUNNING, Activity.WAITING)
             self._charge_sum -= job.charge
             self._present_count -= 1
 
@@ -147,24 +155,24 @@ class DeviceMeter:
         metered = self._sessions[session]
         job = metered.job
         self._settle(job)
-        job.iteration_count += iteration_count
+        job.sums.iteration_count += iteration_count
         if metered.activity is activity:
             return
         if metered.activity is Activity.RUNNING:
-            job.busy += self._run - metered.run_from
+            job.sums.busy += self._run - metered.run_from
             self._running_count -= 1
-        wanted = job.wants
+        wanted = job.wants_device
         job.counts[metered.activity] -= 1
         job.counts[activity] += 1
         metered.activity = activity
         if activity is Activity.RUNNING:
             metered.run_from = self._run
             self._running_count += 1
-        self._weight_sum += job.weight * (int(job.wants) - int(wanted))
+        self._weight_sum += job.weight * (int(job.wants_device) - int(wanted))
 
     def hand_over(self, session: int) -> None:
         """Count one hand-over away from the session."""
-        self._sessions[session].job.handover_count += 1
+        self._sessions[session].job.sums.handover_count += 1
 
     def set_memory(self, session: int, persistent_bytes: int, ephemeral_bytes: int, now_mono_ns: int) -> None:
         """The session's peak memory: persistent, and in a lane."""
@@ -176,8 +184,8 @@ class DeviceMeter:
         job.ephemeral_bytes += ephemeral_bytes - metered.ephemeral_bytes
         self._persistent_bytes += persistent_bytes - metered.persistent_bytes
         metered.persistent_bytes, metered.ephemeral_bytes = persistent_bytes, ephemeral_bytes
-        job.persistent_bytes_max = max(job.persistent_bytes_max, job.persistent_bytes)
-        job.ephemeral_bytes_max = max(job.ephemeral_bytes_max, job.ephemeral_bytes)
+        job.sums.persistent_bytes_max = max(job.sums.persistent_bytes_max, job.persistent_bytes)
+        job.sums.ephemeral_bytes_max = max(job.sums.ephemeral_bytes_max, job.ephemeral_bytes)
 
     def set_lane(self, lane: int, lane_bytes: int, now_mono_ns: int) -> None:
         """The size of a lane changes; it is 0 while the lane is parked."""
@@ -186,8 +194,7 @@ class DeviceMeter:
         self._settle_lane(metered)
         self._lane_bytes += lane_bytes - metered.lane_bytes
         metered.lane_bytes = lane_bytes
-        if lane_bytes == 0 and not metered.sessions:
-            del self._lanes[lane]
+        self._forget_unused(lane)
 
     def bind(self, session: int, lane: int | None, now_mono_ns: int) -> None:
         """The session moves to `lane`; None: it leaves its lane."""
@@ -198,7 +205,13 @@ class DeviceMeter:
             metered = self._lanes.setdefault(number, _Lane(0, since_mono_ns=now_mono_ns))
             self._settle_lane(metered)
             (metered.sessions.add if is_in else metered.sessions.discard)(session)
+            self._forget_unused(number)
         self._sessions[session].lane = lane
+
+    def _forget_unused(self, lane: int) -> None:
+        """Lane numbers are never used again, so a lane without memory and sessions would stay for ever."""
+        if self._lanes[lane].lane_bytes == 0 and not self._lanes[lane].sessions:
+            del self._lanes[lane]
 
     def close(self, now_utc_ns: int, now_mono_ns: int) -> list[Record]:
         """End the interval and begin the next: one record per job that was present, and one for the device."""
@@ -207,17 +220,17 @@ class DeviceMeter:
             self._settle_lane(lane)
         for session in self._sessions.values():
             if session.activity is Activity.RUNNING:
-                session.job.busy += self._run - session.run_from
+                session.job.sums.busy += self._run - session.run_from
                 session.run_from = self._run
         jobs = list(self._jobs.values())
         for job in jobs:
             self._settle(job)
         records = self._records(jobs)
         for job in jobs:
-            if job.sessions == 0:
+            if job.session_count == 0:
                 del self._jobs[job.key]
             else:
-                self._restart(job)
+                job.sums = _JobSums(self._now_ns, job.persistent_bytes, job.ephemeral_bytes)
         self._begin(now_utc_ns)
         return records
 
@@ -226,13 +239,6 @@ class DeviceMeter:
         self._busy_ns = self._idle_ns = self._wanted_ns = 0
         self._persistent_byte_ns = self._lane_byte_ns = 0
         self._job_count_max = self._present_count
-
-    def _restart(self, job: _Job) -> None:
-        job.first_mono_ns = self._now_ns
-        job.spent_ns = dict.fromkeys(Activity, 0)
-        job.busy = job.idle = job.entitled = job.iteration_count = job.handover_count = 0
-        job.peak_byte_ns = job.held_byte_ns = 0
-        job.persistent_bytes_max, job.ephemeral_bytes_max = job.persistent_bytes, job.ephemeral_bytes
 
     def _advance(self, now_mono_ns: int) -> None:
         passed_ns = now_mono_ns - self._now_ns
@@ -252,52 +258,57 @@ class DeviceMeter:
         self._persistent_byte_ns += self._persistent_bytes * passed_ns
         self._lane_byte_ns += self._lane_bytes * passed_ns
 
+    @property
+    def _shares(self) -> tuple[int, int, int]:
+        return self._now_ns, self._idle, self._entitled
+
     def _settle(self, job: _Job) -> None:
-        passed_ns = self._now_ns - job.since_mono_ns
-        if job.sessions:
-            job.spent_ns[job.activity] += passed_ns
-            job.idle += (self._idle - job.idle_from) * job.charge
-            if job.wants:
-                job.entitled += (self._entitled - job.entitled_from) * job.weight
-            job.peak_byte_ns += (job.persistent_bytes + job.ephemeral_bytes) * passed_ns
-            job.held_byte_ns += job.persistent_bytes * passed_ns
-        job.since_mono_ns = self._now_ns
-        job.idle_from, job.entitled_from = self._idle, self._entitled
+        if job.session_count:
+            since_ns, idle_from, entitled_from = job.settled
+            passed_ns = self._now_ns - since_ns
+            sums = job.sums
+            sums.spent_ns[job.activity] += passed_ns
+            sums.idle += (self._idle - idle_from) * job.charge
+            if job.wants_device:
+                sums.entitled += (self._entitled - entitled_from) * job.weight
+            sums.peak_byte_ns += (job.persistent_bytes + job.ephemeral_bytes) * passed_ns
+            sums.held_byte_ns += job.persistent_bytes * passed_ns
+        job.settled = self._shares
 
     def _settle_lane(self, lane: _Lane) -> None:
         byte_ns = lane.lane_bytes * (self._now_ns - lane.since_mono_ns)
         for session in lane.sessions:
-            self._sessions[session].job.held_byte_ns += byte_ns // len(lane.sessions)
+            self._sessions[session].job.sums.held_byte_ns += byte_ns // len(lane.sessions)
         lane.since_mono_ns = self._now_ns
 
     def _records(self, jobs: list[_Job]) -> list[Record]:
-        busy = apportion(self._busy_ns, [job.busy for job in jobs])
-        idle = apportion(self._idle_ns, [job.idle for job in jobs])
-        entitled = apportion(self._wanted_ns, [job.entitled for job in jobs])
+        all_sums = [job.sums for job in jobs]
+        busy = apportion(self._busy_ns, [sums.busy for sums in all_sums])
+        idle = apportion(self._idle_ns, [sums.idle for sums in all_sums])
+        entitled = apportion(self._wanted_ns, [sums.entitled for sums in all_sums])
         records: list[Record] = []
-        for job, busy_ns, idle_ns, entitled_ns in zip(jobs, busy, idle, entitled, strict=True):
-            present_ns = sum(job.spent_ns.values())
+        for job, sums, busy_ns, idle_ns, entitled_ns in zip(jobs, all_sums, busy, idle, entitled, strict=True):
             records.append(
                 UsageRecord(
                     job=job.key,
                     **self._names,
-                    start_utc_ns=self._start_utc_ns + job.first_mono_ns - self._start_mono_ns,
-                    start_mono_ns=job.first_mono_ns,
-                    span_ns=self._now_ns - job.first_mono_ns,
-                    present_ns=present_ns,
-                    running_ns=job.spent_ns[Activity.RUNNING],
-                    wait_ns=job.spent_ns[Activity.WAITING],
-                    suspended_ns=job.spent_ns[Activity.SUSPENDED],
-                    outside_ns=job.spent_ns[Activity.OUTSIDE],
+                    start_utc_ns=self._start_utc_ns + sums.first_mono_ns - self._start_mono_ns,
+                    start_mono_ns=sums.first_mono_ns,
+                    span_ns=self._now_ns - sums.first_mono_ns,
+                    present_ns=sum(sums.spent_ns.values()),
+                    running_ns=sums.spent_ns[Activity.RUNNING],
+                    wait_ns=sums.spent_ns[Activity.WAITING],
+                    suspended_ns=sums.spent_ns[Activity.SUSPENDED],
+                    outside_ns=sums.spent_ns[Activity.OUTSIDE],
                     busy_ns=busy_ns,
                     occupied_ns=busy_ns + idle_ns,
                     entitled_ns=entitled_ns,
-                    iteration_count=job.iteration_count,
-                    handover_count=job.handover_count,
-                    persistent_bytes_max=job.persistent_bytes_max,
-                    ephemeral_bytes_max=job.ephemeral_bytes_max,
-                    peak_mib_ms=job.peak_byte_ns // _BYTE_NS_PER_MIB_MS,
-                    held_mib_ms=job.held_byte_ns // _BYTE_NS_PER_MIB_MS,
+                    iteration_count=sums.iteration_count,
+                    handover_count=sums.handover_count,
+                    persistent_bytes_max=sums.persistent_bytes_max,
+                    ephemeral_bytes_max=sums.ephemeral_bytes_max,
+                    peak_mib_ms=sums.peak_byte_ns // _BYTE_NS_PER_MIB_MS,
+                    held_mib_ms=sums.held_byte_ns // _BYTE_NS_PER_MIB_MS,
                 )
             )
         span_ns = self._now_ns - self._start_mono_ns

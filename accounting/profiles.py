@@ -1,25 +1,30 @@
 """Profiles: what admission knows about a user's signature on a device model, its history, and the runs behind it.
 
-While a profile exists, its maxima only grow. A user can never set a value below what was measured. Every change of a
-value that admission uses is a version with a cause. A measurement that is already stored changes nothing.
+While a profile exists, its maxima only grow. A user can never set a value below what was measured, and what was
+measured remains the lower bound after the user has forgotten the profile: only an operator can forget that too.
+Otherwise a user could be charged less than a job is known to need. Every change to a value that admission uses creates
+a version with a cause. A measurement that is already stored changes nothing.
 """
 
 from collections.abc import Iterable
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
-from sqlalchemy import ColumnElement, Connection, String, delete, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Select, String, delete, func, insert, select, update
 
 from accounting.records import DETAIL_LENGTH_MAX, MeasurementRecord, clean_text
 from accounting.storage.catalog import Row, RowCatalog
 from accounting.storage.database import Database, insert_rows
 from accounting.storage.tables import CLUSTERS, PROFILES, RUNS, VERSIONS
-from accounting.viewer import AbsentError, DeniedError, Viewer
+from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import Profile
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError
 
-# With this many runs, the solo iteration time follows a framework upgrade within weeks and ignores a single outlier.
+# The median of this many runs follows a framework upgrade within weeks and ignores a single outlier.
 SOLO_RUNS_MAX = 25
+
+_SIZES = ("persistent_bytes", "ephemeral_bytes")
 
 Cause = Literal["measured", "set", "imported", "forgotten", "stale", "confirmed"]
 
@@ -33,18 +38,24 @@ class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, order=True):
     device_model: str
 
 
-class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
-    """A profile as admission and `salus profiles` see it. Bytes exclude headroom."""
+class ProfileValues(msgspec.Struct, frozen=True, kw_only=True):
+    """What admission uses in one version of a profile. Bytes exclude headroom."""
 
     key: ProfileKey
     version: int
     persistent_bytes: int
     ephemeral_bytes: int
+    solo_iteration_ns: int | None = None
+    changed_utc_ns: int = 0
+
+
+class ProfileView(ProfileValues, frozen=True, kw_only=True):
+    """A profile as admission and `salus profiles` see it."""
+
     measured_persistent_bytes: int = 0
     measured_ephemeral_bytes: int = 0
     live_persistent_bytes: int = 0
     live_ephemeral_bytes: int = 0
-    solo_iteration_ns: int | None = None
     boundary_rule: str = ""
     model_hash: str = ""
     input_hash: str = ""
@@ -52,7 +63,6 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
     stale_reason: str = ""
     is_forgotten: bool = False
     seen_utc_ns: int = 0
-    changed_utc_ns: int = 0
 
     def core(self) -> Profile:
         """The profile in the form that core.admission uses."""
@@ -61,7 +71,7 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
     def why(self) -> str:
         """Where the values come from, for `salus profiles show`."""
         if self.is_forgotten:
-            return "forgotten: the next run is treated as an unknown job"
+            return "forgotten: the next run is treated as an unknown job, and charged for what was measured at least"
         measured = (self.measured_persistent_bytes, self.measured_ephemeral_bytes)
         is_set = (self.persistent_bytes, self.ephemeral_bytes) != measured
         source = "set by hand, never below what was measured" if is_set else "largest measured"
@@ -69,15 +79,9 @@ class ProfileView(msgspec.Struct, frozen=True, kw_only=True):
         return f"{text}; stale: {self.stale_reason}" if self.stale_reason else text
 
 
-class ProfileChange(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileChange(ProfileValues, frozen=True, kw_only=True):
     """One version in a profile's history."""
 
-    key: ProfileKey
-    version: int
-    persistent_bytes: int
-    ephemeral_bytes: int
-    solo_iteration_ns: int | None
-    changed_utc_ns: int
     changed_by: str
     cause: str
     detail: str
@@ -88,25 +92,23 @@ _Value = TypeVar("_Value", ProfileView, ProfileChange)
 
 def learn(connection: Connection, cluster_id: int, job_row_id: int, measured: MeasurementRecord) -> None:
     """Raise the profile to what a run measured, within the ledger's transaction."""
-    user, signature = clean_text(measured.user, 64), clean_text(measured.signature)
-    row = _locked_or_new(connection, cluster_id, user, signature, clean_text(measured.device_model))
-    if measured.measured_utc_ns <= row["forgotten_utc_ns"]:
+    names = {name: clean_text(getattr(measured, name)) for name in ("signature", "device_model")}
+    row = _locked_or_new(connection, {"cluster_id": cluster_id, "user": clean_text(measured.user, 64), **names})
+    is_forgotten = measured.measured_utc_ns <= row["forgotten_utc_ns"]
+    if is_forgotten or not _record_run(connection, row["id"], job_row_id, measured):
         return
-    if not _record_run(connection, row["id"], job_row_id, measured):
-        return
-    names = ("persistent_bytes", "ephemeral_bytes")
     changed: Row = {
-        **{name: max(row[name], getattr(measured, name)) for name in names},
-        **{f"measured_{name}": max(row[f"measured_{name}"], getattr(measured, name)) for name in names},
-        **{f"live_{name}": max(row[f"live_{name}"], getattr(measured, f"live_{name}")) for name in names},
+        **{name: max(row[name], getattr(measured, name)) for name in _SIZES},
+        **{f"measured_{name}": max(row[f"measured_{name}"], getattr(measured, name)) for name in _SIZES},
+        **{f"live_{name}": max(row[f"live_{name}"], getattr(measured, f"live_{name}")) for name in _SIZES},
         "seen_utc_ns": max(row["seen_utc_ns"], measured.measured_utc_ns),
         "solo_iteration_ns": _solo_iteration_ns(connection, row["id"]),
         "run_count": connection.scalar(select(func.count()).where(RUNS.c.profile_id == row["id"])),
         "is_forgotten": False,
     }
-    cause = _hashes(row, measured, changed)
-    is_new = any(row[name] != changed[name] for name in names)
-    if is_new or cause != "measured" or row["version"] == 0:
+    cause = _update_hashes(row, measured, changed)
+    is_changed = row["version"] == 0 or row["is_forgotten"] or any(row[name] != changed[name] for name in _SIZES)
+    if is_changed or cause != "measured":
         detail = f"job {measured.job.job_id}" + (f": {measured.stale_reason}" if measured.stale_reason else "")
         _add_version(connection, row, changed, measured.measured_utc_ns, "salus", cause, detail)
     connection.execute(update(PROFILES).where(PROFILES.c.id == row["id"]).values(changed))
@@ -128,16 +130,8 @@ def list_profiles(
     Admission refreshes its cache with `changed_from_utc_ns` (measured or changed since) and `with_forgotten=True`.
     """
     wanted = select(PROFILES, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == PROFILES.c.cluster_id)
-    conditions: list[ColumnElement[bool]] = []
-    if not viewer.is_operator:
-        conditions.append(PROFILES.c.user == viewer.user)
-    if names := sorted(set(users)):
-        conditions.append(PROFILES.c.user.in_(names))
-    for column, value in (
-        (CLUSTERS.c.name, cluster),
-        (PROFILES.c.signature, signature),
-        (PROFILES.c.device_model, device_model),
-    ):
+    conditions = _visible(viewer, users, signature)
+    for column, value in ((CLUSTERS.c.name, cluster), (PROFILES.c.device_model, device_model)):
         if value is not None:
             conditions.append(column == value)
     if changed_from_utc_ns:
@@ -146,18 +140,21 @@ def list_profiles(
     if not with_forgotten:
         conditions.append(PROFILES.c.is_forgotten.is_(False))
     order = (PROFILES.c.user, PROFILES.c.signature, PROFILES.c.device_model)
-    with database.reading() as connection:
-        return [
-            _from_row(ProfileView, dict(row))
-            for row in connection.execute(wanted.where(*conditions).order_by(*order)).mappings()
-        ]
+    return _read(database, ProfileView, wanted.where(*conditions).order_by(*order))
 
 
 def find_profile(database: Database, key: ProfileKey) -> ProfileView | None:
     """The profile that admission uses for `key`; None for an unknown job."""
     operator = Viewer(uid=0, user="root", is_operator=True)
-    found = list_profiles(database, operator, cluster=key.cluster, users=[key.user], signature=key.signature)
-    return next((profile for profile in found if profile.key == key), None)
+    found = list_profiles(
+        database,
+        operator,
+        cluster=key.cluster,
+        users=[key.user],
+        signature=key.signature,
+        device_model=key.device_model,
+    )
+    return found[0] if found else None
 
 
 def set_profile(
@@ -177,7 +174,7 @@ def set_profile(
     def work(connection: Connection) -> None:
         catalog = RowCatalog()
         catalog.find_clusters(connection, [key.cluster])
-        row = _locked_or_new(connection, catalog.clusters[key.cluster], key.user, key.signature, key.device_model)
+        row = _locked_or_new(connection, _names(key, catalog.clusters[key.cluster]))
         _require_measured(row, key, persistent_bytes, ephemeral_bytes)
         changed: Row = {
             "persistent_bytes": persistent_bytes,
@@ -197,16 +194,26 @@ def set_profile(
 
 
 def forget_profile(database: Database, viewer: Viewer, key: ProfileKey, *, now_utc_ns: int) -> None:
-    """Make the signature an unknown job again. Its history stays; earlier measurements are ignored from now on."""
+    """Make the signature an unknown job again. Its history stays; earlier measurements are ignored from now on.
+
+    The measured sizes stay as the lower bound of later values, unless an operator forgets the profile.
+    """
     _require_owner(viewer, key)
 
     def work(connection: Connection) -> None:
         cluster_id = connection.scalar(select(CLUSTERS.c.id).where(CLUSTERS.c.name == key.cluster))
-        row = _locked(connection, cluster_id or 0, key.user, key.signature, key.device_model)
-        if row is None or row["is_forgotten"]:
-            raise AbsentError(f"profile not forgotten: {describe(key)}: it does not exist; see salus profiles list")
+        row = _locked(connection, _names(key, cluster_id or 0))
+        bounds = (
+            {f"{prefix}{name}": row[f"measured_{name}"] for prefix in ("", "measured_") for name in _SIZES}
+            if row
+            else {}
+        )
+        if row is None or (row["is_forgotten"] and not (viewer.is_operator and any(bounds.values()))):
+            raise NotFoundError(f"profile not forgotten: {describe(key)}: it does not exist; see salus profiles list")
         changed = {name: value for name, value in _EMPTY.items() if name not in ("version", "changed_utc_ns")}
         changed |= {"is_forgotten": True, "forgotten_utc_ns": now_utc_ns, "seen_utc_ns": row["seen_utc_ns"]}
+        if not viewer.is_operator:
+            changed |= bounds
         _add_version(connection, row, changed, now_utc_ns, viewer.user, "forgotten", "")
         connection.execute(update(PROFILES).where(PROFILES.c.id == row["id"]).values(changed))
         connection.execute(delete(RUNS).where(RUNS.c.profile_id == row["id"]))
@@ -232,16 +239,9 @@ def list_changes(
         .order_by(VERSIONS.c.changed_utc_ns.desc(), VERSIONS.c.profile_id, VERSIONS.c.version.desc())
         .limit(count_max)
     )
-    if not viewer.is_operator:
-        wanted = wanted.where(PROFILES.c.user == viewer.user)
-    if names := sorted(set(users)):
-        wanted = wanted.where(PROFILES.c.user.in_(names))
-    if signature is not None:
-        wanted = wanted.where(PROFILES.c.signature == signature)
     if window is not None:
         wanted = wanted.where(VERSIONS.c.changed_utc_ns >= window[0], VERSIONS.c.changed_utc_ns < window[1])
-    with database.reading() as connection:
-        return [_from_row(ProfileChange, dict(row)) for row in connection.execute(wanted).mappings()]
+    return _read(database, ProfileChange, wanted.where(*_visible(viewer, users, signature)))
 
 
 def describe(key: ProfileKey) -> str:
@@ -256,24 +256,43 @@ _EMPTY: Row = {
 }
 
 
-def _locked(connection: Connection, cluster_id: int, user: str, signature: str, model: str) -> Row | None:
-    statement = (
-        select(PROFILES)
-        .where(PROFILES.c.cluster_id == cluster_id, PROFILES.c.user == user)
-        .where(PROFILES.c.signature == signature, PROFILES.c.device_model == model)
-        .with_for_update()
-    )
-    row = connection.execute(statement).mappings().first()
+def _visible(viewer: Viewer, users: Iterable[str], signature: str | None) -> list[ColumnElement[bool]]:
+    """Conditions: profiles that `viewer` may see, only of `users` if there are any, only with `signature` if set."""
+    conditions: list[ColumnElement[bool]] = []
+    if not viewer.is_operator:
+        conditions.append(PROFILES.c.user == viewer.user)
+    if names := sorted(set(users)):
+        conditions.append(PROFILES.c.user.in_(names))
+    if signature is not None:
+        conditions.append(PROFILES.c.signature == signature)
+    return conditions
+
+
+def _read(database: Database, kind: type[_Value], statement: Select[Any]) -> list[_Value]:
+    with database.reading() as connection:
+        rows = connection.execute(statement).mappings().all()
+    # A column name may be a subclass of str, which msgspec does not accept as a key.
+    values = [{str(name): value for name, value in row.items()} for row in rows]
+    return [msgspec.convert(value | {"key": value}, kind) for value in values]
+
+
+def _names(key: ProfileKey, cluster_id: int) -> Row:
+    return {"cluster_id": cluster_id, **{name: getattr(key, name) for name in ("user", "signature", "device_model")}}
+
+
+def _locked(connection: Connection, names: Row) -> Row | None:
+    statement = select(PROFILES).where(*(PROFILES.c[name] == value for name, value in names.items()))
+    row = connection.execute(statement.with_for_update()).mappings().first()
     return None if row is None else dict(row)
 
 
-def _locked_or_new(connection: Connection, cluster_id: int, user: str, signature: str, model: str) -> Row:
-    row = _locked(connection, cluster_id, user, signature, model)
+def _locked_or_new(connection: Connection, names: Row) -> Row:
+    row = _locked(connection, names)
     if row is None:
         # An empty profile has version 0, so that the first change makes version 1.
-        row = _EMPTY | {"cluster_id": cluster_id, "user": user, "signature": signature, "device_model": model}
+        row = _EMPTY | names
         insert_rows(connection, PROFILES, list(row), [tuple(row.values())])
-        row = _locked(connection, cluster_id, user, signature, model)
+        row = _locked(connection, names)
         assert row is not None
     return row
 
@@ -308,8 +327,8 @@ def _solo_iteration_ns(connection: Connection, profile_id: int) -> int | None:
     return times[(len(times) - 1) // 2] if times else None
 
 
-def _hashes(row: Row, measured: MeasurementRecord, changed: Row) -> Cause:
-    """Update the hashes of model and input. A run that matches the stored hashes clears the stale mark."""
+def _update_hashes(row: Row, measured: MeasurementRecord, changed: Row) -> Cause:
+    """Put the new hashes into `changed` and return the cause. A run that matches the stored hashes is not stale."""
     for name in ("boundary_rule", "model_hash", "input_hash"):
         changed[name] = clean_text(getattr(measured, name)) or row[name]
     if measured.stale_reason:
@@ -322,34 +341,29 @@ def _hashes(row: Row, measured: MeasurementRecord, changed: Row) -> Cause:
 
 
 def _add_version(
-    connection: Connection, row: Row, changed: Row, now_utc_ns: int, by: str, cause: Cause, detail: str
+    connection: Connection, row: Row, changed: Row, now_utc_ns: int, changed_by: str, cause: Cause, detail: str
 ) -> None:
     changed["version"] = row["version"] + 1
     changed["changed_utc_ns"] = max(now_utc_ns, row["changed_utc_ns"])
     names = ("version", "persistent_bytes", "ephemeral_bytes", "solo_iteration_ns", "changed_utc_ns")
     values = {name: changed[name] for name in names} | {"profile_id": row["id"], "cause": cause}
-    values |= {"changed_by": clean_text(by), "detail": clean_text(detail, DETAIL_LENGTH_MAX)}
+    values |= {"changed_by": clean_text(changed_by), "detail": clean_text(detail, DETAIL_LENGTH_MAX)}
     connection.execute(insert(VERSIONS).values(values))
 
 
 def _require_owner(viewer: Viewer, key: ProfileKey) -> None:
     if not viewer.is_operator and viewer.user != key.user:
-        raise DeniedError(f"profile not changed: {describe(key)}: it belongs to {key.user}; ask an operator")
+        raise NotPermittedError(f"profile not changed: {describe(key)}: it belongs to {key.user}; ask an operator")
 
 
 def _require_measured(row: Row, key: ProfileKey, persistent_bytes: int, ephemeral_bytes: int) -> None:
     too_low = [
-        f"{kind} {value} bytes is below the measured {row[f'measured_{kind}_bytes']}"
+        f"{kind} {value} bytes are below the measured {row[f'measured_{kind}_bytes']} bytes"
         for kind, value in (("persistent", persistent_bytes), ("ephemeral", ephemeral_bytes))
         if value < row[f"measured_{kind}_bytes"]
     ]
     if too_low:
         raise RequestError(
             f"profile not set: {describe(key)}: {' and '.join(too_low)}; "
-            "forget the profile first if the program has changed"
+            "if the program needs less now, use another --salus-profile or ask an operator to forget this one"
         )
-
-
-def _from_row(kind: type[_Value], row: Row) -> _Value:
-    key = ProfileKey(**{name: row[name] for name in ProfileKey.__struct_fields__})
-    return kind(key=key, **{name: row[name] for name in kind.__struct_fields__ if name != "key"})

@@ -2,7 +2,7 @@
 
 `answer_question` takes a request, a Viewer that the server has verified and an open database. It returns plain JSON
 values. salus-admitd calls it for commands on login nodes; a command that may open the database calls it directly, so
-both ways give the same answer. Failures stay exceptions (DeniedError, AbsentError, RequestError).
+both ways return the same answer. Failures stay exceptions (NotPermittedError, NotFoundError, RequestError).
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ class _Question(msgspec.Struct, frozen=True, kw_only=True, tag_field="verb", for
 
 
 class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
-    """-> report.Report"""
+    """-> values.Report"""
 
     kind: ReportKind = ReportKind.SUMMARY
     selection: Selection
@@ -34,13 +34,13 @@ class AskReport(_Question, frozen=True, kw_only=True, tag="report"):
 
 
 class AskFigures(_Question, frozen=True, kw_only=True, tag="figures"):
-    """-> charts.ReportCharts"""
+    """-> values.ReportCharts"""
 
     selection: Selection
 
 
 class AskJob(_Question, frozen=True, kw_only=True, tag="job"):
-    """-> list[job_page.JobPage]"""
+    """-> list[values.JobPage]"""
 
     job: JobSelector
     clusters: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def answer_question(
     try:
         question = msgspec.convert(request, Question)
     except msgspec.ValidationError as error:
-        raise RequestError(f"question not understood: {error}; is the server of the same release?") from error
+        raise RequestError(f"question not understood: {error}; does the server run the same release?") from error
     return msgspec.to_builtins(_answer(database, viewer, question, now_utc_ns, on_step))
 
 
@@ -124,7 +124,7 @@ def read_answer(answer: Any, kind: type[_Answer]) -> _Answer:
     try:
         return msgspec.convert(answer, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise RequestError(f"answer not understood: {error}; is the server of the same release?") from error
+        raise RequestError(f"answer not understood: {error}; does the server run the same release?") from error
 
 
 def _answer(

@@ -30,6 +30,7 @@ EventKind = Literal[
     "device_lost",
     "device_recovered",
     "foreign_memory",
+    "lane_kept",
     "claim_waited",
     "hung",
     "ended_by_salus",
@@ -79,12 +80,36 @@ class _SessionBase(_Record, frozen=True, kw_only=True, gc=False):
     start_mono_ns: Whole
 
 
-class IncarnationRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """One lifetime of a daemon, from start to stop. `incarnation` is a random UUID."""
+class _UseBase(_SessionBase, frozen=True, kw_only=True, gc=False):
+    """What a session and one job's use of a device have in common."""
+
+    iteration_count: Whole = 0
+    handover_count: Whole = 0
+    persistent_bytes_max: Whole = 0
+    ephemeral_bytes_max: Whole = 0
+
+
+class _DaemonBase(_Record, frozen=True, kw_only=True, gc=False):
+    """The daemon that sends a record which belongs to no job."""
 
     cluster: Name
     node: Name
     incarnation: Name
+
+
+class _SubmitBase(_Record, frozen=True, kw_only=True, gc=False):
+    """What is known about a job when it is submitted."""
+
+    user: OptionalName = ""
+    uid: Whole | None = None
+    account: OptionalName = ""
+    partition: OptionalName = ""
+    signature: OptionalName = ""
+
+
+class IncarnationRecord(_DaemonBase, frozen=True, kw_only=True, gc=False):
+    """One lifetime of a daemon, from start to stop. `incarnation` is a random UUID."""
+
     boot_id: OptionalName = ""
     version: OptionalName = ""
     started_utc_ns: Whole
@@ -114,7 +139,7 @@ class AccountRecord(_Record, frozen=True, kw_only=True, gc=False):
     seen_utc_ns: Whole
 
 
-class JobRecord(_Record, frozen=True, kw_only=True, gc=False):
+class JobRecord(_SubmitBase, frozen=True, kw_only=True, gc=False):
     """A run of a job. Unknown fields are empty or None and never overwrite a known value.
 
     `device_count` is the job's gres/salus count over all nodes. `end_mono_ns` is valid only together with
@@ -124,13 +149,8 @@ class JobRecord(_Record, frozen=True, kw_only=True, gc=False):
 
     key: JobKey
     source: Source = Source.NODE
-    user: OptionalName = ""
-    uid: Whole | None = None
-    account: OptionalName = ""
-    partition: OptionalName = ""
     qos: OptionalName = ""
     name: str = ""
-    signature: OptionalName = ""
     admission: OptionalName = ""
     array_job_id: Whole | None = None
     array_task_id: Whole | None = None
@@ -166,19 +186,14 @@ class AdmissionReason(_Struct, frozen=True, kw_only=True, gc=False):
     advice: str = ""
 
 
-class AdmissionRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """One decision at submit. `admission` is the id in admin_comment (`adm=`): the job has no id at that time."""
+class AdmissionRecord(_SubmitBase, frozen=True, kw_only=True, gc=False):
+    """One admission decision. `admission` is the id in admin_comment (`adm=`): the job has no id at that time."""
 
     admission: Name
     cluster: Name
     decided_utc_ns: Whole
     decision: Decision
     basis: Basis
-    user: OptionalName = ""
-    uid: Whole | None = None
-    account: OptionalName = ""
-    partition: OptionalName = ""
-    signature: OptionalName = ""
     device_model: OptionalName = ""
     profile_version: Whole | None = None
     persistent_bytes: Whole = 0
@@ -189,7 +204,7 @@ class AdmissionRecord(_Record, frozen=True, kw_only=True, gc=False):
     job: JobKey | None = None
 
 
-class SessionRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
+class SessionRecord(_UseBase, frozen=True, kw_only=True, gc=False):
     """One process of a job on one device, from hello to bye. `session` is never reused on its node."""
 
     session: Whole
@@ -197,10 +212,6 @@ class SessionRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
     end_mono_ns: Whole | None = None
     is_gated: bool = True
     end_reason: OptionalName = ""
-    iteration_count: Whole = 0
-    handover_count: Whole = 0
-    persistent_bytes_max: Whole = 0
-    ephemeral_bytes_max: Whole = 0
 
 
 class LaneSpanRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
@@ -213,7 +224,7 @@ class LaneSpanRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
     iteration_count: Whole = 0
 
 
-class UsageRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
+class UsageRecord(_UseBase, frozen=True, kw_only=True, gc=False):
     """One job's use of one device in one interval, from accounting.meter. Written once, never changed.
 
     `occupied_ns` >= `busy_ns`. `present_ns` = `running_ns` + `wait_ns` + `suspended_ns` + `outside_ns`.
@@ -229,21 +240,14 @@ class UsageRecord(_SessionBase, frozen=True, kw_only=True, gc=False):
     busy_ns: Whole
     occupied_ns: Whole
     entitled_ns: Whole
-    iteration_count: Whole
-    handover_count: Whole = 0
-    persistent_bytes_max: Whole = 0
-    ephemeral_bytes_max: Whole = 0
     peak_mib_ms: Whole = 0
     held_mib_ms: Whole = 0
 
 
-class DeviceUsageRecord(_Record, frozen=True, kw_only=True, gc=False):
+class DeviceUsageRecord(_DaemonBase, frozen=True, kw_only=True, gc=False):
     """The use of one device by all jobs in one interval. Bytes are means over the interval."""
 
-    cluster: Name
-    node: Name
     device: Name
-    incarnation: Name
     start_utc_ns: Whole
     start_mono_ns: Whole
     span_ns: Whole
@@ -280,12 +284,9 @@ class MeasurementRecord(_Record, frozen=True, kw_only=True, gc=False):
     stale_reason: OptionalName = ""
 
 
-class NodeEventRecord(_Record, frozen=True, kw_only=True, gc=False, tag="EventRecord"):
+class NodeEventRecord(_DaemonBase, frozen=True, kw_only=True, gc=False, tag="EventRecord"):
     """An event of a device, a job or the daemon. `sequence` numbers the events of an incarnation."""
 
-    cluster: Name
-    node: Name
-    incarnation: Name
     sequence: Whole
     kind: EventKind
     happened_utc_ns: Whole

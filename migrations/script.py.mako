@@ -1,6 +1,7 @@
 """${message}.
 
-Says why the schema changes. A migration names tables and columns itself and never imports the models, which move on.
+State why the schema changes. A migration defines tables and columns itself and never imports
+accounting.storage.tables, which changes over time.
 """
 
 import sqlalchemy as sa

@@ -1,1 +1,1 @@
-"""Writing: how the records of daemons and of Slurm become rows. Every write may be repeated without effect."""
+"""Stores the records of daemons and of Slurm as rows. Repeating a write changes nothing."""

@@ -21,16 +21,16 @@ from accounting.records import (
     clean_text,
 )
 from accounting.storage.catalog import Row, RowCatalog, ensure_rows
-from accounting.storage.database import chunks, insert_rows, select_rows
+from accounting.storage.database import chunks, insert_new_rows, insert_rows, select_rows
 from accounting.storage.tables import ADMISSIONS, JOBS, REASONS, SUSPENSIONS
 
 TEXTS = ("user", "account", "partition", "qos", "name", "signature", "admission", "state")
-FACTS = ("uid", "array_job_id", "array_task_id", "het_job_id", "het_offset", "exit_code")
+NUMBERS = ("uid", "array_job_id", "array_task_id", "het_job_id", "het_offset", "exit_code")
 EARLIEST = ("submit_utc_ns", "eligible_utc_ns", "start_utc_ns", "start_mono_ns")
 LATEST = ("end_utc_ns", "end_mono_ns", "elapsed_ns")
 COLUMNS = tuple(column.name for column in JOBS.columns if column.name != "id")
 
-_PLAIN = (*FACTS, *EARLIEST, "end_utc_ns", "end_mono_ns", "device_count", "suspended_ns")
+_PLAIN = (*NUMBERS, *EARLIEST, "end_utc_ns", "end_mono_ns", "device_count", "suspended_ns")
 _plain_values = attrgetter(*_PLAIN)
 _text_values = attrgetter(*TEXTS)
 _VALUES = itemgetter(*COLUMNS)
@@ -58,7 +58,7 @@ def merge_job(stored: Row, new: Row) -> Row:
     older, newer = (stored, new) if _authority(new) >= _authority(stored) else (new, stored)
     for name in TEXTS:
         merged[name] = newer[name] or older[name]
-    for name in FACTS:
+    for name in NUMBERS:
         merged[name] = older[name] if newer[name] is None else newer[name]
     both_from_nodes = stored["source"] == new["source"] == Source.NODE
     for names, choose in ((EARLIEST, min), (LATEST, max)):
@@ -82,10 +82,10 @@ class JobStore:
         self._catalog = catalog
         self.row_ids = row_ids
 
-    def record(self, records: Sequence[JobRecord], mentioned: Iterable[JobKey]) -> None:
-        """Merge `records`, and create a row for each of `mentioned` that has none, for others to refer to."""
+    def record(self, records: Sequence[JobRecord], referenced: Iterable[JobKey]) -> None:
+        """Merge `records`, and create an empty row for each job in `referenced` that has none."""
         described = {record.key for record in records}
-        stubs = [JobRecord(key=key) for key in sorted(set(mentioned) - described) if key not in self.row_ids]
+        stubs = [JobRecord(key=key) for key in sorted(set(referenced) - described) if key not in self.row_ids]
         everything = [*records, *stubs]
         self._catalog.find_clusters(self._connection, (record.key.cluster for record in everything))
         found = self._find([record.key for record in everything])
@@ -143,9 +143,8 @@ class JobStore:
 
     def record_suspensions(self, records: Sequence[SuspensionRecord]) -> None:
         """Store each span once, keyed by its start."""
-        rows = [(self.row_ids[r.key], r.start_utc_ns, r.span_ns) for r in records]
-        names = ("job_id", "start_utc_ns", "span_ns")
-        insert_rows(self._connection, SUSPENSIONS, names, rows, keys=("job_id", "start_utc_ns"))
+        rows = [(self.row_ids[record.key], record.start_utc_ns, record.span_ns) for record in records]
+        insert_new_rows(self._connection, SUSPENSIONS, rows)
 
 
 def record_admissions(connection: Connection, catalog: RowCatalog, records: Sequence[AdmissionRecord]) -> None:
@@ -177,8 +176,7 @@ def record_admissions(connection: Connection, catalog: RowCatalog, records: Sequ
         for record in records
         for position, reason in enumerate(record.reasons)
     ]
-    names = ("admission_id", "position", "what", "needed", "free", "unit", "advice")
-    insert_rows(connection, REASONS, names, reasons, keys=names[:2])
+    insert_new_rows(connection, REASONS, reasons)
 
 
 def _elapsed_ns(record: JobRecord) -> int | None:

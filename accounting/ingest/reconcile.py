@@ -1,4 +1,4 @@
-"""Compares our jobs with Slurm's: adds missing ones, adopts Slurm's times, and reports differences.
+"""Compares the jobs in the database with those of Slurm: adds missing ones, adopts times, and reports differences.
 
 Reads the output of `sacct -D -X -P`. Slurm decides when a job ran, so that held time equals elapsed x allocation to
 the second. A difference beyond the tolerance is reported before Slurm's value replaces ours.
@@ -19,6 +19,7 @@ from accounting.storage.catalog import Row
 from accounting.storage.database import Database, chunks
 from accounting.storage.tables import CLUSTERS, JOBS, SESSIONS, USAGE
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 
 # The fields that we request. With SLURM_TIME_FORMAT=%s, sacct prints times as seconds since the epoch.
@@ -28,7 +29,6 @@ SACCT_FIELDS = (
 )
 SACCT_OPTIONS = ("-a", "-D", "-X", "-P", "--delimiter=\x1f", "-o", SACCT_FIELDS)
 
-SECOND_NS = 1_000_000_000
 NEVER_NS = 2**62
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
 _ARRAY = re.compile(r"(\d+)_(\d+)")
@@ -64,7 +64,7 @@ class Reconciled:
 
 
 def read_sacct(text: str, *, cluster: str) -> list[SacctRow]:
-    """The runs with gres/salus in sacct's output, which has a heading; `cluster` is the default where it names none."""
+    """The runs with gres/salus in sacct's output, which has a heading; `cluster` is for rows that name none."""
     lines = text.splitlines()
     if not lines:
         return []
@@ -159,13 +159,13 @@ def _last_reports(connection: Connection, job_ids: list[int]) -> dict[int, tuple
 
 def _numbered(tables: list[dict[str, str]], cluster: str) -> list[SacctRow]:
     """Number the runs of each job in the order of their starts: -D lists every requeue, but without a number."""
-    order = sorted(tables, key=lambda table: (int(table["JobIDRaw"]), _moment(table["Start"]) or NEVER_NS))
+    order = sorted(tables, key=lambda table: (int(table["JobIDRaw"]), _utc_ns(table["Start"]) or NEVER_NS))
     counts: Counter[tuple[str, str]] = Counter()
     rows: list[SacctRow] = []
     for table in order:
         name = table.get("Cluster") or cluster
         job = (name, table["JobIDRaw"])
-        restart_count = _whole(table.get("Restarts", ""))
+        restart_count = _integer(table.get("Restarts", ""))
         if restart_count is None:
             restart_count = counts[job]
         counts[job] += 1
@@ -174,7 +174,7 @@ def _numbered(tables: list[dict[str, str]], cluster: str) -> list[SacctRow]:
 
 
 def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
-    start_ns, sluid = _moment(table["Start"]), table.get("SLUID", "")
+    start_ns, sluid = _utc_ns(table["Start"]), table.get("SLUID", "")
     array, het = _ARRAY.fullmatch(table.get("JobID", "")), _HET.fullmatch(table.get("JobID", ""))
     comment = table.get("AdminComment", "")
     segment = parse_segment(comment) or AdmissionSegment()
@@ -187,14 +187,14 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
         ),
         source=Source.SLURM,
         user=clean_text(table.get("User", "")),
-        uid=_whole(table.get("UID", "")),
+        uid=_integer(table.get("UID", "")),
         account=clean_text(table.get("Account", "")),
         partition=clean_text(table.get("Partition", "")),
         qos=clean_text(table.get("QOS", "")),
         name=table.get("JobName", ""),
         # "CANCELLED by 1000" is a state and the user who cancelled the job.
         state=clean_text(table.get("State", "").partition(" ")[0]),
-        exit_code=_whole(table.get("ExitCode", "").partition(":")[0]),
+        exit_code=_integer(table.get("ExitCode", "").partition(":")[0]),
         signature=clean_text(segment.signature),
         admission=clean_text(segment.admission),
         array_job_id=int(array[1]) if array else None,
@@ -202,13 +202,13 @@ def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
         het_job_id=int(het[1]) if het else None,
         het_offset=int(het[2]) if het else None,
         device_count=_device_count(table),
-        submit_utc_ns=_moment(table.get("Submit", "")),
-        eligible_utc_ns=_moment(table.get("Eligible", "")),
+        submit_utc_ns=_utc_ns(table.get("Submit", "")),
+        eligible_utc_ns=_utc_ns(table.get("Eligible", "")),
         start_utc_ns=start_ns,
-        end_utc_ns=_moment(table["End"]) if start_ns is not None else None,
-        suspended_ns=_duration(table.get("Suspended", "")) * SECOND_NS,
+        end_utc_ns=_utc_ns(table["End"]) if start_ns is not None else None,
+        suspended_ns=_seconds(table.get("Suspended", "")) * SECOND_NS,
     )
-    return SacctRow(record=record, elapsed_s=_whole(table.get("ElapsedRaw", "")) or 0, admin_comment=comment)
+    return SacctRow(record=record, elapsed_s=_integer(table.get("ElapsedRaw", "")) or 0, admin_comment=comment)
 
 
 def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[JobMismatch]:
@@ -254,11 +254,11 @@ def _device_count(table: dict[str, str]) -> int:
     return 0
 
 
-def _whole(text: str) -> int | None:
+def _integer(text: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-def _moment(text: str) -> int | None:
+def _utc_ns(text: str) -> int | None:
     if text.isdigit():
         return int(text) * SECOND_NS
     try:
@@ -268,7 +268,7 @@ def _moment(text: str) -> int | None:
         return None
 
 
-def _duration(text: str) -> int:
+def _seconds(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
         return 0

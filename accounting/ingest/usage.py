@@ -20,16 +20,14 @@ from accounting.records import (
     clean_text,
 )
 from accounting.storage.catalog import Row, RowCatalog
-from accounting.storage.database import chunks, insert_rows, select_rows
+from accounting.storage.database import chunks, insert_new_rows, insert_rows, select_rows
 from accounting.storage.tables import DEVICE_USAGE, EVENTS, LANE_SPANS, SESSIONS, USAGE
 
-USAGE_NAMES = tuple(column.name for column in USAGE.columns)
-DEVICE_USAGE_NAMES = tuple(column.name for column in DEVICE_USAGE.columns)
 # A usage record starts with its job, node, device and incarnation. Each later field is a column of the same name.
 HEAD = ("job", "node", "device", "incarnation")
-_USAGE_COLUMNS = (*USAGE_NAMES[:3], *UsageRecord.__struct_fields__[len(HEAD) :])
+_USAGE_COLUMNS = ("job_id", "device_id", "incarnation_id", *UsageRecord.__struct_fields__[len(HEAD) :])
 assert UsageRecord.__struct_fields__[: len(HEAD)] == HEAD
-assert set(_USAGE_COLUMNS) == set(USAGE_NAMES)
+assert set(_USAGE_COLUMNS) == set(USAGE.columns.keys())
 _SESSION_FIELDS = [name for name in SessionRecord.__struct_fields__ if name not in (*HEAD, "session")]
 
 JobIds = dict[JobKey, int]
@@ -48,40 +46,39 @@ def record_usage(
         for head in heads
     }
     rows = (ids[row[:4]] + row[4:] for row in map(astuple, records))
-    insert_rows(connection, USAGE, _USAGE_COLUMNS, rows, keys=USAGE_NAMES[:4])
+    insert_new_rows(connection, USAGE, rows, _USAGE_COLUMNS)
 
 
 def record_device_usage(connection: Connection, catalog: RowCatalog, records: Sequence[DeviceUsageRecord]) -> None:
     """Insert the intervals of whole devices."""
     rows = [
         (
-            catalog.devices[r.cluster, r.node, r.device],
-            catalog.incarnations[r.incarnation],
-            *(getattr(r, name) for name in DEVICE_USAGE_NAMES[2:]),
+            catalog.devices[record.cluster, record.node, record.device],
+            catalog.incarnations[record.incarnation],
+            *(getattr(record, name) for name in DEVICE_USAGE.columns.keys()[2:]),
         )
-        for r in records
+        for record in records
     ]
-    insert_rows(connection, DEVICE_USAGE, DEVICE_USAGE_NAMES, rows, keys=DEVICE_USAGE_NAMES[:3])
+    insert_new_rows(connection, DEVICE_USAGE, rows)
 
 
 def record_lane_spans(
     connection: Connection, catalog: RowCatalog, jobs: JobIds, records: Sequence[LaneSpanRecord]
 ) -> None:
     """Insert stays in lanes."""
-    names = tuple(column.name for column in LANE_SPANS.columns)
     rows = [
         (
-            catalog.devices[r.job.cluster, r.node, r.device],
-            catalog.incarnations[r.incarnation],
-            r.session,
-            r.start_mono_ns,
-            jobs[r.job],
-            r.lane,
-            *(getattr(r, name) for name in names[6:]),
+            catalog.devices[record.job.cluster, record.node, record.device],
+            catalog.incarnations[record.incarnation],
+            record.session,
+            record.start_mono_ns,
+            jobs[record.job],
+            record.lane,
+            *(getattr(record, name) for name in LANE_SPANS.columns.keys()[6:]),
         )
-        for r in records
+        for record in records
     ]
-    insert_rows(connection, LANE_SPANS, names, rows, keys=names[:4])
+    insert_new_rows(connection, LANE_SPANS, rows)
 
 
 def record_sessions(
@@ -134,20 +131,19 @@ def record_events(
     connection: Connection, catalog: RowCatalog, jobs: JobIds, records: Sequence[NodeEventRecord]
 ) -> None:
     """Insert events."""
-    names = tuple(column.name for column in EVENTS.columns)
     rows = [
         (
-            catalog.incarnations[r.incarnation],
-            r.sequence,
-            r.kind,
-            r.happened_utc_ns,
-            r.happened_mono_ns,
-            catalog.devices[r.cluster, r.node, r.device] if r.device else None,
-            jobs[r.job] if r.job is not None else None,
-            r.code,
-            r.amount_bytes,
-            clean_text(r.detail, DETAIL_LENGTH_MAX),
+            catalog.incarnations[record.incarnation],
+            record.sequence,
+            record.kind,
+            record.happened_utc_ns,
+            record.happened_mono_ns,
+            catalog.devices[record.cluster, record.node, record.device] if record.device else None,
+            jobs[record.job] if record.job is not None else None,
+            record.code,
+            record.amount_bytes,
+            clean_text(record.detail, DETAIL_LENGTH_MAX),
         )
-        for r in records
+        for record in records
     ]
-    insert_rows(connection, EVENTS, names, rows, keys=names[:2])
+    insert_new_rows(connection, EVENTS, rows)

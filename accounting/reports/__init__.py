@@ -1,1 +1,1 @@
-"""Reading: reports, charts and job pages, limited to what the viewer may see. Callers get values, never rows."""
+"""Reads reports, charts and job pages, limited to what the viewer may see. `values.py` defines what callers get."""

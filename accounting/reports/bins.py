@@ -3,8 +3,8 @@
 Records are split at the edges of bins in whole nanoseconds, so the bins add up to what was recorded, and no bin has
 more busy or occupied time than its devices had. Overlapping records of one device are merged first, and their sum is
 spread evenly over the time that they cover together. Jobs that come and go within an interval have records of different
-lengths; spread one by one, they could exceed the device's time near the end of the interval. Two hours share a bin only
-if the wall clock was set back.
+lengths; spread one by one, they could exceed the device's time near the end of the interval. There is one exception: if
+the wall clock was set back, two hours of work fall into the same bin.
 """
 
 from collections import defaultdict
@@ -12,50 +12,18 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Double,
-    Select,
-    Table,
-    cast,
-    exists,
-    func,
-    select,
-    union_all,
-)
+import sqlalchemy as sa
 
 from accounting.reports import queries
 from accounting.reports.measures import Measures
 from accounting.reports.selection import Selection
+from accounting.reports.values import Bin, MemoryBin
 from accounting.storage.database import greatest, least
 from accounting.storage.tables import DEVICE_USAGE, DEVICES, JOBS, NODES, SUSPENSIONS, USAGE
 
 BINS_MAX = 240
 # Rows fetched at a time: a month of a large cluster has a million.
 FETCH_COUNT = 10_000
-
-
-class Bin(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the time axis; the last one ends at the end of the window."""
-
-    start_utc_ns: int
-    span_ns: int
-    held_ns: int = 0
-    measures: Measures = Measures()
-
-
-class MemoryBin(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean bytes on one device during one step."""
-
-    start_utc_ns: int
-    span_ns: int
-    node: str
-    device: str
-    persistent_bytes: int
-    ephemeral_bytes: int
-    free_bytes: int
 
 
 class BusyStretch(NamedTuple):
@@ -115,12 +83,14 @@ def merged_stretches(rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator
         yield last
 
 
-def grid_of(connection: Connection, selection: Selection) -> BinGrid:
+def grid_of(connection: sa.Connection, selection: Selection) -> BinGrid:
     """At most BINS_MAX bins, none narrower than the longest interval in the window: narrower ones show nothing more."""
     width_ns = selection.end_utc_ns - selection.start_utc_ns
     longest_ns = max(
         int(
-            connection.execute(select(func.max(table.c.span_ns)).where(*queries.overlaps(table, selection))).scalar()
+            connection.execute(
+                sa.select(sa.func.max(table.c.span_ns)).where(*queries.overlaps(table, selection))
+            ).scalar()
             or 1
         )
         for table in (USAGE, DEVICE_USAGE)
@@ -130,7 +100,7 @@ def grid_of(connection: Connection, selection: Selection) -> BinGrid:
     )
 
 
-def bins_of(connection: Connection, selection: Selection, grid: BinGrid, now_utc_ns: int) -> list[Bin]:
+def bins_of(connection: sa.Connection, selection: Selection, grid: BinGrid, now_utc_ns: int) -> list[Bin]:
     """Every bin of the window, empty ones included."""
     busy_ns: dict[int, int] = defaultdict(int)
     occupied_ns: dict[int, int] = defaultdict(int)
@@ -153,7 +123,7 @@ def bins_of(connection: Connection, selection: Selection, grid: BinGrid, now_utc
     ]
 
 
-def _of_jobs(statement: Select[Any], selection: Selection) -> Select[Any]:
+def _of_jobs(statement: sa.Select[Any], selection: Selection) -> sa.Select[Any]:
     joined = statement.join(JOBS, JOBS.c.id == USAGE.c.job_id).where(*queries.job_conditions(selection))
     if not selection.nodes:
         return joined
@@ -164,44 +134,46 @@ def _of_jobs(statement: Select[Any], selection: Selection) -> Select[Any]:
     )
 
 
-def _usage_rows(connection: Connection, selection: Selection) -> Iterator[tuple[int, int, int, int, int]]:
+def _usage_rows(connection: sa.Connection, selection: Selection) -> Iterator[tuple[int, int, int, int, int]]:
     device, start, span = USAGE.c.device_id, USAGE.c.start_utc_ns, USAGE.c.span_ns
     # PostgreSQL and MariaDB return sums as decimals.
-    sums = (cast(func.sum(USAGE.c[name]), BigInteger) for name in ("busy_ns", "occupied_ns"))
-    statement = _of_jobs(select(device, start, (start + span).label("until"), *sums), selection)
+    sums = (sa.cast(sa.func.sum(USAGE.c[name]), sa.BigInteger) for name in ("busy_ns", "occupied_ns"))
+    statement = _of_jobs(sa.select(device, start, (start + span).label("until"), *sums), selection)
     ordered = statement.where(*queries.overlaps(USAGE, selection)).group_by(device, start, span).order_by(device, start)
     yield from connection.execute(ordered.execution_options(yield_per=FETCH_COUNT))
 
 
 def _pieces(
-    dialect: str, table: Table, selection: Selection, grid: BinGrid
-) -> list[tuple[ColumnElement[int], ColumnElement[int], list[ColumnElement[bool]]]]:
+    dialect: str, table: sa.Table, selection: Selection, grid: BinGrid
+) -> list[tuple[sa.ColumnElement[int], sa.ColumnElement[int], list[sa.ColumnElement[bool]]]]:
     """Number, length inside, and conditions for a row's first and second bin: no row is wider than a bin."""
     start, until = table.c.start_utc_ns, table.c.start_utc_ns + table.c.span_ns
     begin = greatest(dialect, start, queries.number(grid.start_ns))
     end = least(dialect, until, queries.number(grid.until_ns))
     first = (begin - queries.number(grid.start_ns)) // queries.number(grid.bin_ns)
     edge = queries.number(grid.start_ns) + (first + 1) * queries.number(grid.bin_ns)
-    here = queries.overlaps(table, selection)
+    conditions = queries.overlaps(table, selection)
     return [
-        (first, least(dialect, end, edge) - begin, here),
-        (first + 1, end - edge, [*here, end > edge]),
+        (first, least(dialect, end, edge) - begin, conditions),
+        (first + 1, end - edge, [*conditions, end > edge]),
     ]
 
 
-def _shares(connection: Connection, selection: Selection, grid: BinGrid) -> dict[int, Measures]:
+def _shares(connection: sa.Connection, selection: Selection, grid: BinGrid) -> dict[int, Measures]:
     """Achieved over entitled in each bin, with one term per job and device."""
     pieces = []
-    for number, inside, here in _pieces(connection.dialect.name, USAGE, selection, grid):
-        part = cast(inside, Double()) / USAGE.c.span_ns
+    for number, inside, conditions in _pieces(connection.dialect.name, USAGE, selection, grid):
+        part = sa.cast(inside, sa.Double()) / USAGE.c.span_ns
         columns = [(USAGE.c[name] * part).label(name) for name in ("busy_ns", "entitled_ns")]
         names = (number.label("place"), USAGE.c.job_id, USAGE.c.device_id, *columns)
-        pieces.append(_of_jobs(select(*names), selection).where(*here))
-    found = union_all(*pieces).subquery("pieces")
-    share = (func.sum(found.c.busy_ns) / func.nullif(func.sum(found.c.entitled_ns), 0)).label("share")
-    jobs = select(found.c.place, share).group_by(found.c.place, found.c.job_id, found.c.device_id).subquery("jobs_of")
-    statement = select(
-        jobs.c.place, func.sum(jobs.c.share), func.sum(jobs.c.share * jobs.c.share), func.count(jobs.c.share)
+        pieces.append(_of_jobs(sa.select(*names), selection).where(*conditions))
+    found = sa.union_all(*pieces).subquery("pieces")
+    share = (sa.func.sum(found.c.busy_ns) / sa.func.nullif(sa.func.sum(found.c.entitled_ns), 0)).label("share")
+    jobs = (
+        sa.select(found.c.place, share).group_by(found.c.place, found.c.job_id, found.c.device_id).subquery("jobs_of")
+    )
+    statement = sa.select(
+        jobs.c.place, sa.func.sum(jobs.c.share), sa.func.sum(jobs.c.share * jobs.c.share), sa.func.count(jobs.c.share)
     ).group_by(jobs.c.place)
     return {
         int(place): Measures(share_sum=float(total or 0), share_square_sum=float(squares or 0), share_count=int(count))
@@ -209,22 +181,22 @@ def _shares(connection: Connection, selection: Selection, grid: BinGrid) -> dict
     }
 
 
-def _held(connection: Connection, selection: Selection, grid: BinGrid, now_utc_ns: int) -> dict[int, int]:
+def _held(connection: sa.Connection, selection: Selection, grid: BinGrid, now_utc_ns: int) -> dict[int, int]:
     """Held time of each bin. Jobs are grouped by their first and last bin, so a million jobs make few groups."""
     dialect = connection.dialect.name
     start_ns, end_ns = grid.start_ns, min(grid.until_ns, now_utc_ns)
     begin_number, end_number, width = map(queries.number, (start_ns, end_ns, grid.bin_ns))
-    until = func.coalesce(JOBS.c.until_utc_ns, end_number)
+    until = sa.func.coalesce(JOBS.c.until_utc_ns, end_number)
     first = greatest(dialect, JOBS.c.start_utc_ns, begin_number) - begin_number
     last = least(dialect, until, end_number) - begin_number
     first_bin, last_bin = (first // width).label("first_bin"), (last // width).label("last_bin")
     statement = (
-        select(
+        sa.select(
             first_bin,
             last_bin,
-            func.sum(JOBS.c.device_count).label("count"),
-            func.sum(JOBS.c.device_count * (first % width)).label("first_ns"),
-            func.sum(JOBS.c.device_count * (last % width)).label("last_ns"),
+            sa.func.sum(JOBS.c.device_count).label("count"),
+            sa.func.sum(JOBS.c.device_count * (first % width)).label("first_ns"),
+            sa.func.sum(JOBS.c.device_count * (last % width)).label("last_ns"),
         )
         .where(JOBS.c.start_utc_ns < end_ns, until > start_ns, *queries.job_conditions(selection))
         .group_by(first_bin, last_bin)
@@ -240,10 +212,12 @@ def _held(connection: Connection, selection: Selection, grid: BinGrid, now_utc_n
     return held_ns
 
 
-def _subtract_suspended(connection: Connection, selection: Selection, grid: BinGrid, held_ns: dict[int, int]) -> None:
+def _subtract_suspended(
+    connection: sa.Connection, selection: Selection, grid: BinGrid, held_ns: dict[int, int]
+) -> None:
     start, span = SUSPENSIONS.c.start_utc_ns, SUSPENSIONS.c.span_ns
     statement = (
-        select(start, span, JOBS.c.device_count)
+        sa.select(start, span, JOBS.c.device_count)
         .join(JOBS, JOBS.c.id == SUSPENSIONS.c.job_id)
         .where(start < grid.until_ns, start + span > grid.start_ns, *queries.job_conditions(selection))
     )
@@ -251,10 +225,10 @@ def _subtract_suspended(connection: Connection, selection: Selection, grid: BinG
         for number, part_ns in grid.parts(from_ns, from_ns + span_ns, span_ns):
             held_ns[number] -= count * part_ns
     # If only the total is known (from sacct), it is spread evenly over the job, as in the table.
-    job_start, job_until = JOBS.c.start_utc_ns, func.coalesce(JOBS.c.until_utc_ns, queries.number(grid.until_ns))
+    job_start, job_until = JOBS.c.start_utc_ns, sa.func.coalesce(JOBS.c.until_utc_ns, queries.number(grid.until_ns))
     totals = (
-        select(job_start, job_until, JOBS.c.suspended_ns, JOBS.c.device_count)
-        .where(JOBS.c.suspended_ns > 0, ~exists().where(SUSPENSIONS.c.job_id == JOBS.c.id))
+        sa.select(job_start, job_until, JOBS.c.suspended_ns, JOBS.c.device_count)
+        .where(JOBS.c.suspended_ns > 0, ~sa.exists().where(SUSPENSIONS.c.job_id == JOBS.c.id))
         .where(job_start < grid.until_ns, job_until > grid.start_ns, *queries.job_conditions(selection))
     )
     for from_ns, until_ns, gone_ns, count in connection.execute(totals):
@@ -262,20 +236,20 @@ def _subtract_suspended(connection: Connection, selection: Selection, grid: BinG
             held_ns[number] -= count * part_ns
 
 
-def memory_of(connection: Connection, selection: Selection, grid: BinGrid) -> list[MemoryBin]:
+def memory_of(connection: sa.Connection, selection: Selection, grid: BinGrid) -> list[MemoryBin]:
     """Mean memory on each device per bin, weighted by time. Bins without records are omitted."""
     names = ("persistent_bytes_mean", "lane_bytes_mean", "capacity_bytes")
     pieces = []
-    for number, inside, here in _pieces(connection.dialect.name, DEVICE_USAGE, selection, grid):
+    for number, inside, conditions in _pieces(connection.dialect.name, DEVICE_USAGE, selection, grid):
         # Double precision: a day in byte-nanoseconds does not fit into 64 bits.
-        weight: ColumnElement[float] = cast(inside, Double())
+        weight: sa.ColumnElement[float] = sa.cast(inside, sa.Double())
         columns = [(DEVICE_USAGE.c[name] * weight).label(name) for name in names]
         place = (number.label("place"), DEVICE_USAGE.c.device_id, weight.label("weight"))
-        pieces.append(select(*place, *columns).where(*here))
-    found = union_all(*pieces).subquery("pieces")
-    whole = func.nullif(func.sum(found.c.weight), 0)
+        pieces.append(sa.select(*place, *columns).where(*conditions))
+    found = sa.union_all(*pieces).subquery("pieces")
+    whole = sa.func.nullif(sa.func.sum(found.c.weight), 0)
     statement = (
-        select(found.c.place, NODES.c.name, DEVICES.c.uuid, *(func.sum(found.c[name]) / whole for name in names))
+        sa.select(found.c.place, NODES.c.name, DEVICES.c.uuid, *(sa.func.sum(found.c[name]) / whole for name in names))
         .join(DEVICES, DEVICES.c.id == found.c.device_id)
         .join(NODES, NODES.c.id == DEVICES.c.node_id)
         .group_by(found.c.place, NODES.c.name, DEVICES.c.uuid)

@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, func, select
 
-from accounting.profiles import ProfileChange, list_changes
+from accounting.profiles import list_changes
 from accounting.reports import queries
-from accounting.reports.bins import Bin, MemoryBin, bins_of, grid_of, memory_of
+from accounting.reports.bins import bins_of, grid_of, memory_of
 from accounting.reports.report import job_name, joined_job_name
 from accounting.reports.selection import Selection
+from accounting.reports.values import EventMark, LaneSpan, LongWait, ReportCharts
 from accounting.storage.database import Database
 from accounting.storage.tables import ADMISSIONS, DEVICES, EVENTS, JOBS, LANE_SPANS, NODES, REASONS, USAGE
 from accounting.viewer import Viewer
@@ -22,56 +23,6 @@ from accounting.viewer import Viewer
 SPANS_MAX = 4000
 MARKS_MAX = 500
 WAITS_MAX = 20
-
-
-class LaneSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's stay in a lane. `user` and `job` are empty if the viewer may not see them."""
-
-    node: str
-    device: str
-    lane: int
-    job: str
-    user: str
-    start_utc_ns: int
-    end_utc_ns: int
-    lane_bytes: int
-    iteration_count: int
-
-
-class EventMark(msgspec.Struct, frozen=True, kw_only=True):
-    """An event on the time axis of a device, or of its node if no device is named."""
-
-    happened_utc_ns: int
-    kind: str
-    node: str
-    device: str
-    job: str
-    detail: str
-
-
-class LongWait(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the longest waits in the queue, with the reasons that admission stated."""
-
-    job: str
-    restart_count: int
-    user: str
-    account: str
-    wait_ns: int
-    start_utc_ns: int
-    reasons: list[str]
-
-
-class ReportCharts(msgspec.Struct, frozen=True, kw_only=True):
-    """The values of all charts of one report. `spans` holds the longest of `span_count` stays."""
-
-    bin_ns: int
-    bins: list[Bin]
-    memory: list[MemoryBin]
-    spans: list[LaneSpan]
-    span_count: int
-    marks: list[EventMark]
-    waits: list[LongWait]
-    changes: list[ProfileChange]
 
 
 def make_charts(
@@ -88,7 +39,7 @@ def make_charts(
     with database.reading() as connection:
         selection = _narrowed(connection, selection, now_utc_ns)
         grid = grid_of(connection, selection)
-        report_step("time line")
+        report_step("timeline")
         bins = bins_of(connection, selection, grid, now_utc_ns)
         report_step("memory")
         memory = memory_of(connection, selection, grid)
@@ -131,7 +82,7 @@ def _narrowed(connection: Connection, selection: Selection, now_utc_ns: int) -> 
 
 
 def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tuple[list[LaneSpan], int]:
-    here = [
+    conditions = [
         LANE_SPANS.c.start_utc_ns < selection.end_utc_ns,
         LANE_SPANS.c.start_utc_ns + LANE_SPANS.c.span_ns > selection.start_utc_ns,
     ]
@@ -141,7 +92,7 @@ def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tupl
         .join(JOBS, JOBS.c.id == LANE_SPANS.c.job_id)
         .join(DEVICES, DEVICES.c.id == LANE_SPANS.c.device_id)
         .join(NODES, NODES.c.id == DEVICES.c.node_id)
-        .where(*here, *queries.job_conditions(wide))
+        .where(*conditions, *queries.job_conditions(wide))
     )
     total = connection.scalar(select(func.count()).select_from(base.with_only_columns(LANE_SPANS.c.job_id).subquery()))
     # Longest first: what the limit drops would be too short to see.
@@ -172,7 +123,7 @@ def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list
         .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
         .outerjoin(DEVICES, DEVICES.c.id == EVENTS.c.device_id)
         .outerjoin(NODES, NODES.c.id == DEVICES.c.node_id)
-        .where(EVENTS.c.happened_utc_ns >= selection.start_utc_ns, EVENTS.c.happened_utc_ns < selection.end_utc_ns)
+        .where(queries.within(EVENTS.c.happened_utc_ns, selection))
         .order_by(EVENTS.c.happened_utc_ns)
         .limit(MARKS_MAX)
     )
@@ -194,8 +145,8 @@ def _marks(connection: Connection, viewer: Viewer, selection: Selection) -> list
 def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
     statement = (
         select(JOBS)
-        .where(JOBS.c.start_utc_ns >= selection.start_utc_ns, JOBS.c.start_utc_ns < selection.end_utc_ns)
-        .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
+        .where(queries.within(JOBS.c.start_utc_ns, selection), JOBS.c.wait_ns.is_not(None))
+        .where(*queries.job_conditions(selection))
         .order_by(JOBS.c.wait_ns.desc(), JOBS.c.id)
         .limit(WAITS_MAX)
     )
@@ -205,21 +156,21 @@ def _waits(connection: Connection, selection: Selection) -> list[LongWait]:
     return [
         LongWait(
             job=job_name(job),
-            reasons=reasons.get((job["cluster_id"], job["admission"]), []),
+            reasons=reasons[job["cluster_id"], job["admission"]],
             **{name: job[name] for name in names},
         )
         for job in jobs
     ]
 
 
-def _reasons(connection: Connection, admissions: list[str]) -> dict[tuple[int, str], list[str]]:
+def _reasons(connection: Connection, admissions: list[str]) -> defaultdict[tuple[int, str], list[str]]:
     statement = (
         select(ADMISSIONS.c.cluster_id, ADMISSIONS.c.name, REASONS)
         .join(REASONS, REASONS.c.admission_id == ADMISSIONS.c.id)
         .where(ADMISSIONS.c.name.in_(admissions))
         .order_by(REASONS.c.admission_id, REASONS.c.position)
     )
-    found: dict[tuple[int, str], list[str]] = defaultdict(list)
+    found: defaultdict[tuple[int, str], list[str]] = defaultdict(list)
     for row in connection.execute(statement).mappings():
         found[row["cluster_id"], row["name"]].append(reason_text(row))
     return found

@@ -9,119 +9,50 @@ from accounting.profiles import ProfileView, list_profiles
 from accounting.reports import queries
 from accounting.reports.charts import reason_text
 from accounting.reports.measures import Measures
-from accounting.reports.report import job_name
+from accounting.reports.report import held_and_used, job_run_values
 from accounting.reports.selection import JobSelector, Selection
+from accounting.reports.values import AdmissionPart, DevicePart, EventPart, JobPage
 from accounting.storage.database import Database
-from accounting.storage.tables import ADMISSIONS, CLUSTERS, DEVICES, EVENTS, JOBS, NODES, REASONS, SESSIONS, USAGE
-from accounting.viewer import AbsentError, Viewer
+from accounting.storage.tables import ADMISSIONS, DEVICES, EVENTS, JOBS, NODES, REASONS, SESSIONS, USAGE
+from accounting.viewer import Viewer
+from nodedaemon.wire.envelope import NotFoundError
 
 RUNS_MAX = 200
 EVENTS_MAX = 50
 
 
-class DevicePart(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that a run used, and the most memory that it used there."""
-
-    node: str
-    device: str
-    device_model: str
-    capacity_bytes: int
-    persistent_bytes_max: int
-    ephemeral_bytes_max: int
-
-
-class AdmissionPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The admission decision at submit."""
-
-    decision: str
-    basis: str
-    decided_utc_ns: int
-    persistent_bytes: int
-    ephemeral_bytes: int
-    charge_bytes: int
-    charge_shards: int
-    reasons: list[str]
-
-
-class EventPart(msgspec.Struct, frozen=True, kw_only=True):
-    """An event of the run."""
-
-    happened_utc_ns: int
-    kind: str
-    detail: str
-
-
-class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a job."""
-
-    cluster: str
-    job: str
-    job_id: int
-    restart_count: int
-    name: str
-    user: str
-    account: str
-    partition: str
-    qos: str
-    state: str
-    signature: str
-    device_count: int
-    submit_utc_ns: int | None
-    start_utc_ns: int | None
-    end_utc_ns: int | None
-    wait_ns: int | None
-    session_count: int
-    measures: Measures
-    devices: list[DevicePart]
-    admission: AdmissionPart | None
-    profile: ProfileView | None
-    events: list[EventPart]
-
-
 def job_pages(
     database: Database, viewer: Viewer, job: JobSelector, *, now_utc_ns: int, clusters: tuple[str, ...] = ()
 ) -> list[JobPage]:
-    """The runs of a job, oldest first; AbsentError if there is none that `viewer` may see."""
+    """The runs of a job, oldest first; NotFoundError if there is none that `viewer` may see."""
     selection = Selection(start_utc_ns=0, end_utc_ns=now_utc_ns, jobs=(job,), clusters=clusters)
     selection = queries.restricted(selection, viewer)
     with database.reading() as connection:
-        statement = (
-            select(JOBS, CLUSTERS.c.name.label("cluster"))
-            .join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
-            .where(*queries.job_conditions(selection))
-            .order_by(JOBS.c.slurm_job_id, JOBS.c.restart_count)
-            .limit(RUNS_MAX)
-        )
-        rows = [dict(row) for row in connection.execute(statement).mappings()]
+        runs = queries.JOB_RUNS.where(*queries.job_conditions(selection)).limit(RUNS_MAX)
+        order = (JOBS.c.slurm_job_id, JOBS.c.restart_count)
+        rows = connection.execute(runs.order_by(*order)).mappings().all()
         if not rows:
             # The same message for an unknown job and for another user's, so that it reveals nothing.
-            raise AbsentError(f"job not found: {_describe(job)}: there is no record that you may see; see sacct -j")
-        sums = queries.held(connection, selection, {"id": JOBS.c.id}, now_utc_ns)
-        used = queries.used(connection, selection, {"id": JOBS.c.id})
-        pages = [
-            _page(connection, row, sums.get((row["id"],), Measures()) + used.get((row["id"],), Measures()))
-            for row in rows
-        ]
+            raise NotFoundError(f"job not found: {_describe(job)}: no record is visible to you; try sacct -j")
+        sums = held_and_used(connection, selection, now_utc_ns, {"id": JOBS.c.id})
+        pages = [_page(connection, row, sums.get((row["id"],), Measures())) for row in rows]
     return [msgspec.structs.replace(page, profile=_profile(database, viewer, page)) for page in pages]
 
 
 def _page(connection: Connection, row: Any, measures: Measures) -> JobPage:
-    names = (
-        "cluster restart_count name user account partition qos state signature device_count submit_utc_ns start_utc_ns "
-        "wait_ns"
-    )
     sessions = select(func.count()).select_from(SESSIONS).where(SESSIONS.c.job_id == row["id"])
     return JobPage(
-        job=job_name(row),
+        **job_run_values(row),
         job_id=row["slurm_job_id"],
-        end_utc_ns=row["until_utc_ns"],
+        restart_count=row["restart_count"],
+        device_count=row["device_count"],
+        wait_ns=row["wait_ns"],
         session_count=connection.scalar(sessions) or 0,
         measures=measures,
         devices=_devices(connection, row["id"]),
         admission=_admission(connection, row),
         profile=None,
         events=_events(connection, row["id"]),
-        **{name: row[name] for name in names.split()},
     )
 
 

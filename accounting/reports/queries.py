@@ -9,20 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Double,
-    Select,
-    Table,
-    case,
-    cast,
-    func,
-    literal,
-    or_,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.selectable import FromClause
 
 from accounting.reports.measures import Measures
@@ -39,45 +26,48 @@ from accounting.storage.tables import (
     SUSPENSIONS,
     USAGE,
 )
-from accounting.viewer import DeniedError, Viewer
+from accounting.viewer import Viewer
+from nodedaemon.wire.envelope import NotPermittedError
 
 # SQLite groups by sorting. One statement sums up as many job runs as SQLite can sort in memory.
 PIECE_LENGTH = 1 << 15
 
 Group = tuple[Any, ...]
-Dimensions = Mapping[str, ColumnElement[Any]]
+Dimensions = Mapping[str, sa.ColumnElement[Any]]
 
 
 class ReadPlan(msgspec.Struct, frozen=True):
     """How to read the rows of a window: the start column for conditions, and the conditions of each piece."""
 
-    start: ColumnElement[int]
-    pieces: list[list[ColumnElement[bool]]]
+    start: sa.ColumnElement[int]
+    pieces: list[list[sa.ColumnElement[bool]]]
 
 
 _SAME_NAMES = (
     "busy_ns occupied_ns running_ns outside_ns entitled_ns iteration_count handover_count peak_mib_ms held_mib_ms"
 )
+# Job runs with the name of their cluster.
+JOB_RUNS = sa.select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
 # The measures that are sums of a column of USAGE, by their column.
 SUMMED = {name: name for name in _SAME_NAMES.split()} | {"gate_wait_ns": "wait_ns"}
 
 
 def restricted(selection: Selection, viewer: Viewer) -> Selection:
-    """The selection limited to what `viewer` may see; DeniedError if it names other users."""
+    """The selection limited to what `viewer` may see; NotPermittedError if it names other users."""
     if viewer.is_operator:
         return selection
     others = [user for user in selection.users if user != viewer.user]
     if others or selection.is_for_all:
-        raise DeniedError(
+        raise NotPermittedError(
             f"no report for {'user ' + ', '.join(others) if others else 'all users'}: {viewer.user} is not an operator "
             "and can see only their own jobs; leave out -u and -a"
         )
     return msgspec.structs.replace(selection, users=(viewer.user,))
 
 
-def job_conditions(selection: Selection) -> list[ColumnElement[bool]]:
+def job_conditions(selection: Selection) -> list[sa.ColumnElement[bool]]:
     """The conditions of a selection on a row of JOBS, except for the window."""
-    found: list[ColumnElement[bool]] = []
+    found: list[sa.ColumnElement[bool]] = []
     for column, names in (
         (JOBS.c.user, selection.users),
         (JOBS.c.account, selection.accounts),
@@ -86,21 +76,21 @@ def job_conditions(selection: Selection) -> list[ColumnElement[bool]]:
         if names:
             found.append(column.in_(names))
     if selection.clusters:
-        found.append(JOBS.c.cluster_id.in_(select(CLUSTERS.c.id).where(CLUSTERS.c.name.in_(selection.clusters))))
+        found.append(JOBS.c.cluster_id.in_(sa.select(CLUSTERS.c.id).where(CLUSTERS.c.name.in_(selection.clusters))))
     if selection.nodes:
-        there = (
-            select(SESSIONS.c.job_id)
+        on_nodes = (
+            sa.select(SESSIONS.c.job_id)
             .join(DEVICES, DEVICES.c.id == SESSIONS.c.device_id)
             .join(NODES, NODES.c.id == DEVICES.c.node_id)
             .where(NODES.c.name.in_(selection.nodes))
         )
-        found.append(JOBS.c.id.in_(there))
+        found.append(JOBS.c.id.in_(on_nodes))
     if selection.jobs:
-        found.append(or_(*(_is_job(job) for job in selection.jobs)))
+        found.append(sa.or_(*(_is_job(job) for job in selection.jobs)))
     return found
 
 
-def overlaps(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
+def overlaps(table: sa.Table, selection: Selection) -> list[sa.ColumnElement[bool]]:
     """The conditions on a row of intervals that overlaps the window."""
     start = table.c.start_utc_ns
     # The first condition can use the index; a sum of columns cannot.
@@ -111,31 +101,36 @@ def overlaps(table: Table, selection: Selection) -> list[ColumnElement[bool]]:
     ]
 
 
+def within(column: sa.ColumnElement[int], selection: Selection) -> sa.ColumnElement[bool]:
+    """The condition that the time in `column` is in the window."""
+    return (column >= selection.start_utc_ns) & (column < selection.end_utc_ns)
+
+
 def held(
-    connection: Connection, selection: Selection, dimensions: Dimensions, now_utc_ns: int
+    connection: sa.Connection, selection: Selection, dimensions: Dimensions, now_utc_ns: int
 ) -> dict[Group, Measures]:
     """Held time, waits and counts of the job runs that overlap the window, by `dimensions`."""
     dialect = connection.dialect.name
     # A running job counts until now, even if the window ends later.
     end_ns = min(selection.end_utc_ns, now_utc_ns)
-    until = func.coalesce(JOBS.c.until_utc_ns, end_ns)
+    until = sa.func.coalesce(JOBS.c.until_utc_ns, end_ns)
     begin = greatest(dialect, JOBS.c.start_utc_ns, number(selection.start_utc_ns))
     # A job that has just started on a node whose clock is ahead of ours has held nothing yet.
     inside = greatest(dialect, least(dialect, until, number(selection.end_utc_ns)) - begin, number(0))
     plan = read_plan(connection, JOBS, selection)
-    here = [plan.start < selection.end_utc_ns, until > selection.start_utc_ns, *job_conditions(selection)]
+    conditions = [plan.start < selection.end_utc_ns, until > selection.start_utc_ns, *job_conditions(selection)]
     started = JOBS.c.start_utc_ns >= selection.start_utc_ns
     statement = (
-        select(
+        sa.select(
             *dimensions.values(),
-            func.count().label("job_count"),
-            func.sum(inside * JOBS.c.device_count).label("held_ns"),
-            func.sum(inside).label("elapsed_ns"),
-            func.sum(case((started, JOBS.c.wait_ns))).label("queue_wait_ns"),
-            func.count(case((started, JOBS.c.wait_ns))).label("queue_wait_count"),
+            sa.func.count().label("job_count"),
+            sa.func.sum(inside * JOBS.c.device_count).label("held_ns"),
+            sa.func.sum(inside).label("elapsed_ns"),
+            sa.func.sum(sa.case((started, JOBS.c.wait_ns))).label("queue_wait_ns"),
+            sa.func.count(sa.case((started, JOBS.c.wait_ns))).label("queue_wait_count"),
         )
         .select_from(_with_cluster(JOBS) if _uses(dimensions, CLUSTERS) else JOBS)
-        .where(*here)
+        .where(*conditions)
         .group_by(*dimensions.values())
     )
     names = ("job_count", "held_ns", "elapsed_ns", "queue_wait_ns", "queue_wait_count")
@@ -144,12 +139,12 @@ def held(
         for row in connection.execute(statement.where(*piece)):
             values = row._mapping
             sums[tuple(row[: len(dimensions)])] += Measures(**{name: int(values[name] or 0) for name in names})
-    for group, correction in _suspended(connection, selection, dimensions, here, end_ns).items():
+    for group, correction in _suspended(connection, selection, dimensions, conditions, end_ns).items():
         sums[group] += correction
     return dict(sums)
 
 
-def used(connection: Connection, selection: Selection, dimensions: Dimensions) -> dict[Group, Measures]:
+def used(connection: sa.Connection, selection: Selection, dimensions: Dimensions) -> dict[Group, Measures]:
     """Usage in the window, summed by `dimensions`."""
     start_ns, end_ns = selection.start_utc_ns, selection.end_utc_ns
     plan = read_plan(connection, USAGE, selection)
@@ -164,14 +159,16 @@ def used(connection: Connection, selection: Selection, dimensions: Dimensions) -
     return dict(sums)
 
 
-def _usage_sums(selection: Selection, dimensions: Dimensions, window: Sequence[ColumnElement[bool]]) -> Select[Any]:
+def _usage_sums(
+    selection: Selection, dimensions: Dimensions, window: Sequence[sa.ColumnElement[bool]]
+) -> sa.Select[Any]:
     usage = (
-        select(
+        sa.select(
             USAGE.c.job_id,
             USAGE.c.device_id,
-            func.count().label("usage_count"),
-            func.sum(USAGE.c.present_ns - USAGE.c.suspended_ns).label("active_ns"),
-            *(func.sum(USAGE.c[column]).label(name) for name, column in SUMMED.items()),
+            sa.func.count().label("usage_count"),
+            sa.func.sum(USAGE.c.present_ns - USAGE.c.suspended_ns).label("active_ns"),
+            *(sa.func.sum(USAGE.c[column]).label(name) for name, column in SUMMED.items()),
         )
         .where(*window)
         .group_by(USAGE.c.job_id, USAGE.c.device_id)
@@ -179,18 +176,20 @@ def _usage_sums(selection: Selection, dimensions: Dimensions, window: Sequence[C
     )
     solo = PROFILES.c.solo_iteration_ns
     is_known = solo.is_not(None)
-    share = cast(usage.c.busy_ns, Double()) / func.nullif(usage.c.entitled_ns, 0)
+    share = sa.cast(usage.c.busy_ns, sa.Double()) / sa.func.nullif(usage.c.entitled_ns, 0)
     return (
-        select(
+        sa.select(
             *dimensions.values(),
-            *(func.sum(usage.c[name]).label(name) for name in (*SUMMED, "usage_count")),
-            func.sum(usage.c.iteration_count * solo + case((is_known, usage.c.outside_ns))).label("known_alone_ns"),
-            func.sum(case((is_known, usage.c.occupied_ns))).label("known_occupied_ns"),
-            func.sum(case((is_known, usage.c.active_ns))).label("known_present_ns"),
-            func.sum(case((is_known, usage.c.usage_count))).label("known_count"),
-            func.sum(share).label("share_sum"),
-            func.sum(share * share).label("share_square_sum"),
-            func.count(share).label("share_count"),
+            *(sa.func.sum(usage.c[name]).label(name) for name in (*SUMMED, "usage_count")),
+            sa.func.sum(usage.c.iteration_count * solo + sa.case((is_known, usage.c.outside_ns))).label(
+                "known_alone_ns"
+            ),
+            sa.func.sum(sa.case((is_known, usage.c.occupied_ns))).label("known_occupied_ns"),
+            sa.func.sum(sa.case((is_known, usage.c.active_ns))).label("known_present_ns"),
+            sa.func.sum(sa.case((is_known, usage.c.usage_count))).label("known_count"),
+            sa.func.sum(share).label("share_sum"),
+            sa.func.sum(share * share).label("share_square_sum"),
+            sa.func.count(share).label("share_count"),
         )
         .select_from(_with_profile(usage, dimensions, selection))
         .where(*job_conditions(selection), *_node_condition(selection))
@@ -198,16 +197,16 @@ def _usage_sums(selection: Selection, dimensions: Dimensions, window: Sequence[C
     )
 
 
-def _usage_at_edges(selection: Selection, dimensions: Dimensions) -> Select[Any]:
+def _usage_at_edges(selection: Selection, dimensions: Dimensions) -> sa.Select[Any]:
     start, until = USAGE.c.start_utc_ns, USAGE.c.start_utc_ns + USAGE.c.span_ns
     crosses = [
         (start > edge - INTERVAL_SPAN_MAX_NS) & (start < edge) & (until > edge)
         for edge in (selection.start_utc_ns, selection.end_utc_ns)
     ]
     return (
-        select(*dimensions.values(), USAGE, PROFILES.c.solo_iteration_ns.label("solo_ns"))
+        sa.select(*dimensions.values(), USAGE, PROFILES.c.solo_iteration_ns.label("solo_ns"))
         .select_from(_with_profile(USAGE, dimensions, selection))
-        .where(or_(*crosses), *job_conditions(selection), *_node_condition(selection))
+        .where(sa.or_(*crosses), *job_conditions(selection), *_node_condition(selection))
     )
 
 
@@ -231,18 +230,18 @@ def _with_profile(usage: FromClause, dimensions: Dimensions, selection: Selectio
     )
 
 
-def _uses(dimensions: Dimensions, table: Table) -> bool:
+def _uses(dimensions: Dimensions, table: sa.Table) -> bool:
     return any(getattr(column, "table", None) is table for column in dimensions.values())
 
 
-def read_plan(connection: Connection, table: Table, selection: Selection) -> ReadPlan:
+def read_plan(connection: sa.Connection, table: sa.Table, selection: Selection) -> ReadPlan:
     """How to sum up the rows of JOBS or USAGE in the window at a cost proportional to their number.
 
     SQLite uses the index on the start time even if the window holds most rows. It then has to sort the rows again,
     which costs three times as much as a full table scan. Adding 0 to the column hides the index from SQLite. Because
     SQLite also sorts to group, a full scan is divided into pieces by job run.
     """
-    start: ColumnElement[int] = table.c.start_utc_ns
+    start: sa.ColumnElement[int] = table.c.start_utc_ns
     if connection.dialect.name != "sqlite":
         return ReadPlan(start, [[]])
     first, last = _extremes(connection, start)
@@ -257,20 +256,20 @@ def read_plan(connection: Connection, table: Table, selection: Selection) -> Rea
     return ReadPlan(start + 0, [[run >= begin, run < begin + PIECE_LENGTH] for begin in begins])
 
 
-def _extremes(connection: Connection, column: ColumnElement[int]) -> tuple[Any, Any]:
+def _extremes(connection: sa.Connection, column: sa.ColumnElement[int]) -> tuple[Any, Any]:
     # Two statements: SQLite reads one end of the index for each, but all of it for both together.
-    return connection.scalar(select(func.min(column))), connection.scalar(select(func.max(column)))
+    return connection.scalar(sa.select(sa.func.min(column))), connection.scalar(sa.select(sa.func.max(column)))
 
 
-def _node_condition(selection: Selection) -> list[ColumnElement[bool]]:
+def _node_condition(selection: Selection) -> list[sa.ColumnElement[bool]]:
     return [NODES.c.name.in_(selection.nodes)] if selection.nodes else []
 
 
 def _suspended(
-    connection: Connection,
+    connection: sa.Connection,
     selection: Selection,
     dimensions: Dimensions,
-    here: Sequence[ColumnElement[bool]],
+    conditions: Sequence[sa.ColumnElement[bool]],
     end_ns: int,
 ) -> dict[Group, Measures]:
     """Suspended time, to be subtracted from held time. Reads only jobs that were ever suspended."""
@@ -279,9 +278,9 @@ def _suspended(
     spans: dict[int, list[tuple[int, int]]] = defaultdict(list)
     columns = (JOBS.c.id, JOBS.c.start_utc_ns, JOBS.c.until_utc_ns, JOBS.c.suspended_ns, JOBS.c.device_count)
     statement = (
-        select(*dimensions.values(), *columns, SUSPENSIONS.c.start_utc_ns.label("from_ns"), SUSPENSIONS.c.span_ns)
+        sa.select(*dimensions.values(), *columns, SUSPENSIONS.c.start_utc_ns.label("from_ns"), SUSPENSIONS.c.span_ns)
         .select_from(_with_cluster(JOBS).outerjoin(SUSPENSIONS, SUSPENSIONS.c.job_id == JOBS.c.id))
-        .where(JOBS.c.suspended_ns > 0, *here)
+        .where(JOBS.c.suspended_ns > 0, *conditions)
     )
     for row in connection.execute(statement):
         values = row._mapping
@@ -340,16 +339,16 @@ def _part(row: Mapping[Any, Any], start_ns: int, end_ns: int) -> Measures:
     )
 
 
-def _is_job(job: JobSelector) -> ColumnElement[bool]:
+def _is_job(job: JobSelector) -> sa.ColumnElement[bool]:
     if job.sluid:
         return JOBS.c.sluid == job.sluid
     if job.array_task_id is not None:
         return (JOBS.c.array_job_id == job.job_id) & (JOBS.c.array_task_id == job.array_task_id)
     if job.het_offset is not None:
         return (JOBS.c.het_job_id == job.job_id) & (JOBS.c.het_offset == job.het_offset)
-    return or_(JOBS.c.slurm_job_id == job.job_id, JOBS.c.array_job_id == job.job_id, JOBS.c.het_job_id == job.job_id)
+    return sa.or_(JOBS.c.slurm_job_id == job.job_id, JOBS.c.array_job_id == job.job_id, JOBS.c.het_job_id == job.job_id)
 
 
-def number(value: int) -> ColumnElement[int]:
+def number(value: int) -> sa.ColumnElement[int]:
     """A 64-bit literal: PostgreSQL treats a small plain literal as 32-bit."""
-    return literal(value, BigInteger)
+    return sa.literal(value, sa.BigInteger)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 from sqlalchemy import ColumnElement, Connection, exists, func, select
 
 from accounting.ingest import accounts
@@ -15,6 +14,7 @@ from accounting.reports import queries
 from accounting.reports.measures import Measures, percentile
 from accounting.reports.queries import Group
 from accounting.reports.selection import ReportKind, Selection
+from accounting.reports.values import JobRun, Report, ReportRow, Summary
 from accounting.storage.database import Database, chunks
 from accounting.storage.tables import (
     ADMISSIONS,
@@ -30,62 +30,9 @@ from accounting.storage.tables import (
     VERSIONS,
 )
 from accounting.viewer import Viewer
-
-SECOND_NS = 1_000_000_000
+from nodedaemon.core.types import SECOND_NS
 
 MEMORY_UNITS = ("bytes", "shards")
-
-
-class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of a report: names and measures. Names that do not apply are empty.
-
-    `depth` is 0 for a group and 1 for its members (users of an account, sessions of a job). In an account tree it is
-    the level, and a line without a user is an account with everything below it.
-    """
-
-    depth: int = 0
-    cluster: str = ""
-    account: str = ""
-    user: str = ""
-    node: str = ""
-    device: str = ""
-    device_model: str = ""
-    signature: str = ""
-    job: str = ""
-    name: str = ""
-    partition: str = ""
-    qos: str = ""
-    state: str = ""
-    restart_count: int | None = None
-    submit_utc_ns: int | None = None
-    start_utc_ns: int | None = None
-    end_utc_ns: int | None = None
-    measures: Measures = Measures()
-
-
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The footer of a report. Jobs refused or delayed for lack of memory count as avoided out-of-memory errors."""
-
-    refused_count: int = 0
-    made_to_wait_count: int = 0
-    wait_median_ns: int | None = None
-    wait_p95_ns: int | None = None
-    profile_change_count: int = 0
-    device_count: int = 0
-    event_counts: dict[str, int] = {}
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A report. `until_utc_ns` is the end of the window or now, whichever is earlier."""
-
-    kind: ReportKind
-    start_utc_ns: int
-    end_utc_ns: int
-    until_utc_ns: int
-    clusters: list[str]
-    rows: list[ReportRow]
-    total: Measures
-    summary: Summary
 
 
 def make_report(
@@ -131,8 +78,7 @@ def wait_distribution(connection: Connection, selection: Selection) -> list[tupl
     plan = queries.read_plan(connection, JOBS, selection)
     statement = (
         select(seconds, func.count())
-        .where(plan.start >= selection.start_utc_ns, plan.start < selection.end_utc_ns)
-        .where(JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
+        .where(queries.within(plan.start, selection), JOBS.c.wait_ns.is_not(None), *queries.job_conditions(selection))
         .group_by(seconds)
     )
     counts: Counter[int] = Counter()
@@ -146,10 +92,10 @@ def _rows(
 ) -> tuple[list[ReportRow], Measures]:
     match kind:
         case ReportKind.CLUSTER:
-            sums = _both(connection, selection, now_utc_ns, {"cluster": CLUSTERS.c.name})
+            sums = held_and_used(connection, selection, now_utc_ns, {"cluster": CLUSTERS.c.name})
             rows = [ReportRow(cluster=group[0], measures=sums[group]) for group in sorted(sums)]
         case ReportKind.SUMMARY | ReportKind.ACCOUNT | ReportKind.USER:
-            sums = _both(connection, selection, now_utc_ns, {"account": JOBS.c.account, "user": JOBS.c.user})
+            sums = held_and_used(connection, selection, now_utc_ns, {"account": JOBS.c.account, "user": JOBS.c.user})
             if is_tree and kind is not ReportKind.USER:
                 rows = _tree(sums, accounts.parents_of(connection, selection.clusters))
             else:
@@ -163,9 +109,10 @@ def _rows(
     return rows, sum((row.measures for row in rows if row.depth == 0), Measures())
 
 
-def _both(
+def held_and_used(
     connection: Connection, selection: Selection, now_utc_ns: int, dimensions: dict[str, ColumnElement[Any]]
 ) -> dict[Group, Measures]:
+    """All measures of the job runs in the window, by `dimensions`."""
     sums = queries.held(connection, selection, dimensions, now_utc_ns)
     for group, measures in queries.used(connection, selection, dimensions).items():
         sums[group] = sums.get(group, Measures()) + measures
@@ -234,19 +181,22 @@ def _profile_rows(connection: Connection, selection: Selection) -> list[ReportRo
 
 
 def _job_rows(connection: Connection, selection: Selection, now_utc_ns: int) -> list[ReportRow]:
-    sums = _both(connection, selection, now_utc_ns, {"id": JOBS.c.id})
+    sums = held_and_used(connection, selection, now_utc_ns, {"id": JOBS.c.id})
     rows: list[ReportRow] = []
     for part in chunks(sorted(group[0] for group in sums)):
-        statement = select(JOBS, CLUSTERS.c.name.label("cluster")).join(CLUSTERS, CLUSTERS.c.id == JOBS.c.cluster_id)
-        found = connection.execute(statement.where(JOBS.c.id.in_(part)).order_by(JOBS.c.id)).mappings()
-        rows.extend(_job_row(row, sums[(row["id"],)]) for row in found)
+        runs = queries.JOB_RUNS.where(JOBS.c.id.in_(part)).order_by(JOBS.c.id)
+        rows += [
+            ReportRow(**job_run_values(row), restart_count=row["restart_count"], measures=sums[(row["id"],)])
+            for row in connection.execute(runs).mappings()
+        ]
     rows.sort(key=lambda row: (row.start_utc_ns or 0, row.job, row.restart_count or 0))
     return rows
 
 
-def _job_row(row: Any, measures: Measures) -> ReportRow:
-    values = {name: row[name] for name in ReportRow.__struct_fields__ if name in row}
-    return ReportRow(**values | {"job": job_name(row), "end_utc_ns": row["until_utc_ns"], "measures": measures})
+def job_run_values(row: Any) -> dict[str, Any]:
+    """The fields of JobRun, except for the measures, from a row of `queries.JOB_RUNS`."""
+    values = {name: row[name] for name in JobRun.__struct_fields__ if name in row}
+    return values | {"job": job_name(row), "end_utc_ns": row["until_utc_ns"]}
 
 
 def job_name(row: Any) -> str:
@@ -306,20 +256,19 @@ def _with_sessions(connection: Connection, rows: list[ReportRow], selection: Sel
 
 
 def _summary(connection: Connection, viewer: Viewer, selection: Selection) -> Summary:
-    window = (selection.start_utc_ns, selection.end_utc_ns)
     waits = wait_distribution(connection, selection)
     median_s, p95_s = (percentile(waits, part) for part in (0.5, 0.95))
     refused, made_to_wait = (_short_of_memory(connection, selection, decision) for decision in ("refuse", "defer"))
     events = (
         select(EVENTS.c.kind, func.count())
         .outerjoin(JOBS, JOBS.c.id == EVENTS.c.job_id)
-        .where(EVENTS.c.happened_utc_ns >= window[0], EVENTS.c.happened_utc_ns < window[1])
+        .where(queries.within(EVENTS.c.happened_utc_ns, selection))
         .group_by(EVENTS.c.kind)
     )
     changes = (
         select(func.count())
         .select_from(VERSIONS.join(PROFILES, PROFILES.c.id == VERSIONS.c.profile_id))
-        .where(VERSIONS.c.changed_utc_ns >= window[0], VERSIONS.c.changed_utc_ns < window[1])
+        .where(queries.within(VERSIONS.c.changed_utc_ns, selection))
     )
     if selection.users:
         changes = changes.where(PROFILES.c.user.in_(selection.users))
@@ -342,9 +291,7 @@ def _short_of_memory(connection: Connection, selection: Selection, decision: str
     statement = (
         select(func.count())
         .select_from(ADMISSIONS)
-        .where(ADMISSIONS.c.decided_utc_ns >= selection.start_utc_ns)
-        .where(ADMISSIONS.c.decided_utc_ns < selection.end_utc_ns)
-        .where(ADMISSIONS.c.decision == decision, is_memory)
+        .where(queries.within(ADMISSIONS.c.decided_utc_ns, selection), ADMISSIONS.c.decision == decision, is_memory)
     )
     if selection.users:
         statement = statement.where(ADMISSIONS.c.user.in_(selection.users))

@@ -2,10 +2,9 @@
 
 import re
 
-from accounting.reports.job_page import JobPage
+from accounting.reports.values import JobPage
+from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.segment import SEGMENT_MARK, SUMMARY_MARK, find_word, merge_word
-
-_SECOND_NS = 1_000_000_000
 
 
 def summary_segment(page: JobPage) -> str:
@@ -13,10 +12,10 @@ def summary_segment(page: JobPage) -> str:
     m = page.measures
     parts = {
         "run": page.restart_count or None,
-        "held": m.held_ns // _SECOND_NS,
-        "occ": m.occupied_ns // _SECOND_NS,
-        "busy": m.busy_ns // _SECOND_NS,
-        "wait": m.gate_wait_ns // _SECOND_NS,
+        "held": m.held_ns // SECOND_NS,
+        "occ": m.occupied_ns // SECOND_NS,
+        "busy": m.busy_ns // SECOND_NS,
+        "wait": m.gate_wait_ns // SECOND_NS,
         "eff": None if m.efficiency is None else round(100 * m.efficiency),
         "gain": None if m.sharing_gain is None else f"{m.sharing_gain:.2f}",
         "it": m.iteration_count,
@@ -24,7 +23,7 @@ def summary_segment(page: JobPage) -> str:
     return ";".join([SUMMARY_MARK, *(f"{name}={value}" for name, value in parts.items() if value is not None)])
 
 
-def summed_run(comment: str) -> int | None:
+def summarized_run(comment: str) -> int | None:
     """The number of the run that the summary in a comment describes; None without a summary."""
     summary = find_word(comment, SUMMARY_MARK)
     if not summary:
@@ -43,11 +42,11 @@ def merge_summary(comment: str, segment: str) -> str:
     return merge_word(comment, SUMMARY_MARK, segment)
 
 
-def joined(kept: str, living: str) -> str:
-    """Merge a job's comments in slurmdbd (`kept`) and slurmctld (`living`): `kept`, and what only `living` has."""
-    if living in kept:
-        return kept
-    if kept in living:
-        return living
-    segments = set(kept.split())
-    return " ".join([kept, *(segment for segment in living.split() if segment not in segments)])
+def merge_comments(stored: str, current: str) -> str:
+    """Merge a job's comments: all of slurmdbd's (`stored`), and the words that only slurmctld's (`current`) has."""
+    if current in stored:
+        return stored
+    if stored in current:
+        return current
+    segments = set(stored.split())
+    return " ".join([stored, *(segment for segment in current.split() if segment not in segments)])

@@ -110,12 +110,9 @@ def _ensure(
 def find_rows(connection: Connection, table: Table, keys: Sequence[str], rows: Sequence[Row]) -> list[Row]:
     """The stored rows whose `keys` equal those of one of `rows`."""
     found: list[Row] = []
-    columns = [table.c[key] for key in keys]
+    columns = tuple_(*(table.c[key] for key in keys))
     for part in chunks(rows):
-        if len(keys) == 1:
-            condition = columns[0].in_([row[keys[0]] for row in part])
-        else:
-            condition = tuple_(*columns).in_([tuple(row[key] for key in keys) for row in part])
+        condition = columns.in_([tuple(row[key] for key in keys) for row in part])
         found.extend(dict(row) for row in connection.execute(select(table).where(condition)).mappings())
     return found
 

@@ -1,7 +1,7 @@
 """Access to the database: engine, transactions, retries, and all SQL that depends on the dialect.
 
-A SQLite file has mode 0600 and uses WAL. A writer locks at the start of its transaction, so it never has to abort half
-way. A transaction that conflicts with another writer is retried a bounded number of times. Driver errors become
+A SQLite file has mode 0600 and uses WAL. A writer locks at the start of its transaction, so it never has to abort
+halfway. A transaction that conflicts with another writer is retried a bounded number of times. Driver errors become
 OperatingError, with the address of the database but never with the password.
 """
 
@@ -43,10 +43,6 @@ DRIVERS = {
 # PostgreSQL: serialization failure, deadlock, lock not available. MariaDB: lock wait timeout, deadlock, record changed.
 RETRY_SQLSTATES = {"40001", "40P01", "55P03"}
 RETRY_ERRNOS = {1205, 1213, 1020}
-
-
-class DatabaseUnreachableError(UnreachableError):
-    """The database does not answer or rejects the connection; its administrator must act."""
 
 
 class Database:
@@ -100,18 +96,18 @@ class Database:
         self._engine.dispose()
 
 
-def open_database(address: str, password_file: Path | None = None, *, is_created: bool = True) -> Database:
+def open_database(address: str, password_file: Path | None = None, *, may_create: bool = True) -> Database:
     """Open the database at `address` (StorageUrl). It does not check the schema: see accounting.storage.schema.
 
-    The password, if any, is the first line of `password_file`, which only its owner may read. With `is_created=False`
-    a missing SQLite file is an error; otherwise an empty one is created.
+    The password, if any, is the first line of `password_file`, which only its owner may read. If there is no
+    SQLite file, an empty one is created unless `may_create` is False.
     """
     url = parse_address(address)
     is_file = url.get_backend_name() == "sqlite"
     if password_file is not None:
         url = url.set(password=read_password(password_file))
     if is_file:
-        _prepare_file(url, is_created=is_created)
+        _prepare_file(url, may_create=may_create)
     try:
         # A server may have gone away since the last transaction, so ping it first. A file needs no ping.
         engine = create_engine(url, pool_pre_ping=not is_file, connect_args=_connect_arguments(url))
@@ -132,7 +128,7 @@ def parse_address(address: str) -> URL:
         url = make_url(address)
     except (exc.ArgumentError, ValueError) as error:
         raise RequestError(
-            f"database not opened: StorageUrl: {error}; write for instance sqlite:////var/lib/salus/salus.db"
+            f"database not opened: StorageUrl: {error}; write, for example, sqlite:////var/lib/salus/salus.db"
         ) from error
     if url.drivername not in DRIVERS:
         raise RequestError(
@@ -184,6 +180,14 @@ def insert_rows(
         is_by_column = connection.dialect.name == "postgresql"
         parameters: Any = _columns(table, names, kept) if is_by_column else kept
         connection.exec_driver_sql(statement, parameters)
+
+
+def insert_new_rows(
+    connection: Connection, table: Table, rows: Iterable[tuple[object, ...]], names: Sequence[str] = ()
+) -> None:
+    """Insert the rows whose primary key is new. Values are in the order of `names` or else of the table's columns."""
+    keys = [column.name for column in table.primary_key.columns]
+    insert_rows(connection, table, names or [column.name for column in table.columns], rows, keys=keys)
 
 
 def _columns(table: Table, names: Sequence[str], rows: Sequence[tuple[object, ...]]) -> tuple[object, ...]:
@@ -302,14 +306,14 @@ def _connect_arguments(url: URL) -> dict[str, Any]:
             }
 
 
-def _prepare_file(url: URL, *, is_created: bool) -> None:
+def _prepare_file(url: URL, *, may_create: bool) -> None:
     if not url.database or url.database == ":memory:":
         raise RequestError("database not opened: StorageUrl: sqlite needs a file; write sqlite:////path/to/salus.db")
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if is_created else 0)
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if may_create else 0)
     try:
         descriptor = os.open(url.database, flags, 0o600)
     except OSError as error:
-        raise DatabaseUnreachableError(
+        raise UnreachableError(
             f"database not opened: {url.database}: {error.strerror}; "
             "create it with salus-acct db upgrade, or check StorageUrl"
         ) from error
@@ -318,7 +322,7 @@ def _prepare_file(url: URL, *, is_created: bool) -> None:
             # SQLite gives its log and index files the mode of the database file.
             os.fchmod(descriptor, 0o600)
     except PermissionError as error:
-        raise DatabaseUnreachableError(
+        raise UnreachableError(
             f"database not opened: {url.database}: other users can read it, and we do not own it; chmod 600 it"
         ) from error
     finally:
@@ -355,7 +359,7 @@ def _translated(address: str) -> Iterator[None]:
     try:
         yield
     except exc.OperationalError as error:
-        raise DatabaseUnreachableError(
+        raise UnreachableError(
             f"database not reached: {address}: {_first_line(error)}; check that it is running, and check StorageUrl"
         ) from error
     except exc.SQLAlchemyError as error:

@@ -25,8 +25,9 @@ from accounting.storage.tables import (
     USAGE,
     WATERMARKS,
 )
+from nodedaemon.core.types import SECOND_NS
 
-DAY_NS = 86_400 * 1_000_000_000
+DAY_NS = 86_400 * SECOND_NS
 
 Progress = Callable[[int], None]
 _MAXIMA = {"persistent_bytes_max", "ephemeral_bytes_max", "job_count_max", "capacity_bytes"}
@@ -100,7 +101,7 @@ def _in_day(table: Table, day_ns: int) -> tuple[ColumnElement[bool], ...]:
 
 
 def _sum_day(connection: Connection, table: Table, day_ns: int) -> tuple[int, int]:
-    """Replace the rows of one day by their sums; the numbers of rows before and after."""
+    """Replace the rows of one day with their sums; returns the numbers of rows before and after."""
     statement = select(table).where(*_in_day(table, day_ns)).with_for_update()
     rows = [tuple(row) for row in connection.execute(statement)]
     names, key_count = tuple(column.name for column in table.columns), len(table.primary_key.columns)
