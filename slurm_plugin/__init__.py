@@ -1,1 +1,1 @@
-"""Salus's side of Slurm: what runs beside slurmctld, inside its plugins, and in its hooks. One room per process."""
+"""Salus's side of Slurm: the service beside slurmctld, Slurm's plugins and hooks, and a private cluster for tests."""

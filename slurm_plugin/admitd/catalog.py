@@ -1,7 +1,7 @@
 """The devices that a job may get: the shards that Slurm counts on each node, with the lane reserve from salus.conf.
 
-Slurm's counts decide: a larger charge would wait for ever, a smaller one would not be a whole device. Until Slurm has
-answered, the DeviceName records of salus.conf are used. Pure.
+Slurm's counts decide: with a larger charge a job would wait forever, and a smaller one would not be a whole device.
+Until Slurm has answered, the DeviceName records of salus.conf are used. Pure.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ class Catalog:
     default_partition: str = ""
 
     def for_partitions(self, names: Sequence[str]) -> list[DeviceView]:
-        """The different devices of these partitions; all devices if the partitions are not known yet."""
-        wanted = list(names) or ([self.default_partition] if self.default_partition else [])
-        nodes = {node for name in wanted for node in self.partitions.get(name, ())}
-        if not wanted or not self.partitions:
+        """The distinct devices of these partitions; all devices if `names` is empty or Slurm has not answered yet."""
+        nodes = {node for name in names for node in self.partitions.get(name, ())}
+        if not names or not self.partitions:
             nodes = set(self.devices)
         devices = {
             (device.capacity_bytes, device.lane_reserve_bytes): device
@@ -40,7 +39,7 @@ class Catalog:
         return list(devices.values())
 
     def shards_max(self) -> int:
-        """The number of shards that fills any device."""
+        """The number of shards of the largest device, which fills any device."""
         return max((device.units_total for devices in self.devices.values() for device in devices), default=0)
 
 

@@ -75,7 +75,7 @@ def check(output: str, request: Mapping[str, Any], ttl_s: float, now_s: float) -
     uid = re.search(r"^UID:\s+.*\((\d+)\)$", head, re.MULTILINE)
     encoded = re.search(r"^ENCODE_TIME:\s+.*\((\d+)\)$", head, re.MULTILINE)
     if uid is None or encoded is None:
-        raise NotPermittedError("credential: unmunge did not name its user; try again")
+        raise NotPermittedError("credential: unmunge did not name the user; try again")
     if now_s - int(encoded[1]) > ttl_s:
         raise NotPermittedError("credential: too old; try again, and compare the clocks of the hosts")
     if payload.strip() != digest(request):

@@ -7,7 +7,9 @@ next call tries again.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from accounting.ingest.ledger import LedgerWriter
 from accounting.profiles import list_profiles
@@ -17,9 +19,20 @@ from accounting.storage.database import Database, open_database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
 from nodedaemon.core.types import Profile
-from slurm_plugin.admitd.decision import ProfileLookup
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileLookup:
+    """The stored profile of a job and its version; both are None if the job was never measured.
+
+    `bound` is what was measured of a job that its user has forgotten: a declaration counts as that much at least.
+    """
+
+    profile: Profile | None = None
+    version: int | None = None
+    bound: Profile | None = None
 
 
 class AdmissionDatabase:
@@ -42,8 +55,21 @@ class AdmissionDatabase:
             return self._database
 
     def find(self, user: str, signature: str) -> ProfileLookup:
-        views = list_profiles(self.open(), OPERATOR, cluster=self._cluster, users=[user], signature=signature)
-        return largest([(view.core(), view.version) for view in views])
+        """One profile for a job that may run on several device models: the largest of each figure."""
+        wanted: dict[str, Any] = {"cluster": self._cluster, "users": [user], "signature": signature}
+        views = list_profiles(self.open(), OPERATOR, **wanted, with_forgotten=True)
+        if not views:
+            return ProfileLookup()
+        profiles = [view.core() for view in views]
+        largest = Profile(
+            max(profile.persistent_bytes for profile in profiles),
+            max(profile.ephemeral_bytes for profile in profiles),
+            max((profile.iteration_ns for profile in profiles if profile.iteration_ns is not None), default=None),
+            sum(profile.run_count for profile in profiles),
+        )
+        if all(view.is_forgotten for view in views):
+            return ProfileLookup(bound=largest)
+        return ProfileLookup(largest, max(view.version for view in views))
 
     def has_changed(self, since_utc_ns: int) -> bool:
         return bool(
@@ -56,19 +82,3 @@ class AdmissionDatabase:
         if self._writer is None:
             self._writer = LedgerWriter(self.open())
         self._writer.write(records)
-
-
-def largest(profiles: list[tuple[Profile, int]]) -> ProfileLookup:
-    """One profile for a job that may run on several device models: the largest of each figure."""
-    if not profiles:
-        return ProfileLookup()
-    times = [profile.iteration_ns for profile, _ in profiles if profile.iteration_ns is not None]
-    return ProfileLookup(
-        Profile(
-            max(profile.persistent_bytes for profile, _ in profiles),
-            max(profile.ephemeral_bytes for profile, _ in profiles),
-            max(times, default=None),
-            sum(profile.run_count for profile, _ in profiles),
-        ),
-        max(version for _, version in profiles),
-    )

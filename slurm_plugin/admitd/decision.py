@@ -1,8 +1,8 @@
-"""Decides a submission: its fields, its profile and the devices in, a `Verdict` out. Pure, by core.admission.
+"""Decides a submission: fields, profile and devices in, a `Verdict` out. Pure, and based on core.admission.
 
-A job never gets a charge below its measured memory. A measured job is charged by its profile with headroom. A
-declaration may raise that charge, never lower it. An unmeasured job follows `UnknownJob`. A job that cannot share any
-device but fits one alone gets a whole device.
+A job never gets a charge below its measured memory, even if its user has forgotten the profile. A measured job is
+charged by its profile with headroom. A declaration may raise that charge, never lower it. An unmeasured job follows
+`UnknownJob`. A job that cannot share any device but fits one alone gets a whole device.
 """
 
 from __future__ import annotations
@@ -13,50 +13,37 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from accounting.records import Basis
+from nodedaemon.config import Settings
 from nodedaemon.config.choices import UnknownJob
-from nodedaemon.core.admission import Admit, DeviceView, JobRequest, Refuse, admit_any
+from nodedaemon.config.keys import Order
+from nodedaemon.core.admission import Admit, DeviceView, Refuse, admit_any
 from nodedaemon.core.memory import charge_bytes, charge_units, round_up, with_headroom
 from nodedaemon.core.types import JobClass, Profile, Shortfall
 from nodedaemon.wire.segment import AdmissionSegment, merge_segment
 from slurm_plugin.admitd.jobdesc import Submission
+from slurm_plugin.slurm import GPU_APART_RELEASE, JobDescription
 from slurm_plugin.slurm.tres import array_throttle, charged_tres
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """The settings of salus.conf for a job's partition."""
+    """The settings of a job's partition, and Slurm's release."""
 
-    unknown_job: UnknownJob = UnknownJob.EXCLUSIVE
-    headroom_percent: int = 10
-    probe_task_count: int = 0
-    default_class: JobClass = JobClass.NORMAL
-    high_qos: frozenset[str] = frozenset()
-    high_accounts: frozenset[str] = frozenset()
-    high_partitions: frozenset[str] = frozenset()
-    #: A whole device is charged as gres/gpu, not as all its shards: see GPU_APART_RELEASE.
-    is_whole_device_gpu: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileLookup:
-    """The stored profile of a job and its version; both are None if the job was never measured."""
-
-    profile: Profile | None = None
-    version: int | None = None
+    settings: Settings
+    release: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision and everything recorded about it. `say` is shown to the user; `reasons` explain a refusal."""
+    """The decision and everything recorded about it. `message` is for the user; `reasons` explain a refusal."""
 
     is_admitted: bool
     basis: Basis
-    say: str
+    message: str
     segment: AdmissionSegment
     charge_bytes: int = 0
-    profile_version: int | None = None
     reasons: tuple[Shortfall, ...] = ()
-    #: How many tasks of an unmeasured array may run until it is measured; 0 does not limit it.
+    #: How many tasks of an unmeasured array may run until it is measured; 0 means no limit.
     probe_task_count: int = 0
 
     def changes(self, submission: Submission) -> dict[str, str]:
@@ -64,8 +51,8 @@ class Verdict:
         if not self.is_admitted:
             return {}
         changed = {
-            "tres_per_node": charged_tres(submission.tres_text, self.segment.shard_count),
-            "admin_comment": merge_segment(submission.admin_comment, self.segment),
+            "tres_per_node": charged_tres(submission.job.tres_per_node, self.segment.shard_count),
+            "admin_comment": merge_segment(submission.job.admin_comment, self.segment),
         }
         if self.probe_task_count:
             changed["array_inx"] = f"{array_throttle(submission.array)[0]}%{self.probe_task_count}"
@@ -76,124 +63,106 @@ def refuse(
     problems: Sequence[str], reasons: Sequence[Shortfall] = (), segment: AdmissionSegment | None = None
 ) -> Verdict:
     shortfalls = tuple(reasons) or tuple(Shortfall(problem[:128], 1, 0, "requests") for problem in problems)
-    say = "\n".join(f"salus: submit: {problem}" for problem in problems)
-    return Verdict(is_admitted=False, basis="none", say=say, segment=segment or AdmissionSegment(), reasons=shortfalls)
+    message = "\n".join(f"salus: submit: {problem}" for problem in problems)
+    return Verdict(
+        is_admitted=False, basis="none", message=message, segment=segment or AdmissionSegment(), reasons=shortfalls
+    )
 
 
-def class_problem(submission: Submission, rules: AdmissionRules) -> str | None:
-    """Why the job may not have class high, or None: class high needs an allowed QOS, account or partition."""
-    if submission.job_class != str(JobClass.HIGH):
-        return None
-    if (
-        submission.qos in rules.high_qos
-        or submission.account in rules.high_accounts
-        or (submission.partitions and set(submission.partitions) <= rules.high_partitions)
-    ):
-        return None
+def is_high_allowed(job: JobDescription, order: Order) -> bool:
+    """Whether the QOS, the account or all partitions of a job allow class high."""
     return (
-        "--salus-class=high: neither the QOS, the account nor the partition of this job allows it; "
-        "leave it out or ask an admin (HighQOS, HighAccounts, HighPartitions)"
+        job.qos in order.high_qos
+        or job.account in order.high_accounts
+        or (bool(job.partitions) and set(job.partitions) <= set(order.high_partitions))
     )
 
 
 def decide(
-    submission: Submission, lookup: ProfileLookup, devices: Sequence[DeviceView], rules: AdmissionRules, admission: str
+    submission: Submission,
+    measured: Profile | None,
+    devices: Sequence[DeviceView],
+    rules: AdmissionRules,
+    admission: str,
+    bound: Profile | None = None,
 ) -> Verdict:
-    """Decide one submission. `devices` are those that the job may get; `admission` is the id of the decision."""
-    problems = list(submission.problems)
-    wrong_class = class_problem(submission, rules)
-    if wrong_class:
-        problems.append(wrong_class)
+    """Decide one submission. `devices` are those that the job may get; `admission` is the id of the decision.
+
+    `bound` is what was measured of a job that its user has forgotten.
+    """
+    settings, problems = rules.settings, list(submission.problems)
+    if submission.job_class == str(JobClass.HIGH) and not is_high_allowed(submission.job, settings.order):
+        problems.append(
+            "--salus-class=high: neither the QOS, the account nor the partition of this job allows it; "
+            "leave it out or ask an admin (HighQOS, HighAccounts, HighPartitions)"
+        )
     if problems:
         return refuse(problems)
     if not devices:
-        return refuse(["no device that Salus manages is known in this partition; name another with -p or ask an admin"])
+        return refuse(["Salus manages no device in this partition; choose another with -p or ask an admin"])
     segment = AdmissionSegment(
         admission=admission,
-        job_class=submission.job_class or str(rules.default_class),
+        job_class=submission.job_class or str(settings.order.default_class),
         time_s=submission.time_s,
         signature=submission.signature,
         declared=submission.declared,
     )
-    measured = lookup.profile
-    if measured is None and submission.declared_persistent_bytes is None:
+    declared = submission.declared_bytes
+    if measured is None and (declared is None or settings.admission.unknown_job is UnknownJob.REFUSE):
         return _unmeasured(submission, segment, devices, rules)
-    if measured is None and rules.unknown_job is UnknownJob.REFUSE:
-        return _unmeasured(submission, segment, devices, rules)
-    persistent = with_headroom(measured.persistent_bytes, rules.headroom_percent) if measured else 0
-    ephemeral = with_headroom(measured.ephemeral_bytes, rules.headroom_percent) if measured else 0
-    persistent = max(persistent, round_up(submission.declared_persistent_bytes or 0))
-    ephemeral = max(ephemeral, round_up(submission.declared_ephemeral_bytes))
+    persistent, ephemeral = map(round_up, declared or (0, 0))
+    bound = measured or bound
+    if bound:
+        headroom = settings.lanes.headroom_percent
+        persistent = max(persistent, with_headroom(bound.persistent_bytes, headroom))
+        ephemeral = max(ephemeral, with_headroom(bound.ephemeral_bytes, headroom))
     segment = msgspec.structs.replace(segment, persistent_bytes=persistent, ephemeral_bytes=ephemeral)
-    return _shared(segment, lookup, devices, rules, "profile" if measured else "declared")
+    return _shared(segment, devices, rules, "profile" if measured else "declared")
 
 
-def _shared(
-    segment: AdmissionSegment, lookup: ProfileLookup, devices: Sequence[DeviceView], rules: AdmissionRules, basis: Basis
-) -> Verdict:
+def _shared(segment: AdmissionSegment, devices: Sequence[DeviceView], rules: AdmissionRules, basis: Basis) -> Verdict:
     persistent, ephemeral = segment.persistent_bytes or 0, segment.ephemeral_bytes or 0
-    request = JobRequest(persistent, ephemeral)
     # Slurm counts one charge for the job, whichever device it picks: the smallest reserve gives the largest charge.
     reserve = min(device.lane_reserve_bytes for device in devices)
-    unit = devices[0].unit_bytes
-    units = charge_units(persistent, ephemeral, reserve, unit)
-    decision = admit_any(request, [replace(device, units_free=None, is_available=True) for device in devices])
+    units = charge_units(persistent, ephemeral, reserve, devices[0].unit_bytes)
+    decision = admit_any(persistent, ephemeral, devices)
     if isinstance(decision, Admit) and units <= max(device.units_total for device in devices):
-        return Verdict(
-            is_admitted=True,
-            basis=basis,
-            say="",
-            segment=msgspec.structs.replace(segment, shard_count=units, kind="shared"),
-            charge_bytes=charge_bytes(persistent, ephemeral, reserve),
-            profile_version=lookup.version,
-        )
+        segment = msgspec.structs.replace(segment, shard_count=units, kind="shared")
+        charged = charge_bytes(persistent, ephemeral, reserve)
+        return Verdict(is_admitted=True, basis=basis, message="", segment=segment, charge_bytes=charged)
     if persistent + ephemeral <= max(device.capacity_bytes for device in devices):
-        verdict = _whole_device(segment, devices, rules, basis)
-        return replace(verdict, profile_version=lookup.version)
+        return _whole_device(segment, devices, rules, basis)
     reasons = decision.shortfalls if isinstance(decision, Refuse) else ()
     unique = tuple(dict.fromkeys(replace(reason, what="memory of a device") for reason in reasons))
     return refuse([reason.text() for reason in unique] or ["no device can hold this job"], unique, segment)
 
 
 def _whole_device(
-    segment: AdmissionSegment,
-    devices: Sequence[DeviceView],
-    rules: AdmissionRules,
-    basis: Basis,
-    kind: str = "exclusive",
+    segment: AdmissionSegment, devices: Sequence[DeviceView], rules: AdmissionRules, basis: Basis
 ) -> Verdict:
     units = max(device.units_total for device in devices)
-    return Verdict(
-        is_admitted=True,
-        basis=basis,
-        say="",
-        segment=msgspec.structs.replace(segment, shard_count=None if rules.is_whole_device_gpu else units, kind=kind),
-        charge_bytes=units * devices[0].unit_bytes,
-    )
+    shard_count = None if rules.release >= GPU_APART_RELEASE else units
+    kind = "requeue" if basis == "requeue" else "exclusive"
+    segment = msgspec.structs.replace(segment, shard_count=shard_count, kind=kind)
+    charged = units * devices[0].unit_bytes
+    return Verdict(is_admitted=True, basis=basis, message="", segment=segment, charge_bytes=charged)
 
 
 def _unmeasured(
     submission: Submission, segment: AdmissionSegment, devices: Sequence[DeviceView], rules: AdmissionRules
 ) -> Verdict:
-    rule = rules.unknown_job
+    rule, probes = rules.settings.admission.unknown_job, rules.settings.admission.probe_tasks
     if rule is UnknownJob.REFUSE:
         return refuse(["this job was never measured, and such jobs are refused here; ask an admin to measure it"])
     if rule is UnknownJob.DECLARED:
-        return refuse(["this job was never measured; declare its memory with --salus-mem=P,E (kept, borrowed)"])
+        return refuse(["this job was never measured; declare its memory with --salus-mem=P,E (persistent, ephemeral)"])
     may_requeue = submission.is_batch and submission.is_requeue_allowed and not submission.array
-    is_requeue = rule is UnknownJob.REQUEUE and may_requeue
-    kind: Basis = "requeue" if is_requeue else "exclusive"
-    verdict = _whole_device(segment, devices, rules, kind, kind)
+    basis: Basis = "requeue" if rule is UnknownJob.REQUEUE and may_requeue else "exclusive"
     text = "salus: this job is not known yet: its first run gets a device of its own and is measured"
     limit = array_throttle(submission.array)[1]
-    probes = rules.probe_task_count
-    if submission.array and probes and (limit is None or limit > probes):
-        text += f"; {probes} task(s) of the array start, the rest follow once it is known"
-        # Readmission restores the user's own limit from the segment once the job is measured.
-        return replace(
-            verdict,
-            say=text,
-            probe_task_count=probes,
-            segment=msgspec.structs.replace(verdict.segment, throttle=limit or 0),
-        )
-    return replace(verdict, say=text)
+    if not submission.array or not probes or (limit is not None and limit <= probes):
+        return replace(_whole_device(segment, devices, rules, basis), message=text)
+    text += f"; {probes} task(s) of the array start now, and the rest once it is measured"
+    # Readmission restores the user's own limit from the segment once the job is measured.
+    segment = msgspec.structs.replace(segment, throttle=limit or 0)
+    return replace(_whole_device(segment, devices, rules, basis), message=text, probe_task_count=probes)

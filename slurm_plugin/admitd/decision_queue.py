@@ -1,4 +1,4 @@
-"""A bounded queue of decisions, written to the database in batches: no submit waits for it."""
+"""A bounded queue of decisions, written to the database in batches, so that no submission waits for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger()
 
 DECISIONS_MAX = 50_000
 BATCH_MAX = 1_000
-# One transaction per decision would take the interpreter from the submits behind it.
+# One transaction per decision would keep the interpreter busy and delay the submissions behind it.
 BATCH_WAIT_S = 1.0
 
 
@@ -31,12 +31,12 @@ class DecisionQueue:
         self._on_record = on_record
         self._decisions: deque[AdmissionRecord] = deque()
         self._waiting = asyncio.Event()
-        # Not the thread that reads profiles: a batch in progress must not delay a submit.
+        # Not the thread that reads profiles: a batch in progress must not delay a submission.
         self._writer = ThreadPoolExecutor(1, "decisions")
         self.dropped_count = 0
 
     def record(self, decision: AdmissionRecord) -> None:
-        """Queue a decision; a full queue drops its oldest."""
+        """Queue a decision; a full queue drops its oldest decision."""
         self._on_record(decision)
         if len(self._decisions) >= DECISIONS_MAX:
             self._decisions.popleft()

@@ -1,24 +1,25 @@
 """Reads Slurm's job description: what a user asks of Salus. Pure: values in, values out.
 
-Options come from the SPANK plugin as `SALUS_*`. A submission lists all problems of a request at once.
+Options come from the SPANK plugin as `SALUS_*`. A submission lists all problems with a request at once.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nodedaemon.core.types import GIB, KIB, MIB, JobClass
+from slurm_plugin.slurm import JobDescription, read_description, text_of
 from slurm_plugin.slurm.tres import parse_tres
 
+#: The options of sbatch by the field of the job description that they set.
 TRES_OPTIONS = {
     "tres_per_node": "--gres",
     "tres_per_job": "--gpus or --tres-per-job",
     "tres_per_socket": "--gpus-per-socket",
     "tres_per_task": "--gpus-per-task or --tres-per-task",
 }
-TRES_FIELDS = tuple(TRES_OPTIONS)
 CLASSES = tuple(map(str, JobClass))
 
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": 1024 * GIB}
@@ -28,30 +29,35 @@ SIZE_PATTERN = re.compile(r"(\d{1,12})([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job as its user asks for it. `problems` are complete sentences, one for each thing that is wrong."""
+    """A job as its user asks for it. `problems` has one message for each mistake in the request.
+
+    `declared` is the value of --salus-mem, `declared_bytes` are its persistent and ephemeral bytes.
+    """
 
     uid: int
-    partitions: tuple[str, ...] = ()
-    account: str = ""
-    qos: str = ""
-    admin_comment: str = ""
-    array: str = ""
-    is_requeue_allowed: bool = True
-    is_batch: bool = True
-    tres_text: str = ""
-    signature: str = ""
-    declared: str = ""
-    declared_persistent_bytes: int | None = None
-    declared_ephemeral_bytes: int = 0
-    job_class: str = ""
-    time_s: int | None = None
-    problems: tuple[str, ...] = ()
+    job: JobDescription
+    array: str
+    is_batch: bool
+    is_requeue_allowed: bool
+    signature: str
+    declared: str
+    declared_bytes: tuple[int, int] | None
+    job_class: str
+    time_s: int | None
+    problems: tuple[str, ...]
 
 
 def parse_size(text: str) -> int | None:
     """Bytes of `2G`, `512M`, `300` (MiB, as Slurm counts); None if it is not a size."""
     matched = SIZE_PATTERN.fullmatch(text.strip())
     return int(matched[1]) * SIZE_UNITS[matched[2].upper()] if matched else None
+
+
+def parse_sizes(text: str) -> tuple[int, int] | None:
+    """The two sizes of `2G,6G`, or `2G` and 0; None if the text is neither, or if the first size is 0."""
+    first, comma, second = text.partition(",")
+    persistent_bytes, ephemeral_bytes = parse_size(first), parse_size(second) if comma else 0
+    return (persistent_bytes, ephemeral_bytes) if persistent_bytes and ephemeral_bytes is not None else None
 
 
 def parse_time(text: str) -> int | None:
@@ -66,80 +72,59 @@ def parse_time(text: str) -> int | None:
     return int(days or 0) * 86400 + sum(value * unit_s for value, unit_s in zip(values, units_s, strict=False))
 
 
-def text_of(fields: Mapping[str, object], name: str) -> str:
-    value = fields.get(name)
-    return value if isinstance(value, str) else ""
-
-
 def read_submission(
     uid: int, fields: Mapping[str, object], options: Mapping[str, object], *, is_batch: bool = True
 ) -> Submission:
     """Read one submit as job_submit.lua sends it."""
-    submission = Submission(
-        uid=uid,
-        partitions=tuple(filter(None, text_of(fields, "partition").split(","))),
-        account=text_of(fields, "account"),
-        qos=text_of(fields, "qos"),
-        admin_comment=text_of(fields, "admin_comment"),
-        array=text_of(fields, "array_inx"),
-        is_requeue_allowed=fields.get("requeue") != 0,
-        is_batch=is_batch,
-        tres_text=text_of(fields, "tres_per_node"),
-    )
-    return _with_options(replace(submission, problems=tuple(tres_problems(fields))), options)
-
-
-def tres_problems(fields: Mapping[str, object]) -> list[str]:
-    """What is wrong with the requested resources, each with what to do instead."""
-    problems = []
-    asked = {name: parse_tres(text_of(fields, name)) for name in TRES_FIELDS}
-    has_salus = any(tres.name == "salus" for found in asked.values() for tres in found)
-    for name, found in asked.items():
-        for tres in found:
-            option = TRES_OPTIONS[name]
-            if tres.name == "shard":
-                problems.append(
-                    f"{option} asks for shard: shards are what Salus charges; ask for --gres=salus:1 instead"
-                )
-            elif tres.name == "salus" and name != "tres_per_node":
-                problems.append(f"{option} asks for salus: Slurm counts it per node; ask for --gres=salus:1 instead")
-            elif tres.name == "salus" and (tres.count != 1 or tres.type):
-                problems.append(
-                    f"--gres=salus:{tres.type + ':' if tres.type else ''}{tres.count}: "
-                    "a job can share only one device per node; ask for --gres=salus:1"
-                )
-            elif tres.name in ("gpu", "mps") and has_salus:
-                problems.append(
-                    f"{option} asks for {tres.name} beside salus: a job has a whole device or shares one; "
-                    "ask for --gres=salus:1 or for gpu alone"
-                )
-    return problems
-
-
-def _with_options(submission: Submission, options: Mapping[str, object]) -> Submission:
-    problems = list(submission.problems)
+    problems = tres_problems(fields)
     name, memory = text_of(options, "SALUS_PROFILE"), text_of(options, "SALUS_MEM")
     job_class, time = text_of(options, "SALUS_CLASS"), text_of(options, "SALUS_TIME")
     signature = text_of(options, "SALUS_SIGNATURE")
     for option, value in (("--salus-profile", name), ("signature", signature)):
         if value and not NAME_PATTERN.fullmatch(value):
             problems.append(f"{option}={value[:40]}: not a name; use up to 100 letters, digits and _.:+-")
-    sizes = [parse_size(part) for part in memory.split(",")] if memory else []
-    if memory and (len(sizes) > 2 or any(not size for size in sizes[:1]) or None in sizes):
+    declared_bytes = parse_sizes(memory)
+    if memory and declared_bytes is None:
         problems.append(f"--salus-mem={memory[:40]}: not a size; write P or P,E as in --salus-mem=2G,6G")
-        sizes = []
     if job_class and job_class not in CLASSES:
         problems.append(f"--salus-class={job_class[:40]}: no such class; use {', '.join(CLASSES)}")
-    seconds = parse_time(time) if time else None
-    if time and seconds is None:
+    time_s = parse_time(time)
+    if time and time_s is None:
         problems.append(f"--salus-time={time[:40]}: not a time; write minutes, HH:MM:SS or D-HH:MM:SS")
-    return replace(
-        submission,
+    return Submission(
+        uid=uid,
+        job=read_description(fields),
+        array=text_of(fields, "array_inx"),
+        is_batch=is_batch,
+        is_requeue_allowed=fields.get("requeue") != 0,
         signature=f"name:{name}" if name else signature,
-        declared=memory if sizes else "",
-        declared_persistent_bytes=sizes[0] if sizes else None,
-        declared_ephemeral_bytes=(sizes[1] or 0) if len(sizes) == 2 else 0,
+        declared=memory if declared_bytes else "",
+        declared_bytes=declared_bytes,
         job_class=job_class,
-        time_s=seconds,
+        time_s=time_s,
         problems=tuple(problems),
     )
+
+
+def tres_problems(fields: Mapping[str, object]) -> list[str]:
+    """What is wrong with the requested resources, each with what to do instead."""
+    problems = []
+    requested = [(name, tres) for name in TRES_OPTIONS for tres in parse_tres(text_of(fields, name))]
+    has_salus = any(tres.name == "salus" for _, tres in requested)
+    for name, tres in requested:
+        option = TRES_OPTIONS[name]
+        if tres.name == "shard":
+            problems.append(f"{option} asks for shard: shards are what Salus charges; ask for --gres=salus:1 instead")
+        elif tres.name == "salus" and name != "tres_per_node":
+            problems.append(f"{option} asks for salus: Slurm counts it per node; ask for --gres=salus:1 instead")
+        elif tres.name == "salus" and (tres.count != 1 or tres.type):
+            problems.append(
+                f"--gres=salus:{tres.type + ':' if tres.type else ''}{tres.count}: "
+                "a job can share only one device per node; ask for --gres=salus:1"
+            )
+        elif tres.name in ("gpu", "mps") and has_salus:
+            problems.append(
+                f"{option} asks for {tres.name} beside salus: a job has a whole device or shares one; "
+                "ask for --gres=salus:1 or for gpu alone"
+            )
+    return problems

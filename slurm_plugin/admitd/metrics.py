@@ -13,10 +13,10 @@ class AdmissionMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.decisions = Counter(
-            "salus_admission_decisions", "Decisions at submit.", ["decision", "basis"], registry=self.registry
+            "salus_admission_decisions", "Admission decisions.", ["decision", "basis"], registry=self.registry
         )
         self.seconds = Histogram(
-            "salus_admission_seconds", "Time to answer a submit.", registry=self.registry,
+            "salus_admission_seconds", "Time to answer a submission.", registry=self.registry,
             buckets=(0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5),
         )  # fmt: skip
         self.over_limit = Counter(

@@ -1,4 +1,4 @@
-"""Profiles in memory, so that a slow or absent database delays no submit.
+"""Profiles in memory, so that a slow or absent database does not delay submissions.
 
 A profile younger than `fresh_s` comes from memory. If the database does not answer in time, an old profile is used
 rather than none. A signature without a profile is looked up every time: it may have been measured since.
@@ -15,12 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 import structlog
 
 from nodedaemon.core.errors import OperatingError
-from slurm_plugin.admitd.database import AdmissionDatabase
-from slurm_plugin.admitd.decision import ProfileLookup
+from slurm_plugin.admitd.database import AdmissionDatabase, ProfileLookup
 
 log = structlog.get_logger()
 
-# A third of job_submit.lua's deadline: the answer must still be made and sent.
+# About a third of job_submit.lua's deadline, because the answer must still be made and sent.
 LOOKUP_TIMEOUT_S = 0.15
 PROFILES_MAX = 100_000
 

@@ -7,26 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 import msgspec
 
 from accounting.questions import QUESTION_VERBS, answer_question
-from accounting.viewer import AbsentError, Viewer
+from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
-from nodedaemon.wire.envelope import Request
-from nodedaemon.wire.segment import parse_segment
+from nodedaemon.wire.envelope import NotFoundError, Request
+from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
 from slurm_plugin.admitd.database import AdmissionDatabase
-from slurm_plugin.admitd.readmission import fields_of
 from slurm_plugin.slurm import QueuedJob
 from slurm_plugin.slurm.cli import SlurmCommands
 
 SHOWN_FIELDS = ("id", "target", "user", "account", "partition", "name", "state", "reason", "nodes")
-Query = Callable[[Viewer, Mapping[str, Any]], Awaitable[dict[str, Any]]]
+VERBS = ("ping", "status", "why", *QUESTION_VERBS)
 
 
 def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> Viewer:
@@ -39,48 +37,46 @@ class Queries:
         self._answers = answers
         self.slurm = slurm
         self._store = store
-        self._queries: dict[str, Query] = {"ping": self._ping, "status": self._status, "why": self._why}
 
     async def answer(self, viewer: Viewer, request: Request) -> dict[str, Any]:
-        if request.verb in QUESTION_VERBS:
-            return {"ok": True, "answer": await asyncio.to_thread(self._answer_question, viewer, request)}
-        query = self._queries.get(request.verb)
-        if query is None:
-            verbs = ", ".join(sorted({*self._queries, *QUESTION_VERBS}))
-            raise RequestError(f"salus-admitd: {request.verb}: no such verb; use one of {verbs}")
-        return {"ok": True, **await query(viewer, request.fields)}
+        match request.verb:
+            case "ping":
+                return {"ok": True, "user": viewer.user, "is_operator": viewer.is_operator}
+            case "status":
+                return {"ok": True, "jobs": [describe(*found) for found in await self._jobs(viewer)]}
+            case "why":
+                return {"ok": True, **await self._why(viewer, str(request.fields.get("job", "")))}
+            case verb if verb in QUESTION_VERBS:
+                return {"ok": True, "answer": await asyncio.to_thread(self._answer_question, viewer, request)}
+        verbs = ", ".join(sorted(VERBS))
+        raise RequestError(f"salus-admitd: {request.verb}: no such verb; use one of {verbs}")
 
     def _answer_question(self, viewer: Viewer, request: Request) -> Any:
         """Answer a question of `salus-acct` or `salus profiles`."""
-        fields = {name: value for name, value in request.fields.items() if name != "credential"}
-        question = {"verb": request.verb, **fields}
+        question = {"verb": request.verb, **request.fields}
+        question.pop("credential", None)
         return answer_question(self._store.open(), viewer, question, now_utc_ns=time.time_ns())
 
-    async def _ping(self, viewer: Viewer, _fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {"user": viewer.user, "is_operator": viewer.is_operator}
-
-    async def _jobs(self, viewer: Viewer) -> list[QueuedJob]:
+    async def _jobs(self, viewer: Viewer) -> list[tuple[QueuedJob, AdmissionSegment]]:
+        """The Salus jobs in the queue that `viewer` may see."""
         jobs = await asyncio.to_thread(self.slurm.jobs)
         return [
-            job for job in jobs if parse_segment(job.admin_comment) and (viewer.is_operator or job.uid == viewer.uid)
+            (job, segment)
+            for job in jobs
+            if (viewer.is_operator or job.uid == viewer.uid) and (segment := parse_segment(job.admin_comment))
         ]
 
-    async def _status(self, viewer: Viewer, _fields: Mapping[str, Any]) -> dict[str, Any]:
-        return {"jobs": [describe(job) for job in await self._jobs(viewer)]}
-
-    async def _why(self, viewer: Viewer, fields: Mapping[str, Any]) -> dict[str, Any]:
+    async def _why(self, viewer: Viewer, wanted: str) -> dict[str, Any]:
         """Why a job has its charge, and which charge it would get if it were submitted now."""
-        wanted = str(fields.get("job", ""))
-        job = next((job for job in await self._jobs(viewer) if wanted in (str(job.id), job.target)), None)
-        if job is None:
-            raise AbsentError(
+        found = [(job, segment) for job, segment in await self._jobs(viewer) if wanted in (str(job.id), job.target)]
+        if not found:
+            raise NotFoundError(
                 f"why: job {wanted}: not in the queue, or not yours; if it has ended: salus-acct job {wanted}"
             )
-        submission = submission_of(job.uid, fields_of(job))
+        job, segment = found[0]
+        submission = submission_of(job.uid, vars(job))
         lookup = await self._answers.profile_of(submission)
         verdict = self._answers.decide(submission, lookup, "")
-        segment = parse_segment(job.admin_comment)
-        assert segment is not None
         answer = WhyAnswer(
             job=job.target,
             user=job.user,
@@ -103,9 +99,7 @@ class Queries:
         return cast(dict[str, Any], msgspec.to_builtins(answer))
 
 
-def describe(job: QueuedJob) -> dict[str, Any]:
-    segment = parse_segment(job.admin_comment)
-    assert segment is not None
+def describe(job: QueuedJob, segment: AdmissionSegment) -> dict[str, Any]:
     return {
         **{name: getattr(job, name) for name in SHOWN_FIELDS},
         "shards": segment.shard_count,

@@ -1,8 +1,8 @@
 """Corrects the charges of waiting jobs once their profiles are known or have changed.
 
-Each round reads Slurm's queue, decides every pending Salus job again, and changes those whose charge differs. A new
-profile replaces the whole device by the measured charge and lifts the limit of a probed array. A larger profile raises
-the charge. A running job of `UnknownJob=requeue` is requeued once it is measured.
+Each round reads Slurm's queue, repeats the decision for every pending Salus job, and changes the jobs whose charge
+differs. A new profile replaces the whole device with the measured charge and lifts the limit of a probed array. A
+larger profile raises the charge. A running job of `UnknownJob=requeue` is requeued once it is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.segment import AdmissionSegment, merge_segment, parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
-from slurm_plugin.admitd.decision import ProfileLookup, Verdict
+from slurm_plugin.admitd.database import ProfileLookup
+from slurm_plugin.admitd.decision import Verdict
 from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError
 from slurm_plugin.slurm.cli import SlurmCommands
 from slurm_plugin.slurm.tres import array_throttle, charged_tres, parse_tres
@@ -30,20 +31,13 @@ IDLE_ROUND_S = 60.0
 CLOCK_SLACK_NS = 30 * SECOND_NS
 
 
-def fields_of(job: QueuedJob) -> dict[str, str]:
-    """The fields of the job's description that decide its charge."""
-    return {name: getattr(job, name) for name in ("tres_per_node", "partition", "account", "qos", "admin_comment")}
-
-
 def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
-    """The change that gives a job its right charge; None if it has it."""
+    """The change that gives a job the right charge; None if it already has it."""
     if not verdict.is_admitted:
         # The job keeps the charge that it has: a smaller one would be wrong, and it cannot wait without any.
         return None
     # Keep the user's own limit in the segment: lifting the limit is a second command that may fail alone.
     wanted = msgspec.structs.replace(verdict.segment, throttle=segment.throttle)
-    if segment.kind == "lost" and not wanted.signature:
-        return None
     is_known = wanted.persistent_bytes is not None
     tres = charged_tres(job.tres_per_node, wanted.shard_count)
     comment = merge_segment(job.admin_comment, wanted)
@@ -75,11 +69,12 @@ class Readmission:
         profiles: dict[tuple[int, str], ProfileLookup] = {}
         for job in jobs:
             segment = parse_segment(job.admin_comment)
+            # A job that was submitted while salus-admitd was down has no admission, and no signature to look up.
             if segment is None or not segment.admission or job.state not in ("PENDING", "RUNNING"):
                 continue
             if job.state == "RUNNING" and segment.kind != "requeue":
                 continue
-            submission = submission_of(job.uid, fields_of(job))
+            submission = submission_of(job.uid, vars(job))
             key = (submission.uid, submission.signature)
             if key not in profiles:
                 profiles[key] = await self._answers.profile_of(submission, is_fresh=True)
@@ -93,9 +88,8 @@ class Readmission:
                 corrections.append((job, change))
         return corrections
 
-    async def round(self) -> int:
-        """Correct the queue once; returns how many jobs were changed."""
-        count = 0
+    async def round(self) -> None:
+        """Correct the queue once."""
         for job, change in await self.corrections(await asyncio.to_thread(self.slurm.jobs)):
             try:
                 if change is None:
@@ -107,9 +101,7 @@ class Readmission:
                 log.warning("job not changed", job=job.target, reason=str(error))
                 continue
             self.corrected_count += 1
-            count += 1
             log.info("re-admitted", job=job.target, requeued=change is None, gres=change.gres if change else "")
-        return count
 
     async def run_forever(self, interval_s: Callable[[], float]) -> None:
         """Run a round if a profile or a waiting job has changed, and once per IDLE_ROUND_S: squeue is not free."""

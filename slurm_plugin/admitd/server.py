@@ -1,8 +1,8 @@
 """salus-admitd, the service beside slurmctld that answers job_submit.lua and the commands on login nodes.
 
-It listens on two sockets. The unix socket accepts submits from root and SlurmUser only. The TCP port accepts requests
-with a munge credential. Background tasks refresh the catalog, correct waiting jobs and write decisions. A fault ends
-only the request that caused it. A submit never waits for Slurm, and only briefly for the database.
+It listens on two sockets. The unix socket accepts submissions from root and SlurmUser only. The TCP port accepts
+requests with a munge credential. Background tasks refresh the catalog, correct waiting jobs and write decisions. A
+fault ends only the request that caused it. A submission never waits for Slurm, and only briefly for the database.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ from slurm_plugin.admitd.upkeep import Upkeep
 from slurm_plugin.slurm import SlurmNode
 from slurm_plugin.slurm.choice import open_slurm
 from slurm_plugin.slurm.cli import SlurmCommands
+from slurm_plugin.slurm.sacct import accounting_commands
 
 log = structlog.get_logger()
 
 CATALOG_INTERVAL_S = 60.0
 CATALOG_RETRY_S = 0.25
 ANSWER_TIMEOUT_S = 15.0
-# Until its credential is checked, a client has no uid to be limited by: this bounds unmunge processes and connections.
+# A client has no uid until its credential is checked, so no limit per user applies before. These limits do: unmunge
+# processes at the same time, and connections.
 CHECKS_MAX = 8
 CONNECTIONS_MAX = 512
 
-Answer = Callable[[Request], Awaitable[dict[str, Any]]]
+Answer = Callable[[Request], Awaitable[dict[str, Any] | Failure]]
 
 
 def peer_uid(connection: socket.socket) -> int:
@@ -63,7 +65,7 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 def uids_of(config: Config) -> frozenset[int]:
-    """The users that may submit: root, SlurmUser, and the service's own."""
+    """The uids that may use the unix socket: root's, SlurmUser's, and the service's own."""
     uids = {0, os.geteuid()}
     with contextlib.suppress(KeyError):
         uids.add(pwd.getpwnam(config.settings.slurm.user).pw_uid)
@@ -82,7 +84,7 @@ class AdmissionServer:
         self.answers = SubmitAnswers(config, self.profiles, self.decisions, catalog_of(config))
         self.readmission = Readmission(self.answers, slurm)
         self.queries = Queries(self.answers, slurm, store)
-        self.upkeep = Upkeep(config, store.open)
+        self.upkeep = Upkeep(config, store.open, accounting_commands(config.settings.slurm))
         counters, export = self.upkeep.counters, self.metrics.export
         export("readmitted", "Waiting jobs whose charge was corrected.", lambda: self.readmission.corrected_count)
         export("lookup_failures", "Profiles that could not be read.", lambda: self.profiles.lookup_failures)
@@ -111,7 +113,7 @@ class AdmissionServer:
     async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self._serve(reader, writer, self._answer_query)
 
-    async def _answer_submit(self, request: Request) -> dict[str, Any]:
+    async def _answer_submit(self, request: Request) -> dict[str, Any] | Failure:
         started = time.perf_counter()
         uid, per_s = request.fields.get("uid"), self.config.settings.admission.user_submits_per_s
         if isinstance(uid, int) and uid not in self._uids and not self.submit_rate.allows(uid, per_s):
@@ -157,7 +159,7 @@ class AdmissionServer:
             return Failure.of(error)
         except TimeoutError:
             return Failure(why="salus-admitd: no answer in time; try again", kind="unreachable")
-        except Exception:  # the handler of a connection: one request may not end the service
+        except Exception:  # the handler of a connection: one request must not end the service
             log.exception("request failed")
             return Failure(why="salus-admitd: internal error; ask your administrator")
 
@@ -179,7 +181,7 @@ class AdmissionServer:
         """Read the configuration again. Nothing changes unless all of it is valid."""
         loaded = load(self.config_file)
         if isinstance(loaded, Rejected):
-            raise RequestError(f"reload refused; the old configuration stays:\n{loaded}")
+            raise RequestError(f"reload refused; the old configuration stays in effect:\n{loaded}")
         settings, old = loaded.settings, self.config.settings
         catalog = catalog_of(loaded, self._nodes, self.answers.catalog.default_partition)
         slurm = self._slurm if settings.slurm == old.slurm else open_slurm(settings.slurm)
@@ -199,7 +201,7 @@ class AdmissionServer:
         try:
             self.reload()
         except SalusError as error:
-            log.error("configuration not reloaded; the old one stays", reason=str(error))
+            log.error("configuration not reloaded; the old one stays in effect", reason=str(error))
 
     async def run(self, stopped: asyncio.Event) -> None:
         """Serve until `stopped`."""
@@ -280,7 +282,7 @@ def _port_named(key: str, port: int) -> Iterator[None]:
 def main() -> None:
     """Console script `salus-admitd`."""
     parser = argparse.ArgumentParser(prog="salus-admitd", description="Salus's admission service.")
-    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; otherwise the one in SALUS_CONF")
+    parser.add_argument("-f", "--config-file", type=Path, help="configuration file; overrides SALUS_CONF")
     arguments = parser.parse_args()
     try:
         path = locate(arguments.config_file)

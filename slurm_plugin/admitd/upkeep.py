@@ -1,7 +1,7 @@
 """The background work of salus-admitd: compares our accounting with Slurm's, writes summaries, trims the database.
 
-It runs in a thread of its own, because every step waits for Slurm or the database, and no submit may wait for it. The
-process may end at any step: each is a transaction or can be repeated.
+It runs in a thread of its own, because every step waits for Slurm or the database, and no submission may wait for it.
+The process may end at any step: each is a transaction or can be repeated.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import SECOND_NS
 from slurm_plugin.slurm.cli import SlurmCommands
-from slurm_plugin.slurm.sacct import accounting_commands, read_accounts, read_runs, store_summaries
+from slurm_plugin.slurm.sacct import read_accounts, read_runs, store_summaries
 
 log = structlog.get_logger()
 
-# After a start: jobs that ended while the service was down.
+# The first round also covers jobs that ended while the service was down.
 FIRST_LOOK_BACK_NS = 24 * 3600 * SECOND_NS
 # slurmdbd may learn late that a job has ended, if it was down itself.
 LOOK_BACK_NS = 15 * 60 * SECOND_NS
@@ -46,19 +46,12 @@ class UpkeepCounters:
 
 
 class Upkeep:
-    """`database` opens the database or raises OperatingError. `compare` and `retain` each run one round."""
+    """`open_database` raises OperatingError if it fails. `compare` and `retain` each run one round."""
 
-    def __init__(
-        self,
-        config: Config,
-        database: Callable[[], Database],
-        commands: SlurmCommands | None = None,
-        clock: Callable[[], int] = time.time_ns,
-    ) -> None:
+    def __init__(self, config: Config, open_database: Callable[[], Database], commands: SlurmCommands) -> None:
         self._config = config
-        self._database = database
-        self._commands = commands or accounting_commands(config.settings.slurm)
-        self._clock = clock
+        self._open_database = open_database
+        self._commands = commands
         self._written: dict[JobKey, SacctRow] = {}
         self._compared_utc_ns = 0
         self._accounts_utc_ns = 0
@@ -73,13 +66,12 @@ class Upkeep:
         self._stopped.set()
         self._thread.join(STOP_WAIT_S)
 
-    def compare(self) -> None:
-        """Correct our records by Slurm's for the runs since the last round, and write summaries of ended jobs."""
-        now_ns = self._clock()
+    def compare(self, now_ns: int) -> None:
+        """Correct our records from Slurm's for the runs since the last round, and write summaries of ended jobs."""
         back_ns = LOOK_BACK_NS if self._compared_utc_ns else FIRST_LOOK_BACK_NS
         window = ((self._compared_utc_ns or now_ns) - back_ns, now_ns)
         rows = read_runs(self._commands, window, cluster=self._config.settings.cluster.name)
-        database = self._database()
+        database = self._open_database()
         # A running job appears in every round; write only rows that have changed.
         changed = [row for row in rows if self._written.get(row.record.key) != row]
         if changed:
@@ -98,15 +90,15 @@ class Upkeep:
             self._accounts_utc_ns = now_ns
             LedgerWriter(database).write(read_accounts(self._commands, now_utc_ns=now_ns))
 
-    def retain(self) -> None:
+    def retain(self, now_ns: int) -> None:
         """Roll up and purge old records by RollUpAfter and PurgeAfter."""
-        storage, now_ns = self._config.settings.storage, self._clock()
+        storage = self._config.settings.storage
         if storage.roll_up_after_ns:
-            before_count, after_count = retention.roll_up(self._database(), now_ns - storage.roll_up_after_ns)
+            before_count, after_count = retention.roll_up(self._open_database(), now_ns - storage.roll_up_after_ns)
             if before_count > after_count:
                 log.info("usage rolled up", rows=before_count, left=after_count)
         if storage.purge_after_ns:
-            purged = retention.purge(self._database(), now_ns - storage.purge_after_ns)
+            purged = retention.purge(self._open_database(), now_ns - storage.purge_after_ns)
             if any(purged.values()):
                 log.info("old records purged", **purged)
 
@@ -125,11 +117,11 @@ class Upkeep:
             if self._stopped.wait(max(0.0, (due_ns - time.monotonic_ns()) / SECOND_NS)):
                 return
             try:
-                work()
+                work(time.time_ns())
             except SalusError as error:
                 self.counters.failure_count += 1
                 log.warning(what, reason=str(error))
-            except Exception:  # the top of a thread: one failed round may not prevent the next
+            except Exception:  # the top of a thread: one failed round must not prevent the next
                 self.counters.failure_count += 1
                 log.exception(what)
             tasks[0] = (time.monotonic_ns() + every_ns, every_ns, work, what)

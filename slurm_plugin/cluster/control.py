@@ -23,9 +23,10 @@ from typing import Any
 
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.wire.envelope import exchange
+from nodedaemon.wire.trust import OWN_IMPORTS, own_module, require_own_directory, require_own_place
 from slurm_plugin.cluster import files
 from slurm_plugin.cluster.interpreter import interpreter, is_ours_open_to_all
-from slurm_plugin.cluster.plan import ClusterPlan
+from slurm_plugin.cluster.plan import ADVICE, ClusterPlan
 from slurm_plugin.cluster.processes import is_running
 
 DEBIAN_PACKAGES = {
@@ -45,7 +46,7 @@ USERS = ("games", "news", "uucp", "proxy")
 def check_host(root: Path | None = None) -> None:
     """Refuse early, and list everything that is missing. Another `root` has its own programs."""
     if os.geteuid() != 0:
-        raise RequestError("cluster: start: not root, which device nodes and several users need; run: sudo make demo")
+        raise RequestError("cluster: start: root is needed, for device nodes and several users; run: sudo make demo")
     if root is not None:
         return
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
@@ -64,10 +65,10 @@ def up(plan: ClusterPlan, say: Callable[[str], None] | None = None, owner_pid: i
     plan.save()
     # In a private mount namespace, the mounts end with the cluster.
     unshare = ["unshare", "--mount", "--propagation", "private"] if plan.root or plan.is_tree_shown else []
-    argv = [*unshare, sys.executable, "-m", "slurm_plugin.cluster.supervisor", str(plan.directory)]
+    argv = [*unshare, *own_module("slurm_plugin.cluster.supervisor", str(plan.directory))]
     if owner_pid is not None:
         argv += ["--owner", str(owner_pid)]
-    environment = {**os.environ, "PYTHONPATH": str(files.PLUGIN_ROOT.parent)}
+    environment = {**os.environ, **OWN_IMPORTS}
     environment["PATH"] = environment.get("PATH", "") + ":/usr/sbin:/sbin"
     for name in ("SLURM_CONF", "SALUS_CONF", "SALUS_SOCKET"):
         environment.pop(name, None)
@@ -109,13 +110,14 @@ def _wait_ready(supervisor: subprocess.Popen[str], plan: ClusterPlan, say: Calla
 
 def prepare_directory(directory: Path) -> None:
     """Create the cluster's directory, or clear that of an ended cluster. Other files are never touched."""
-    if directory.is_symlink() or (directory.exists() and directory.stat().st_uid != os.geteuid()):
-        raise RequestError(f"cluster: {directory}: not our directory; choose another with --dir")
-    if directory.exists() and any(directory.iterdir()):
-        if not (directory / "plan.json").exists():
-            raise RequestError(f"cluster: {directory}: has files that are not ours; choose another with --dir")
-        if PrivateCluster(ClusterPlan.load(directory)).is_up():
-            raise RequestError(f"cluster: {directory}: a cluster is running here; end it with salus cluster down")
+    if os.path.lexists(directory):
+        require_own_directory(directory, ADVICE)
+        require_own_place(directory, ADVICE)
+        if any(directory.iterdir()):
+            if not (directory / "plan.json").exists():
+                raise RequestError(f"cluster: {directory}: has files that are not ours; choose another with --dir")
+            if PrivateCluster(ClusterPlan.load(directory)).is_up():
+                raise RequestError(f"cluster: {directory}: a cluster is running here; end it with salus cluster down")
         shutil.rmtree(directory)
     for parent in directory.parents:
         if parent.exists() and not parent.stat().st_mode & stat.S_IXOTH:
@@ -123,15 +125,20 @@ def prepare_directory(directory: Path) -> None:
                 f"cluster: {directory}: other users cannot enter {parent}, but SlurmUser and the users of jobs must; "
                 "set TMPDIR=/tmp, or choose another with --dir"
             )
-    directory.mkdir(parents=True, exist_ok=True)
+    require_own_place(directory, ADVICE)
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir()
+    except FileExistsError:
+        raise RequestError(f"cluster: {directory}: another user made it just now; choose another with --dir") from None
     directory.chmod(0o755)
 
 
+@dataclasses.dataclass(frozen=True)
 class PrivateCluster:
-    """A cluster that was started in a directory. It holds no process and can be created again from the directory."""
+    """A cluster that was started in a directory. It holds no process and can be made again from the directory."""
 
-    def __init__(self, plan: ClusterPlan) -> None:
-        self.plan = plan
+    plan: ClusterPlan
 
     def state(self) -> dict[str, Any]:
         with contextlib.suppress(FileNotFoundError, ValueError):
@@ -152,10 +159,9 @@ class PrivateCluster:
                 raise OperatingError(f"cluster: {self.plan.directory}: supervisor does not answer: {error}") from error
             return exchange(connection, f"cluster: {self.plan.directory}: supervisor", {"verb": verb, **fields})
 
-    def start(self, name: str) -> int:
-        """Start a part that was stopped, wait until it is ready, and return its process id."""
-        pid: int = self.ask("start", name=name)["pid"]
-        return pid
+    def start(self, name: str) -> None:
+        """Start a part that was stopped, and wait until it is ready."""
+        self.ask("start", name=name)
 
     def stop(self, name: str, with_signal: int = signal.SIGTERM) -> None:
         self.ask("stop", name=name, signal=with_signal)

@@ -146,14 +146,13 @@ def write_lines(path: Path, lines: list[str], mode: int = 0o644) -> None:
 def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
     """Create the folders with their owners, the files and the device nodes."""
     owners = {"log": "slurm", "state": "slurm", "mysql": "mysql"}
+    modes = {"munge": 0o700, "db": 0o700, "work": 0o1777}
     for name in ("etc", "run", "lib", "dev", "munge", "spool", "db", "log", "state", "mysql", "work", "bin"):
         folder = plan.path(name)
-        folder.mkdir(mode=0o755)
+        folder.mkdir()
+        folder.chmod(modes.get(name, 0o755))
         if name in owners:
             os.chown(folder, *plan.account_uid(owners[name]))
-    plan.path("munge").chmod(0o700)
-    plan.path("db").chmod(0o700)
-    plan.path("work").chmod(0o1777)
     plan.path("run", "admitd").mkdir()
     etc = plan.path("etc")
     write_lines(plan.slurm_conf, slurm_conf(plan))
@@ -176,7 +175,7 @@ def write_files(plan: ClusterPlan, release: tuple[int, int]) -> None:
 
 
 def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, list[str]]:
-    """The nodes whose device `index` runs on a core, by core: devices take the cores of this machine in turn."""
+    """Maps each core to the nodes whose device `index` runs on it; devices take this machine's cores in turn."""
     nodes: dict[int, list[str]] = {}
     for position, node in enumerate(plan.nodes):
         nodes.setdefault(cpus[(position * plan.device_count + index) % len(cpus)], []).append(node)
@@ -186,7 +185,7 @@ def device_cores(plan: ClusterPlan, index: int, cpus: list[int]) -> dict[int, li
 def write_commands(plan: ClusterPlan) -> None:
     """Write `salus`, `salus-acct` and `python` for the cluster's users, who may not be able to reach our own."""
     python = interpreter(plan)
-    commands = {"salus": "-m cli.main", "salus-acct": "-m cli.acct.main", "python": ""}
+    commands = {"salus": "-sP -m cli.main", "salus-acct": "-sP -m cli.acct.main", "python": ""}
     for name, module in commands.items():
         path = [f'export PYTHONPATH="{plan.shown(TREE)}"'] if module else []
         write_lines(plan.path("bin", name), ["#!/bin/sh", *path, f'exec "{python}" {module} "$@"'], 0o755)

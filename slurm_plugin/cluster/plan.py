@@ -15,9 +15,12 @@ import msgspec
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.memory import device_units
 from nodedaemon.core.types import MIB
+from nodedaemon.wire.trust import read_own_file, require_own_directory, require_own_place
 
 # The path of a Unix socket has at most 107 bytes; the longest name below the directory needs 40 of them.
 DIRECTORY_LENGTH_MAX = 66
+#: For a directory that somebody else could have made.
+ADVICE = "choose another with --dir"
 TREE = Path(__file__).resolve().parents[2]
 
 
@@ -132,7 +135,7 @@ class ClusterPlan:
         fields = next((line.split(":") for line in lines if line.startswith(f"{name}:")), None)
         if fields is None:
             raise RequestError(
-                f"cluster: account {name}: does not exist; its package creates it, run: apt-get install {name}"
+                f"cluster: account {name}: does not exist; run: apt-get install slurmctld mariadb-server"
             )
         return int(fields[2]), int(fields[3])
 
@@ -145,13 +148,26 @@ class ClusterPlan:
         }
 
     def save(self) -> None:
-        self.path("plan.json").write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=str)))
+        path = self.path("plan.json")
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self, enc_hook=str)))
+        path.chmod(0o644)
 
     @staticmethod
     def load(directory: Path) -> ClusterPlan:
-        """Read the plan of a cluster that was started in `directory`."""
+        """Read the plan of a cluster that was started in `directory`, by root or the caller.
+
+        Commands run as root, kill processes and remove the directory by what it contains, so a plan that another user
+        could have written is refused, and so is a plan of another directory.
+        """
+        path = directory / "plan.json"
+        if not os.path.lexists(path):
+            raise RequestError(f"cluster: {directory}: no cluster here; start one with salus cluster up")
+        require_own_directory(directory, ADVICE)
+        require_own_place(directory, ADVICE)
         try:
-            document = (directory / "plan.json").read_bytes()
-        except FileNotFoundError:
-            raise RequestError(f"cluster: {directory}: no cluster here; start one with salus cluster up") from None
-        return msgspec.json.decode(document, type=ClusterPlan, dec_hook=lambda kind, value: kind(value))
+            plan = msgspec.json.decode(read_own_file(path), type=ClusterPlan, dec_hook=lambda kind, value: kind(value))
+        except msgspec.MsgspecError as error:
+            raise RequestError(f"cluster: {path}: {error}; it is of a different release; remove {directory}") from error
+        if plan.directory != Path(os.path.normpath(directory)):
+            raise RequestError(f"cluster: {path}: it is the plan of {plan.directory}; use --dir {plan.directory}")
+        return plan

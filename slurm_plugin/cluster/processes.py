@@ -73,25 +73,24 @@ def adopt_orphans() -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
-def wait_until(ready: Callable[[], bool], what: str, seconds: float, child: Child | None = None) -> None:
+def wait_until(ready: Callable[[], bool], what: str, seconds: float, child: Child) -> None:
     """Poll until `ready`. If the child ends or the time is up, fail with the last lines of its log."""
     deadline = time.monotonic() + seconds
     while not ready():
-        if child is not None and child.pid is None:
+        if child.pid is None:
             raise OperatingError(f"cluster: start {child.name}: the process ended: {child.tail()}; see {child.log}")
         if time.monotonic() > deadline:
-            log = f": {child.tail()}; see {child.log}" if child else ""
-            raise OperatingError(f"cluster: wait for {what}: not within {seconds:g} s{log}")
+            raise OperatingError(f"cluster: wait for {what}: not within {seconds:g} s: {child.tail()}; see {child.log}")
         time.sleep(POLL_SECONDS)
 
 
 def start_time(pid: int) -> int | None:
     """Start time in clock ticks after boot, which distinguishes processes with the same id. None if it has ended."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] == "Z" else int(fields[19])
+    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def is_running(pid: int, started: int | None) -> bool:

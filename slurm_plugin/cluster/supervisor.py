@@ -30,6 +30,7 @@ from nodedaemon.wire.envelope import (
     read_request,
     write_answer,
 )
+from nodedaemon.wire.trust import OWN_IMPORTS, own_module
 from slurm_plugin.cluster import files
 from slurm_plugin.cluster.plan import ClusterPlan, Ports
 from slurm_plugin.cluster.ports import hold_port
@@ -41,6 +42,7 @@ from slurm_plugin.cluster.processes import (
     start_time,
     wait_until,
 )
+from slurm_plugin.slurm import read_release
 
 COMMAND_TIMEOUT_S = 30
 START_TIMEOUT_S = 60
@@ -89,11 +91,6 @@ def knows_nodes(path: Path) -> bool:
     return False
 
 
-def slurm_release(plan: ClusterPlan) -> tuple[int, int]:
-    major, minor = run(list(plan.slurm_command("slurmctld", "-V")), {}).split()[-1].split(".")[:2]
-    return int(major), int(minor)
-
-
 class Supervisor:
     def __init__(self, plan: ClusterPlan, started: float) -> None:
         self.started = started
@@ -121,12 +118,11 @@ class Supervisor:
             slurm_child("slurmdbd", "slurmdbd", "-D", MYSQL_UNIX_PORT=str(plan.path("mysql", "mysql.sock"))),
             slurm_child("slurmctld", "slurmctld", "-D", "-f", str(plan.slurm_conf)),
         ]  # fmt: skip
-        tree = str(files.PLUGIN_ROOT.parent)
         if plan.with_salus:
-            children.append(child("admitd", sys.executable, "-m", "slurm_plugin.admitd.server", PYTHONPATH=tree))
+            children.append(child("admitd", *own_module("slurm_plugin.admitd.server"), **OWN_IMPORTS))
             if plan.with_daemons:
                 children += [
-                    child(f"salusd.{node}", sys.executable, "-m", "nodedaemon", "--node", node, PYTHONPATH=tree)
+                    child(f"salusd.{node}", *own_module("nodedaemon", "--node", node), **OWN_IMPORTS)
                     for node in plan.nodes
                 ]
         children += [
@@ -142,7 +138,7 @@ class Supervisor:
     def boot(self) -> None:
         plan = self.plan
         self.mount_directory()
-        files.write_files(plan, slurm_release(plan))
+        files.write_files(plan, read_release(run([*plan.slurm_command("slurmctld", "-V")], {})))
         plan.save()
         key = plan.path("munge", "munge.key")
         key.touch(mode=0o400)
@@ -205,7 +201,7 @@ class Supervisor:
             return None
         with self.plan.path("log", "schema.out").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-c", SCHEMA_PROGRAM, f"sqlite:///{self.plan.path('db', 'salus.db')}"],
+                [sys.executable, "-sP", "-c", SCHEMA_PROGRAM, f"sqlite:///{self.plan.path('db', 'salus.db')}"],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -313,12 +309,9 @@ class Supervisor:
                 with contextlib.suppress(ProcessLookupError):
                     child.popen.terminate()
         for child in order:
-            child.end(patience_s=3.0)
+            # slurmctld would take two seconds to save a state that nobody reads again.
+            child.end(signal.SIGKILL if child.name == "slurmctld" else signal.SIGTERM, patience_s=3.0)
         kill_descendants(os.getpid())
-
-
-def stop_on_signal(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def main() -> int:
@@ -326,7 +319,8 @@ def main() -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--owner", type=int)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, stop_on_signal)
+    # SIGTERM ends us as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     adopt_orphans()
     try:

@@ -2,7 +2,7 @@
 
 Standard library only, for Python 3.8 and later: the node's own Python runs these once per job, and the job waits.
 Imports at the top are only modules that Python loads at its start anyway. argparse, json, socket, pathlib and
-subprocess would triple the start-up time, so functions import what they need. Jobs of others never get that far.
+subprocess would triple the start-up time, so functions import what they need. A job that is not ours never calls them.
 
 The messages are those of nodedaemon/wire/envelope.py; a test compares them.
 """

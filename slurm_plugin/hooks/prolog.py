@@ -26,7 +26,7 @@ COLUMNS = (
     ("segment", "admin_comment", 2048),
 )
 SQUEUE_TIMEOUT_S = 5.0
-# How long salusd may take to free the job's memory.
+# How long salusd may take to free memory for the job.
 ROOM_WAIT_S = 55.0
 OUTPUT_BYTES_MAX = 65536
 

@@ -17,11 +17,10 @@ local new_socket = type(unix) == "table" and (unix.stream or unix.tcp) or unix
 
 local SEGMENT_MARK = "salus:1"
 local TRES_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task" }
-local FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account", "qos",
-  "admin_comment", "name", "features", "req_nodes", "array_inx", "time_limit", "min_nodes", "max_nodes", "num_tasks",
-  "requeue", "shared", "het_job_offset", "reservation" }
-local MODIFY_FIELDS = { "tres_per_node", "tres_per_job", "tres_per_socket", "tres_per_task", "partition", "account",
-  "qos", "features", "req_nodes" }
+local unpack = table.unpack or unpack
+local MODIFY_FIELDS = { "partition", "account", "qos", "features", "req_nodes", unpack(TRES_FIELDS) }
+local FIELDS = { "admin_comment", "name", "array_inx", "time_limit", "min_nodes", "max_nodes", "num_tasks", "requeue",
+  "shared", "het_job_offset", "reservation", unpack(MODIFY_FIELDS) }
 
 local connection, timeout_count, timeout_at, silent_until = nil, 0, 0, 0
 
@@ -78,7 +77,7 @@ end
 
 -- The envelope is that of nodedaemon/wire/envelope.py; a test compares them.
 local function ask(verb, fields)
-  if socket.gettime() < silent_until then return nil, "not asked again yet" end
+  if socket.gettime() < silent_until then return nil, "not asked, after repeated time-outs" end
   local started = socket.gettime()
   -- A job that comes right after a time-out has waited behind it: give it a short deadline.
   local is_behind = timeout_count > 0 and started - timeout_at < settings.timeout_s

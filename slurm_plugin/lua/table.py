@@ -11,27 +11,23 @@ FILE_NAME = "salus_admission.lua"
 
 def lua_text(text: str) -> str:
     """A Lua string literal."""
-    return (
-        '"' + "".join(char if char.isprintable() and char not in '"\\' else f"\\{ord(char):03d}" for char in text) + '"'
-    )
+    escaped = (char if char.isprintable() and char not in '"\\' else f"\\{ord(char):03d}" for char in text)
+    return f'"{"".join(escaped)}"'
 
 
 def lua_table(config: Config, shards_max: int, slurm_uid: int, release: tuple[int, int]) -> str:
     """Lua source that returns the table. `shards_max` fills the largest device, for releases before 24.11."""
     admission = config.settings.admission
     whole_device = "gpu:1" if release >= GPU_APART_RELEASE else f"shard:{shards_max}"
-    return "\n".join(
-        [
-            "-- Written by `salus config lua` from salus.conf; write it again after a change.",
-            "return {",
-            f"  socket = {lua_text(admission.socket)},",
-            f"  timeout_s = {admission.timeout_ns / SECOND_NS:g},",
-            f"  timeouts_max = {admission.timeouts_max},",
-            f"  pause_s = {admission.pause_ns / SECOND_NS:g},",
-            f"  on_loss = {lua_text(admission.on_admission_loss)},",
-            f"  whole_device = {lua_text(whole_device)},",
-            f"  slurm_uid = {slurm_uid},",
-            "}",
-            "",
-        ]
-    )
+    return f"""\
+-- Written by `salus config lua` from salus.conf; run it again after each change.
+return {{
+  socket = {lua_text(admission.socket)},
+  timeout_s = {admission.timeout_ns / SECOND_NS:g},
+  timeouts_max = {admission.timeouts_max},
+  pause_s = {admission.pause_ns / SECOND_NS:g},
+  on_loss = {lua_text(admission.on_admission_loss)},
+  whole_device = {lua_text(whole_device)},
+  slurm_uid = {slurm_uid},
+}}
+"""

@@ -1,12 +1,15 @@
 """Everything that calls Slurm or reads its files and formats; the rest of salus-admitd sees the types below.
 
 `cli` runs Slurm's commands on all supported releases. `pyslurm` calls the library, if it is installed and matches the
-cluster. Callers never see a release. Calls block: a service makes them in a thread.
+cluster. Differences between releases stay in this package, except for GPU_APART_RELEASE. Calls block: a service makes
+them in a thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 
 from nodedaemon.core.errors import OperatingError
 
@@ -18,8 +21,33 @@ class SlurmError(OperatingError):
     """Slurm did not answer, or it refused: its administrator must act, or the job no longer exists."""
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedJob:
+def text_of(record: Mapping[str, object], name: str) -> str:
+    """A text field of a record from Slurm; "" if it is absent or not a text."""
+    value = record.get(name)
+    return value if isinstance(value, str) else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobDescription:
+    """The part of Slurm's job description that decides a job's charge, under Slurm's names."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    tres_per_node: str = ""
+    admin_comment: str = ""
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        return tuple(filter(None, self.partition.split(",")))
+
+
+def read_description(record: Mapping[str, object]) -> JobDescription:
+    return JobDescription(**{field.name: text_of(record, field.name) for field in fields(JobDescription)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuedJob(JobDescription):
     """A job in Slurm's queue. `target` is its name for scontrol; for a pending array it means all waiting tasks."""
 
     id: int
@@ -27,12 +55,7 @@ class QueuedJob:
     state: str
     uid: int
     user: str = ""
-    account: str = ""
-    qos: str = ""
-    partition: str = ""
     name: str = ""
-    tres_per_node: str = ""
-    admin_comment: str = ""
     reason: str = ""
     nodes: str = ""
     array_tasks: str = ""
@@ -43,19 +66,24 @@ class SlurmNode:
     """A node with its generic resources and its partitions."""
 
     name: str
-    state: str
     gres: str
     partitions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """A change of a job; fields that are None stay."""
+    """A change to a job; fields that are None stay as they are."""
 
     gres: str | None = None
     admin_comment: str | None = None
     array_throttle: int | None = None
     is_begin_soon: bool = False
+
+
+def read_release(text: str) -> tuple[int, int]:
+    """Major and minor version: (22, 5) for `slurm-wlm 22.05.8`. (0, 0) if the text has none."""
+    found = re.search(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def job_target(job_id: int, array_id: int, task_id: int | None, waiting_tasks: str) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from nodedaemon.wire.users import user_name
-from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode, job_target
+from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode, job_target, read_release, text_of
 
 # The newest data parser that both 24.11 and 26.05 have.
 DATA_PARSER = "v0.0.42"
 DATA_PARSER_RELEASE = (23, 2)
 ACTIVE_STATES = {"PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "REQUEUED"}
-SINFO_WIDTHS = {"NodeList": 128, "Partition": 128, "StateLong": 64, "Gres": 1024}
+SINFO_WIDTHS = {"NodeList": 128, "Partition": 128, "Gres": 1024}
 #: The text fields of QueuedJob by their keys in squeue's JSON.
 TEXT_KEYS = {
     **{name: name for name in ("account", "qos", "partition", "name", "tres_per_node", "admin_comment", "nodes")},
@@ -61,9 +61,7 @@ class SlurmCommands:
     def release(self) -> tuple[int, int]:
         """Major and minor version, as (22, 5)."""
         if self._release is None:
-            # "slurm-wlm 22.05.8" on Debian, "slurm 24.11.5" elsewhere.
-            major, minor = self.run("scontrol", "--version").split()[-1].split(".")[:2]
-            self._release = (int(major), int(minor))
+            self._release = read_release(self.run("scontrol", "--version"))
         return self._release
 
     def jobs(self) -> list[QueuedJob]:
@@ -77,16 +75,16 @@ class SlurmCommands:
 
     def nodes(self) -> list[SlurmNode]:
         nodes: dict[str, SlurmNode] = {}
-        for name, partition, state, gres in self._sinfo():
+        for name, partition, gres in self._sinfo():
             earlier = nodes[name].partitions if name in nodes else ()
-            nodes[name] = SlurmNode(name, state, gres, (*earlier, partition.rstrip("*")))
+            nodes[name] = SlurmNode(name, gres, (*earlier, partition.rstrip("*")))
         return list(nodes.values())
 
     def default_partition(self) -> str:
-        return next((partition.rstrip("*") for _, partition, _, _ in self._sinfo() if partition.endswith("*")), "")
+        return next((partition.rstrip("*") for _, partition, _ in self._sinfo() if partition.endswith("*")), "")
 
     def _sinfo(self) -> list[list[str]]:
-        """Name, partition, state and gres: one row per node and partition."""
+        """Name, partition and gres: one row per node and partition."""
         wanted = ",".join(f"{name}:{width}" for name, width in SINFO_WIDTHS.items())
         ends = list(accumulate(SINFO_WIDTHS.values(), initial=0))
         lines = self.run("sinfo", "--noheader", "--Node", f"--Format={wanted}").splitlines()
@@ -125,18 +123,13 @@ def read_number(value: object) -> int | None:
 
 def read_state(value: object) -> str:
     """The base state in capitals; in a list it comes first, before flags."""
-    if isinstance(value, list):
-        return str(value[0]) if value else ""
-    return value if isinstance(value, str) else ""
-
-
-def read_text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    states = value if isinstance(value, list) else [value]
+    return states[0] if states and isinstance(states[0], str) else ""
 
 
 def read_job(entry: Mapping[str, Any]) -> QueuedJob:
     numbers = {key: read_number(entry.get(key)) for key in ("job_id", "array_job_id", "array_task_id", "user_id")}
-    texts = {field: read_text(entry.get(key)) for field, key in TEXT_KEYS.items()}
+    texts = {field: text_of(entry, key) for field, key in TEXT_KEYS.items()}
     job_id, uid = numbers["job_id"] or 0, numbers["user_id"] or 0
     target = job_target(job_id, numbers["array_job_id"] or 0, numbers["array_task_id"], texts["array_tasks"])
     texts["user"] = texts["user"] or user_name(uid)

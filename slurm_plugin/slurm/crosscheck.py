@@ -1,4 +1,4 @@
-"""Compares salus.conf with slurm.conf and gres.conf: reports whatever makes a job wait for ever or share by mistake.
+"""Compares salus.conf with slurm.conf and gres.conf: reports whatever makes a job wait forever or share by mistake.
 
 Pure: parsed files in, mismatches out. An error is always wrong; a warning may be intended.
 """
@@ -116,7 +116,7 @@ def _counts(config: Config, node: str, counts: list[int], unit: int) -> Iterator
         right = device_units(device.memory_bytes, reserve, unit)
         if count > right:
             yield error(f"gres.conf {node} {device.name}",
-                        f"has {count} shards, but memory less LaneReserve is {right} of ShardUnit",
+                        f"has {count} shards, but memory minus LaneReserve has room for only {right}",
                         "print its lines with salus config gres: more would overfill the device")  # fmt: skip
         elif count < right:
             yield warning(f"gres.conf {node} {device.name}", f"has {count} shards of {right}",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from slurm_plugin.slurm import QueuedJob, SlurmError, job_target
+from slurm_plugin.slurm import QueuedJob, SlurmError, job_target, read_release
 from slurm_plugin.slurm.cli import ACTIVE_STATES, SlurmCommands
 
 #: What is read of pyslurm's values; a test compares it with the interface of pyslurm's newest release.
@@ -36,9 +36,7 @@ def open_pyslurm(directory: str, timeout_s: float) -> PyslurmSlurm:
 
 def check_version(version: str, release: tuple[int, int]) -> None:
     """pyslurm's first two numbers are the release it was made for; 22.05 is written 22.5."""
-    parts = version.split(".")
-    made_for = (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdigit() and parts[1].isdigit() else None
-    if made_for != release:
+    if read_release(version) != release:
         raise SlurmError(
             f"pyslurm: version {version or 'unknown'} is not made for Slurm {release[0]}.{release[1]:02d}; "
             "install the matching one or set SlurmAccess=cli"

@@ -1,7 +1,7 @@
 """Slurm's accounting: reads runs and accounts, and writes our summary into a job's AdminComment.
 
 It reads with `sacct` and `sacctmgr`. It writes with `scontrol`, or with `sacctmgr` if slurmctld no longer accepts
-changes of the job. Words of other tools are never lost: both slurmctld and slurmdbd are read just before a write.
+changes to the job. Words of other tools are never lost: both slurmctld and slurmdbd are read just before a write.
 `sacctmgr` stores everything in lower case (seen on 22.05), so a comment that would be damaged is left as it is. Calls
 block; a service makes them in a thread.
 """
@@ -16,9 +16,10 @@ from datetime import datetime
 from accounting.ingest import accounts
 from accounting.ingest.reconcile import SACCT_OPTIONS, SacctRow, read_sacct, settled
 from accounting.records import AccountRecord
-from accounting.reports.job_page import JobPage, job_pages
+from accounting.reports.job_page import job_pages
 from accounting.reports.selection import JobSelector
-from accounting.reports.summary import is_ours, joined, merge_summary, summary_segment, summed_run
+from accounting.reports.summary import is_ours, merge_comments, merge_summary, summarized_run, summary_segment
+from accounting.reports.values import JobPage
 from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from nodedaemon.config import Config
@@ -71,12 +72,12 @@ def store_summaries(
 ) -> StoredSummaries:
     """Add a summary to finished jobs that have none, at most SUMMARIES_MAX.
 
-    A summary waits for the job's usage, but not for ever: a node may be down.
+    A summary waits for the job's usage, but not forever: a node may be down.
     """
     # A requeued job has one comment: its last run counts.
     latest = {row.record.key.job_id: row for row in sorted(rows, key=lambda row: row.record.key)}
     wanted = [row for row in latest.values() if row.record.end_utc_ns is not None and row.record.state != "REQUEUED"]
-    wanted = [row for row in wanted if summed_run(row.admin_comment) != row.record.key.restart_count]
+    wanted = [row for row in wanted if summarized_run(row.admin_comment) != row.record.key.restart_count]
     wanted = [row for row in wanted if config.for_partition(row.record.partition).storage.is_summary_written]
     whole = settled(database, [row.record.key for row in wanted])
     patience_ns = config.settings.storage.usage_interval_ns + ARRIVAL_NS
@@ -108,7 +109,7 @@ def store_summary(commands: SlurmCommands, page: JobPage) -> str:
     name = page.job
     lines = commands.run("sacct", "-X", "-n", "-P", "-j", name, "-o", "JobIDRaw,AdminComment").splitlines()
     stored = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
-    comment = joined(stored, _living(commands, name))
+    comment = merge_comments(stored, _living(commands, name))
     merged = merge_summary(comment, summary_segment(page))
     try:
         commands.run("scontrol", "update", f"JobId={name}", f"AdminComment={merged}")
@@ -126,7 +127,7 @@ def store_summary(commands: SlurmCommands, page: JobPage) -> str:
 
 
 def _living(commands: SlurmCommands, name: str) -> str:
-    """The comment that slurmctld has; empty if it has forgotten the job."""
+    """The comment that slurmctld still has; empty if it has forgotten the job."""
     try:
         shown = commands.run("scontrol", "show", "job", name)
     except OperatingError:

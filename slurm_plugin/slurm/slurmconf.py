@@ -1,7 +1,7 @@
 """Reads the parts of slurm.conf, gres.conf and plugstack.conf that Salus must agree with. It never writes them.
 
 Slurm's own parser decides whether these files are valid; this one is lenient and looks only for the keys that we need.
-It follows `Include`, ignores case in names, and takes NodeName, PartitionName and Name lines as records.
+It follows `Include`, ignores case in names, and treats NodeName, PartitionName and Name lines as records.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nodedaemon.config.hostlist import expand
 from nodedaemon.core.errors import RequestError
-from slurm_plugin.slurm.tres import COUNT_SUFFIXES
+from slurm_plugin.slurm.tres import read_count
 
 INCLUDES_MAX = 64
 PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
@@ -44,8 +44,8 @@ class SlurmFiles:
         return [line for line in self.gres if line.name == name and (not line.nodes or node in line.nodes)]
 
 
-def read_lines(path: Path, depth: int = 0) -> Iterator[list[tuple[str, str]]]:
-    """Lines as pairs, without comments, with continuation lines joined and includes followed."""
+def read_lines(path: Path, depth: int = 0) -> Iterator[dict[str, str]]:
+    """The keys and values of each line. Comments are skipped, continuation lines joined, includes followed."""
     try:
         text = path.read_text(errors="replace")
     except OSError as error:
@@ -57,26 +57,19 @@ def read_lines(path: Path, depth: int = 0) -> Iterator[list[tuple[str, str]]]:
         included = re.fullmatch(r"include\s+(\S+)", line, re.IGNORECASE)
         if included and depth < INCLUDES_MAX:
             yield from read_lines(path.parent / included[1], depth + 1)
-        elif line:
-            yield [(key.casefold(), value.strip('"')) for key, value in PAIR.findall(line)]
-
-
-def read_count(text: str) -> int:
-    matched = re.fullmatch(r"(\d+)([KMG]?)", text.upper())
-    return int(matched[1]) * COUNT_SUFFIXES[matched[2]] if matched else 0
+        elif fields := {key.casefold(): value.strip('"') for key, value in PAIR.findall(line)}:
+            yield fields
 
 
 def read_slurm_files(path: Path) -> SlurmFiles:
     """Read slurm.conf at `path` and the gres.conf beside it, if there is one."""
     values: dict[str, str] = {}
     nodes: dict[str, dict[str, str]] = {}
-    for pairs in read_lines(path):
-        if not pairs:
-            continue
-        (key, value), fields = pairs[0], dict(pairs)
-        if key == "nodename":
-            nodes.update({name: fields for name in names_of(value) if name != "DEFAULT"})
-        elif key != "partitionname":
+    for fields in read_lines(path):
+        kind = next(iter(fields))
+        if kind == "nodename":
+            nodes.update({name: fields for name in names_of(fields[kind]) if name != "DEFAULT"})
+        elif kind != "partitionname":
             values.update(fields)
     gres_path = path.parent / "gres.conf"
     gres = tuple(read_gres(gres_path)) if gres_path.exists() else ()
@@ -96,12 +89,11 @@ def read_plugin(path: Path) -> tuple[str, ...] | None:
 
 
 def read_gres(path: Path) -> Iterator[GresLine]:
-    for pairs in read_lines(path):
-        fields = dict(pairs)
+    for fields in read_lines(path):
         if "name" not in fields:
             continue
-        files = names_of(fields["file"]) if "file" in fields else ()
-        count = read_count(fields["count"]) if "count" in fields else len(files)
+        files = names_of(fields.get("file", ""))
+        count = (read_count(fields["count"].upper()) or 0) if "count" in fields else len(files)
         yield GresLine(names_of(fields.get("nodename", "")), fields["name"].casefold(), count, files)
 
 

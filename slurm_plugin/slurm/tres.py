@@ -14,38 +14,37 @@ COUNT_SUFFIXES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 @dataclass(frozen=True, slots=True)
 class Tres:
-    """One generic resource asked for: `gres/gpu:a100:2` is name gpu, type a100, count 2."""
+    """One requested generic resource: `gres/gpu:a100:2` is name gpu, type a100, count 2."""
 
     name: str
     type: str = ""
     count: int = 1
 
 
+def read_count(text: str) -> int | None:
+    """A count, with a suffix if it is large: 10K is 10,240. None if it is not a count."""
+    matched = re.fullmatch(r"(\d+)([KMG]?)", text)
+    return int(matched[1]) * COUNT_SUFFIXES[matched[2]] if matched else None
+
+
 def parse_tres(text: str) -> list[Tres]:
-    """Read a TRES request in either spelling; what cannot be read becomes a Tres with count 0 and the text as name."""
+    """Read a TRES request in either spelling. An item that cannot be read becomes a Tres with its text and count 0."""
     found = []
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         parts = re.split(r"[:=]", re.sub(r"^gres[:/]", "", item))
-        # A count carries a suffix where it is large: shard:10K is 10,240.
-        counted = re.fullmatch(r"(\d+)([KMG]?)", parts[-1]) if len(parts) > 1 else None
-        if counted:
+        count = read_count(parts[-1]) if len(parts) > 1 else None
+        if count is not None:
             parts.pop()
         if len(parts) > 2 or not parts[0]:
             found.append(Tres(item, count=0))
-            continue
-        count = int(counted[1]) * COUNT_SUFFIXES[counted[2]] if counted else 1
-        found.append(Tres(parts[0], parts[1] if len(parts) == 2 else "", count))
+        else:
+            found.append(Tres(parts[0], "".join(parts[1:]), 1 if count is None else count))
     return found
 
 
-def tres_separator(text: str) -> str:
-    """`:` or `/`, as this release of Slurm writes it."""
-    return "/" if text.startswith("gres/") else ":"
-
-
 def charged_tres(asked: str, shard_count: int | None) -> str:
-    """The request with its charge, in the spelling of the question; None stands for a whole device by gres/gpu."""
-    mark = tres_separator(asked)
+    """The request with its charge, in the spelling of the request. No `shard_count`: a whole device, as gres/gpu."""
+    mark = "/" if asked.startswith("gres/") else ":"
     charge = f"shard:{shard_count}" if shard_count is not None else "gpu:1"
     others = [piece for piece in asked.split(",") if parse_tres(piece)[0].name not in ("salus", "shard", "gpu")]
     return ",".join([f"gres{mark}salus:1", f"gres{mark}{charge}", *others])

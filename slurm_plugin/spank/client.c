@@ -10,6 +10,17 @@
 
 #include "salus_spank.h"
 
+/* The answer changes the environment of a user's job. Only a daemon of root, or of our own user, may
+ * give it. */
+static bool is_trusted(int peer)
+{
+    struct ucred owner;
+    socklen_t size = sizeof owner;
+
+    return getsockopt(peer, SOL_SOCKET, SO_PEERCRED, &owner, &size) == 0 &&
+           (owner.uid == 0 || owner.uid == geteuid());
+}
+
 int salus_ask(const char *socket_path, const char *request, int timeout_s, char *answer,
               size_t size)
 {
@@ -28,8 +39,15 @@ int salus_ask(const char *socket_path, const char *request, int timeout_s, char 
     strcpy(address.sun_path, socket_path);
     if (setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
         setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0 ||
-        connect(peer, (struct sockaddr *)&address, sizeof address) != 0 ||
-        send(peer, request, strlen(request), MSG_NOSIGNAL) < 0) {
+        connect(peer, (struct sockaddr *)&address, sizeof address) != 0) {
+        fault = errno;
+        goto done;
+    }
+    if (!is_trusted(peer)) {
+        fault = EPERM;
+        goto done;
+    }
+    if (send(peer, request, strlen(request), MSG_NOSIGNAL) < 0) {
         fault = errno;
         goto done;
     }

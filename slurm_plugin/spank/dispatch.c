@@ -40,7 +40,8 @@ static void read_arguments(int count, char **arguments)
 int slurm_spank_init(spank_t spank, int count, char **arguments)
 {
     read_arguments(count, arguments);
-    return salus_options_register(spank);
+    salus_options_register(spank);
+    return 0;
 }
 
 int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments)

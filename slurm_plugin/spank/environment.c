@@ -10,21 +10,16 @@ void salus_environment_set(const char *item, void *context)
 {
     spank_t spank = context;
     const char *sign = strchr(item, '=');
-    char name[64], *value, own[SALUS_PACKET_MAX];
-    size_t size;
+    char name[64], own[SALUS_PACKET_MAX], *joined = NULL;
 
     if (!sign || sign == item || (size_t)(sign - item) >= sizeof name)
         return;
     snprintf(name, sizeof name, "%.*s", (int)(sign - item), item);
-    size = strlen(sign + 1) + sizeof own + 2;
-    value = malloc(size);
-    if (!value)
-        return;
-    snprintf(value, size, "%s", sign + 1);
     if ((strcmp(name, "LD_PRELOAD") == 0 || strcmp(name, "PYTHONPATH") == 0) &&
-        spank_getenv(spank, name, own, sizeof own) == ESPANK_SUCCESS && own[0])
-        snprintf(value, size, "%s:%s", sign + 1, own);
-    if (spank_setenv(spank, name, value, 1) != ESPANK_SUCCESS)
+        spank_getenv(spank, name, own, sizeof own) == ESPANK_SUCCESS && own[0] &&
+        asprintf(&joined, "%s:%s", sign + 1, own) < 0)
+        return;
+    if (spank_setenv(spank, name, joined ? joined : sign + 1, 1) != ESPANK_SUCCESS)
         slurm_error("salus: environment: %s not set", name);
-    free(value);
+    free(joined);
 }

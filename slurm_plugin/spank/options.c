@@ -16,7 +16,7 @@ static const char *const VARIABLES[OPTION_COUNT] = {"SALUS_PROFILE", "SALUS_MEM"
 static int store(int which, const char *text, int is_remote)
 {
     (void)is_remote;
-    if (which < 0 || which >= OPTION_COUNT || !text || !*text || strlen(text) >= VALUE_MAX) {
+    if (!text || !*text || strlen(text) >= VALUE_MAX) {
         slurm_error("salus: options: a value is empty or longer than %d characters", VALUE_MAX - 1);
         return -1;
     }
@@ -28,18 +28,17 @@ static struct spank_option options[] = {
     {"salus-profile", "NAME", "Salus: use the profile of this name for the job's memory", 1,
      PROFILE, store},
     {"salus-mem", "P[,E]",
-     "Salus: memory kept and memory borrowed during an iteration, as in 2G,6G", 1, MEMORY, store},
+     "Salus: persistent memory and memory of one iteration, as in 2G,6G", 1, MEMORY, store},
     {"salus-class", "CLASS", "Salus: high, normal or best-effort", 1, CLASS, store},
     {"salus-time", "TIME", "Salus: expected run time, for shortest-remaining-first", 1, TIME,
      store},
     SPANK_OPTIONS_TABLE_END};
 
-int salus_options_register(spank_t spank)
+void salus_options_register(spank_t spank)
 {
     for (struct spank_option *option = options; option->name; option++)
         if (spank_option_register(spank, option) != ESPANK_SUCCESS)
             slurm_error("salus: options: --%s not registered", option->name);
-    return 0;
 }
 
 void salus_options_send(spank_t spank)

@@ -1,6 +1,6 @@
 /*
  * Reads salusd's answers: one flat JSON object with booleans, strings and lists of strings. Other
- * values are skipped. After anything that is not JSON, a key counts as absent.
+ * values are skipped. Keys after anything that is not JSON count as absent.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -28,7 +28,7 @@ struct salus_settings {
 };
 
 /* options.c */
-int salus_options_register(spank_t spank);
+void salus_options_register(spank_t spank);
 void salus_options_send(spank_t spank);
 
 /* signature.c: hashes script and arguments of the submitting command; false if there is nothing to

@@ -62,7 +62,7 @@ done:
     return is_read;
 }
 
-/* The file that sbatch would take: as named, else along PATH. */
+/* The file that sbatch would use: as named, or else found in PATH. */
 static bool read_script(const char *name, struct bytes *into)
 {
     char path[PATH_MAX];
@@ -186,7 +186,7 @@ bool salus_signature(char *text, size_t size)
     if (!is_hashed)
         return false;
     salus_sha256_end(&hash, digest);
-    /* 128 bits: nobody but the user's own jobs share the key, and it must fit into admin_comment.
+    /* 128 bits are enough: only jobs of one user share a key. It must fit into admin_comment.
      */
     snprintf(text, size, "job:");
     for (int i = 0; i < 16; i++)
