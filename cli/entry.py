@@ -8,12 +8,15 @@ import sys
 from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
+from nodedaemon.config.kinds import Kind
 from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
+
+T = TypeVar("T")
 
 
 class ExitCode(IntEnum):
@@ -46,6 +49,14 @@ def exit_code_of(error: SalusError) -> ExitCode:
     return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
 
 
+def parse_option(command: str, option: str, kind: Kind[T], text: str) -> T:
+    """The value of an option whose text is of the given kind; RequestError names the command and the option."""
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        raise RequestError(f"{command}: {option}: {error}") from error
+
+
 def new_program(name: str, summary: str) -> typer.Typer:
     """A typer application with the global options; commands get the configuration from `cli.site.config.config_of`."""
     app = typer.Typer(
@@ -53,6 +64,8 @@ def new_program(name: str, summary: str) -> typer.Typer:
         help=summary,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        # Join the lines of a paragraph: docstrings are wrapped at another width than the terminal.
+        rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 

@@ -19,7 +19,7 @@ from cli.site.demo import demo
 from cli.site.profiles import app as profiles
 from cli.site.slurm_config import print_gres, write_lua
 
-app = entry.new_program("salus", "Several deep-learning jobs share one GPU, safely and fairly, under Slurm.")
+app = entry.new_program("salus", "Share one GPU between several deep-learning jobs, safely and fairly, under Slurm.")
 
 app.command(context_settings={"ignore_unknown_options": True})(run)
 for command in (status, why, top, policy.reload, policy.drain, policy.resume, doctor, demo):

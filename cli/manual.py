@@ -7,8 +7,8 @@ import importlib
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -25,14 +25,13 @@ EXIT_CODE_TEXTS = {
 }
 
 
-HABITS = """
+CONVENTIONS = """
 Every command has `--help`. `--install-completion` sets up completion for bash, zsh and fish. An error
-is one line on standard error. Programs should use `--json`. `NO_COLOR` turns colours off.
+is one line on standard error. Scripts should use `--json`. `NO_COLOR` turns colours off.
 """
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(NamedTuple):
     """A console script and the module of its typer application."""
 
     name: str
@@ -53,7 +52,7 @@ def manual_text(program: Program) -> str:
         f"# {program.name}(1)\n\n## Name\n\n{program.name} - {program.summary}\n",
         f"\n## Synopsis\n\n`{program.name} [OPTIONS] COMMAND [ARGUMENTS]`\n",
         f"\n## Description\n\n{_paragraphs(command.help)}\n",
-        HABITS,
+        CONVENTIONS,
         "\n## Options\n",
         *_parameters(command),
         "\n## Commands\n",
@@ -103,7 +102,7 @@ def _parameters(command: object) -> Iterator[str]:
 
 def _argument_name(argument: TyperArgument) -> str:
     name = argument.metavar or (argument.name or "").upper()
-    return name if argument.required or name.startswith("[") else f"[{name}]"
+    return (name if argument.required else f"[{name}]") + ("..." if argument.nargs == -1 else "")
 
 
 def _default(option: TyperOption) -> str:

@@ -7,16 +7,19 @@ from typing import Annotated
 import typer
 
 from cli.entry import ExitCode, FailedError
-from cli.output.moments import SECOND_NS, format_moment, parse_moment
+from cli.output.moments import format_moment, parse_moment
 from cli.output.progress import counting
 from cli.output.render import Json, write_json
 from cli.remote.accounting import opened
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import SECOND_NS
 
 app = typer.Typer(no_args_is_help=True, help="Maintain the database: schema, roll-up, purge.")
 
-Before = Annotated[str, typer.Option("--before", metavar="TIME", help="Time limit, in the format of sacct.")]
+Before = Annotated[
+    str, typer.Option("--before", metavar="TIME", help="Only records older than this time, in the format of sacct.")
+]
 
 
 @app.command()
@@ -24,7 +27,7 @@ def upgrade(context: typer.Context) -> None:
     """Create the schema, or upgrade it to the newest version. Stop the daemons first; their spools keep new records."""
     from accounting.storage import schema
 
-    with opened(config_of(context), is_created=True, is_checked=False) as database:
+    with opened(config_of(context), may_create=True, is_checked=False) as database:
         before = schema.current(database)
         schema.upgrade(database, on_step=lambda step: print(f"upgraded to {step}"))
         after = schema.current(database)
@@ -67,14 +70,14 @@ def check(context: typer.Context, json: Json = False) -> None:
 
 @app.command("roll-up")
 def roll_up(context: typer.Context, before: Before = "") -> None:
-    """Sum usage older than RollUpAfter or --before into one row per day, job and device. Reports do not change."""
+    """Sum usage older than RollUpAfter or --before by day, job and device. Reports over whole days do not change."""
     from accounting.storage import retention
 
     config = config_of(context)
     edge_ns = _edge_ns(before, config.settings.storage.roll_up_after_ns, "RollUpAfter")
     with opened(config) as database, counting("days", len(retention.days_before(database, edge_ns))) as on_progress:
         before_count, after_count = retention.roll_up(database, edge_ns, on_progress=on_progress)
-    print(f"rolled up {before_count} rows before {format_moment(edge_ns)} into {after_count}")
+    print(f"rolled up usage before {format_moment(edge_ns)}: {before_count} rows became {after_count}")
 
 
 @app.command()
@@ -93,9 +96,9 @@ def purge(
         would = retention.purge(database, edge_ns, is_dry=True)
         counts = ", ".join(f"{count} {name}" for name, count in would.items())
         if dry_run:
-            print(f"would delete what is older than {format_moment(edge_ns)}: {counts}")
+            print(f"would delete everything older than {format_moment(edge_ns)}: {counts}")
             return
-        if not yes and not typer.confirm(f"Delete what is older than {format_moment(edge_ns)}: {counts}?"):
+        if not yes and not typer.confirm(f"Delete everything older than {format_moment(edge_ns)}: {counts}?"):
             raise FailedError("nothing was deleted: not confirmed")
         with counting("jobs", would["jobs"]) as on_progress:
             done = retention.purge(database, edge_ns, on_progress=on_progress)

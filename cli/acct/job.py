@@ -6,7 +6,7 @@ from importlib.metadata import version
 import msgspec
 
 from accounting.questions import AskJob
-from accounting.reports.job_page import JobPage
+from accounting.reports.values import JobPage
 from cli.acct.job_ids import name_list, parse_jobs
 from cli.acct.job_text import notes, page_lines
 from cli.acct.report_text import JSON_SCHEMA, derived

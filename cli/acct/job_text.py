@@ -5,12 +5,13 @@ Advice appears only if following it would have helped this run.
 
 from collections.abc import Iterator
 
-from accounting.reports.job_page import JobPage
+from accounting.reports.values import JobPage
 from cli.output.moments import format_duration, format_moment
+from cli.output.units import counted
+from nodedaemon.core.types import GIB, MIB, SECOND_NS
 
 BAR_WIDTH = 30
-MIB = 1 << 20
-MINUTE_NS = 60 * 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
 
 # Beyond these limits, the job wasted device time or waited too long; jobstats uses the same limits.
 LOW_EFFICIENCY = 0.25
@@ -32,7 +33,7 @@ def bar(part: float | None) -> str:
 
 def size(count: int) -> str:
     """Bytes in GiB or MiB."""
-    return f"{count / (1 << 30):.2f} GiB" if count >= 1 << 30 else f"{count / MIB:.0f} MiB"
+    return f"{count / GIB:.2f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
 
 
 def _head(page: JobPage, style: str) -> Iterator[str]:
@@ -71,7 +72,8 @@ def _times(page: JobPage) -> Iterator[str]:
     rows.append(("Alone", alone, gain + slowdown))
     for name, value, text in rows:
         yield f"  {name:<10}{value:>12}  {text}"
-    yield f"  {m.iteration_count} iterations, {m.handover_count} hand-overs, {page.session_count} sessions"
+    counts = ((m.iteration_count, "iteration"), (m.handover_count, "hand-over"), (page.session_count, "session"))
+    yield "  " + ", ".join(counted(count, noun) for count, noun in counts)
 
 
 def _memory(page: JobPage) -> Iterator[str]:
@@ -110,7 +112,7 @@ def notes(page: JobPage) -> Iterator[str]:
     efficiency = m.efficiency
     if efficiency is not None and efficiency < LOW_EFFICIENCY and m.outside_ns > m.busy_ns:
         yield (
-            f"The device ran iterations for only {efficiency:.0%} of the time that this job occupied. The job spent "
+            f"The device ran iterations for only {efficiency:.0%} of the time that this job occupied it. The job spent "
             "the rest outside iterations, often loading input. More cores may help: #SBATCH --cpus-per-task=8"
         )
     if m.held_ns and m.gate_wait_ns > LONG_GATE_WAIT * m.held_ns:
@@ -140,7 +142,7 @@ def notes(page: JobPage) -> Iterator[str]:
             f"{page.signature}. To separate variants: #SBATCH --salus-profile=NAME"
         )
     if any(event.kind == "ungated" for event in page.events):
-        yield "Several of its sessions used the device at the same time, so it was not gated and paid for its peak."
+        yield "Several sessions used the device at the same time. The job was not gated and was charged for its peak."
 
 
 def _part(count: int, whole: int) -> float | None:

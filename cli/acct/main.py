@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from accounting.reports.selection import ReportKind
+from accounting.reports.selection import ReportKind, Selection
 from cli import entry
 from cli.acct import report_options as options
 from cli.acct.database import app as database
+from cli.acct.job_ids import name_list, parse_jobs
 from cli.acct.reconcile import reconcile
 from cli.entry import ExitCode
 from cli.site.config import config_of
@@ -53,21 +54,27 @@ def report(
     Users see their own jobs, operators all jobs. SALUS_ACCT_FORMAT sets the default columns, SLURM_TIME_FORMAT the
     format of times, and NO_COLOR turns colours off. `docs/accounting.md` defines every figure.
     """
-    from cli.acct.report import list_fields, print_report
+    from accounting.questions import AskReport
+    from cli.acct.report import list_fields, nodes_of, print_report, window_of
 
     if helpformat:
         list_fields()
         return
     if allusers and user:
         raise RequestError("no report: -a and -u contradict each other; use one of them")
-    asked = options.ReportOptions(
-        kind=kind, start=starttime, end=endtime, users=user, accounts=account, partitions=partition, jobs=jobs,
-        nodes=nodelist, clusters=clusters, is_for_all=allusers, without_sessions=allocations,
-        time=time, is_tree=tree, format=format_, is_parsable=parsable or parsable2,
-        has_trailing_delimiter=parsable and not parsable2, delimiter=delimiter, with_heading=not noheader, is_json=json,
-        is_csv=csv, memory_unit=units.value if units else "", is_converted=not noconvert, html=html,
+    start_ns, end_ns = window_of(starttime, endtime, has_jobs=bool(jobs))
+    selection = Selection(
+        start_utc_ns=start_ns, end_utc_ns=end_ns, users=name_list(user), accounts=name_list(account),
+        partitions=name_list(partition), clusters=name_list(clusters), nodes=nodes_of(nodelist),
+        jobs=tuple(parse_jobs(jobs)), is_for_all=allusers,
     )  # fmt: skip
-    if not print_report(config_of(context), asked):
+    question = AskReport(kind=kind, selection=selection, with_sessions=not allocations, is_tree=tree)
+    output = options.OutputOptions(
+        time=time, format=format_, is_parsable=parsable or parsable2,
+        has_trailing_delimiter=parsable and not parsable2, delimiter=delimiter, with_heading=not noheader, is_json=json,
+        is_csv=csv, memory_unit=units or "", is_converted=not noconvert, html=html,
+    )  # fmt: skip
+    if not print_report(config_of(context), question, output):
         raise typer.Exit(ExitCode.NOT_FOUND)
 
 
@@ -75,8 +82,8 @@ def report(
 def job(
     context: typer.Context,
     job_id: Annotated[str, typer.Argument(metavar="ID", help="123, 123_4, 123+1 or a SLUID.")],
-    clusters: Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help="Only these clusters.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print JSON in base units.")] = False,
+    clusters: options.Clusters = "",
+    json: options.Json = False,
     store: Annotated[
         bool, typer.Option("--store", help="Write a summary into the job's AdminComment (root or SlurmUser).")
     ] = False,

@@ -1,4 +1,4 @@
-"""`salus-acct reconcile`: compares our jobs with Slurm's. Sites run it from a timer."""
+"""`salus-acct reconcile`: compares the jobs in the database with those of Slurm. Sites run it from a timer."""
 
 import sys
 import time
@@ -27,13 +27,15 @@ def reconcile(
     endtime: Annotated[str, typer.Option("--endtime", "-E", metavar="TIME", help="End of the window.")] = "now",
     from_sacct: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Read the output of sacct -D -X -P from FILE (-: stdin)."),
+        typer.Option(
+            metavar="FILE", help="Read the output of sacct -D -X -P from FILE, or from standard input if FILE is -."
+        ),
     ] = None,
     tolerance: Annotated[int, typer.Option(min=0, metavar="SECONDS", help="Do not report smaller differences.")] = 2,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only compare; exit code 1 if anything differs.")] = False,
     json: Json = False,
 ) -> None:
-    """Compare our jobs with sacct, add missing ones, adopt Slurm's times, and report differences."""
+    """Compare the jobs in the database with sacct, add missing ones, adopt Slurm's times, and report differences."""
     from accounting.ingest import reconcile as comparison
     from accounting.ingest.ledger import LedgerWriter
     from slurm_plugin.slurm import sacct
@@ -83,7 +85,7 @@ def _print(found: "Reconciled", verb: str, summary_count: int) -> None:
         f"differences, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
     )
     for d in found.disagreements:
-        print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: ours {d.ours}, Slurm's {d.slurms}")
+        print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: {d.ours} in Salus, {d.slurms} in Slurm")
     for key in found.unknown:
         print(f"  job {key.job_id} restart {key.restart_count}: sacct has no such run")
 

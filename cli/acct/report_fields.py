@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accounting.reports.measures import Measures
-from accounting.reports.report import ReportRow
 from accounting.reports.selection import ReportKind
+from accounting.reports.values import ReportRow
 from cli.acct.report_options import TimeUnit
-from cli.output.moments import SECOND_NS, format_duration, format_moment
+from cli.output.moments import format_duration, format_moment
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import SECOND_NS
 
 FieldValue = str | int | float | None
 Nature = Literal["text", "count", "moment", "time", "ratio", "part", "memory"]
@@ -38,8 +39,8 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A field as --format selects it."""
+class ReportColumn:
+    """A field that --format selects, with its width and alignment."""
 
     field: Field
     width: int
@@ -113,20 +114,20 @@ DEFAULTS: dict[ReportKind, str] = {
 FLAT_SUMMARY = "account,user,held,occupied,busy,efficiency,gain,saved,jain"
 
 
-def choose(text: str) -> list[Chosen]:
-    """The fields that --format names; RequestError with the closest name for an unknown one."""
+def parse_format(text: str) -> list[ReportColumn]:
+    """The columns that --format selects; RequestError with the closest name for an unknown field."""
     by_name = {field.name: field for field in FIELDS}
-    chosen: list[Chosen] = []
+    columns: list[ReportColumn] = []
     for piece in text.split(","):
         match = _PIECE.fullmatch(piece.strip())
         field = by_name.get(match[1].lower()) if match else None
         if match is None or field is None:
             near = difflib.get_close_matches(piece.partition("%")[0].lower().strip(), by_name, 1)
-            hint = f"do you mean {near[0]}?" if near else "see salus-acct report --helpformat"
+            hint = f"did you mean {near[0]}?" if near else "see salus-acct report --helpformat"
             raise RequestError(f"unknown field: {piece.strip()!r}; {hint}")
         width = int(match[2] or field.width)
-        chosen.append(Chosen(field, abs(width), width < 0))
-    return chosen
+        columns.append(ReportColumn(field, abs(width), width < 0))
+    return columns
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,11 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from accounting.reports.selection import ReportKind
-
-
-class Units(StrEnum):
-    """Units of memory, as in sacct."""
-
-    K = "K"
-    M = "M"
-    G = "G"
-    T = "T"
-    P = "P"
 
 
 class TimeUnit(StrEnum):
@@ -34,7 +24,7 @@ class TimeUnit(StrEnum):
 
 KindArgument = Annotated[
     ReportKind,
-    typer.Argument(metavar="[KIND]", show_default=False, help="One of cluster, account, user, device, job, profile."),
+    typer.Argument(metavar="KIND", show_default=False, help="One of cluster, account, user, device, job, profile."),
 ]
 Start = Annotated[
     str,
@@ -69,28 +59,16 @@ Delimiter = Annotated[str, typer.Option(metavar="TEXT", help="Separator for -P a
 NoHeader = Annotated[bool, typer.Option("--noheader", "-n", help="Print no heading and no notes.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON in base units.")]
 Csv = Annotated[bool, typer.Option("--csv", help="Print CSV.")]
-MemoryUnit = Annotated[Units | None, typer.Option(help="Unit of memory.")]
+MemoryUnit = Annotated[Literal["K", "M", "G", "T", "P"] | None, typer.Option(help="Unit of memory.")]
 NoConvert = Annotated[bool, typer.Option("--noconvert", help="Print memory in MiB-hours.")]
 Html = Annotated[Path | None, typer.Option(metavar="FILE", help="Write an HTML page with charts that works offline.")]
 
 
 @dataclass(frozen=True)
-class ReportOptions:
-    """The options of a report as typed."""
+class OutputOptions:
+    """How a report is written."""
 
-    kind: ReportKind
-    start: str = ""
-    end: str = ""
-    users: str = ""
-    accounts: str = ""
-    partitions: str = ""
-    jobs: str = ""
-    nodes: str = ""
-    clusters: str = ""
-    is_for_all: bool = False
-    without_sessions: bool = False
     time: TimeUnit | None = None
-    is_tree: bool = False
     format: str = ""
     is_parsable: bool = False
     has_trailing_delimiter: bool = False

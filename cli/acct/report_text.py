@@ -10,9 +10,9 @@ from typing import IO, Any
 import msgspec
 
 from accounting.reports.measures import Measures
-from accounting.reports.report import Report, ReportRow
-from cli.acct.report_fields import Chosen, Scale
-from cli.acct.report_options import ReportOptions
+from accounting.reports.values import Report, ReportRow
+from cli.acct.report_fields import ReportColumn, Scale
+from cli.acct.report_options import OutputOptions
 from cli.output.moments import format_duration, format_moment
 from cli.output.render import write_json
 
@@ -23,29 +23,30 @@ DERIVED = ("efficiency", "alone_ns", "sharing_gain", "slowdown", "memory_saved_m
 
 @dataclass(frozen=True)
 class Layout:
-    """How the output is formatted."""
+    """The rows and columns to write, and how they are formatted."""
 
-    chosen: Sequence[Chosen]
+    columns: Sequence[ReportColumn]
     scale: Scale
-    options: ReportOptions
+    options: OutputOptions
+    rows: Sequence[ReportRow]
 
 
-def write_parsable(report: Report, layout: Layout, out: IO[str]) -> None:
+def write_parsable(layout: Layout, out: IO[str]) -> None:
     """-P: never truncated, coloured or aligned. A name that contains the delimiter cannot add a column."""
     delimiter = layout.options.delimiter
     end = delimiter if layout.options.has_trailing_delimiter else ""
     if layout.options.with_heading:
-        print(delimiter.join(chosen.field.heading for chosen in layout.chosen) + end, file=out)
-    for row in _visible(report, layout):
+        print(delimiter.join(column.field.heading for column in layout.columns) + end, file=out)
+    for row in layout.rows:
         print(delimiter.join(_flat(cell, delimiter) for cell in _cells(row, layout)) + end, file=out)
 
 
-def write_csv(report: Report, layout: Layout, out: IO[str]) -> None:
+def write_csv(layout: Layout, out: IO[str]) -> None:
     """--csv: quoted according to RFC 4180."""
     writer = csv.writer(out, lineterminator="\n")
     if layout.options.with_heading:
-        writer.writerow([chosen.field.heading for chosen in layout.chosen])
-    writer.writerows(_cells(row, layout) for row in _visible(report, layout))
+        writer.writerow([column.field.heading for column in layout.columns])
+    writer.writerows(_cells(row, layout) for row in layout.rows)
 
 
 def write_report_json(report: Report, command: Sequence[str], out: IO[str]) -> None:
@@ -72,12 +73,11 @@ def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
         clusters = ",".join(report.clusters) or "-"
         unit = f"   time in {layout.scale.unit}" if layout.scale.unit else ""
         print(f"Salus report  cluster={clusters}  {window}   devices: {report.summary.device_count}{unit}", file=out)
-        heading = "  ".join(_pad(chosen.field.heading, chosen) for chosen in layout.chosen).rstrip()
+        heading = "  ".join(_pad(column.field.heading, column) for column in layout.columns).rstrip()
         print(f"\x1b[1m{heading}\x1b[0m" if is_bold else heading, file=out)
-    rows = _visible(report, layout)
-    for row, stem in zip(rows, stems([row.depth for row in rows]), strict=True):
+    for row, stem in zip(layout.rows, stems([row.depth for row in layout.rows]), strict=True):
         print(_line(row, layout, stem), file=out)
-    if report.kind != "job" and len(rows) > 1:
+    if report.kind != "job" and len(layout.rows) > 1:
         print(_line(_total_row(report, layout), layout, ""), file=out)
     if layout.options.with_heading:
         _write_notes(report, out)
@@ -103,14 +103,8 @@ def _write_notes(report: Report, out: IO[str]) -> None:
     print("  ".join(parts), file=out)
 
 
-def _visible(report: Report, layout: Layout) -> list[ReportRow]:
-    # The summary and the job list always show the members of a group; other reports only with --tree.
-    with_inner = layout.options.is_tree or report.kind in ("summary", "job")
-    return [row for row in report.rows if row.depth == 0 or with_inner]
-
-
 def _cells(row: ReportRow, layout: Layout) -> list[str]:
-    return [layout.scale.text(chosen.field, row) for chosen in layout.chosen]
+    return [layout.scale.text(column.field, row) for column in layout.columns]
 
 
 def stems(depths: Sequence[int]) -> list[str]:
@@ -128,31 +122,31 @@ def stems(depths: Sequence[int]) -> list[str]:
 
 def _line(row: ReportRow, layout: Layout, stem: str) -> str:
     cells = _cells(row, layout)
-    if row.depth and layout.chosen and row.job == "":
+    if row.depth and not row.job:
         # The first column names the member of the group: a user of an account, or an account of a user.
-        is_by_account = layout.chosen[0].field.name == "account"
+        is_by_account = layout.columns[0].field.name == "account"
         cells[0] = stem + ((row.user or row.account) if is_by_account else row.account)
-    return "  ".join(_pad(cell, chosen) for cell, chosen in zip(cells, layout.chosen, strict=True)).rstrip()
+    return "  ".join(_pad(cell, column) for cell, column in zip(cells, layout.columns, strict=True)).rstrip()
 
 
 def _total_row(report: Report, layout: Layout) -> ReportRow:
     names = ("cluster", "account", "user", "node", "signature")
-    first = layout.chosen[0].field.name if layout.chosen else ""
+    first = layout.columns[0].field.name
     total = ReportRow(measures=report.total)
     return msgspec.structs.replace(total, **{first: "Total"}) if first in names else total
 
 
-def _pad(text: str, chosen: Chosen) -> str:
+def _pad(text: str, column: ReportColumn) -> str:
     from rich.cells import cell_len, set_cell_size
 
     text = text.replace("\n", " ").replace("\x1b", "\ufffd")
     length = cell_len(text)
-    if length > chosen.width:
+    if length > column.width:
         # As in sacct, a long name is truncated and marked with a plus. A number is never truncated.
-        if chosen.field.nature != "text":
+        if column.field.nature != "text":
             return text
-        return set_cell_size(text, chosen.width - 1) + "+"
-    return text + " " * (chosen.width - length) if chosen.is_left else " " * (chosen.width - length) + text
+        return set_cell_size(text, column.width - 1) + "+"
+    return text + " " * (column.width - length) if column.is_left else " " * (column.width - length) + text
 
 
 def _flat(cell: str, delimiter: str) -> str:

@@ -59,5 +59,5 @@ def _slurm_findings(config: Config) -> "list[Diagnosis]":
         return [Diagnosis("slurm", Level.FAILURE, str(error), f"make {path} readable")]
     if not found:
         return [Diagnosis("slurm", Level.OK, f"{path}: agrees with salus.conf")]
-    levels = (Level.FAILURE if text.startswith("error") else Level.WARNING for text in found)
-    return [Diagnosis("slurm", level, text, "see salus config gres") for level, text in zip(levels, found, strict=True)]
+    levels = {"error": Level.FAILURE, "warning": Level.WARNING}
+    return [Diagnosis("slurm", levels[one.level], f"{one.where}: {one.what}", one.advice) for one in found]

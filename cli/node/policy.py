@@ -5,19 +5,20 @@ from typing import Annotated
 import typer
 
 from cli.output.render import Json, write_json
+from cli.output.units import counted
 from cli.remote.salusd import connect
 from nodedaemon.core.policies import POLICIES
 
-policies = typer.Typer(no_args_is_help=True, help="The order in which sessions are served.")
+policies = typer.Typer(no_args_is_help=True, help="Change the order in which sessions are served.")
 
-DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Index, name or uuid.")]
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE", help="Index, name or UUID of the device.")]
 
 
 @policies.command("set")
 def set_policy(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="POLICY", help=f"One of {', '.join(POLICIES)}.")],
-    device: Annotated[str, typer.Option(help="Only this device: index, name or uuid.")] = "",
+    device: Annotated[str, typer.Option(help="Only this device: index, name or UUID.")] = "",
     json: Json = False,
 ) -> None:
     """Change the policy at once. Running iterations are not interrupted. A reload restores the configured policy."""
@@ -25,7 +26,7 @@ def set_policy(
     if json:
         write_json(answer)
     else:
-        print(f"policy {name} on {len(answer['devices'])} device{'s' if len(answer['devices']) != 1 else ''}")
+        print(f"policy {name} on {counted(len(answer['devices']), 'device')}")
 
 
 def reload(context: typer.Context, json: Json = False) -> None:
@@ -40,9 +41,9 @@ def reload(context: typer.Context, json: Json = False) -> None:
 def drain(
     context: typer.Context,
     device: DeviceArgument,
-    reason: Annotated[str, typer.Option(help="Shown to users who wait.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason to show to waiting users.")] = "",
 ) -> None:
-    """Accept no new sessions on a device; sessions that are there continue."""
+    """Accept no new sessions on a device. Its current sessions continue."""
     connect(context).ask("drain", device=device, reason=reason)
     print(f"device {device} drained")
 

@@ -42,4 +42,4 @@ def ask_queue_why(context: typer.Context, job: str) -> WhyAnswer:
     try:
         return msgspec.convert(answer, WhyAnswer)
     except msgspec.ValidationError as error:
-        raise FailedError(f"salus-admitd: why: {error}; it runs another release; restart it") from error
+        raise FailedError(f"salus-admitd: why: {error}; it runs a different release; restart it") from error

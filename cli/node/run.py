@@ -1,7 +1,7 @@
-"""`salus run`: runs a job in the lanes of a local device without Slurm. Several of them share the device.
+"""`salus run`: runs a job in the lanes of a local device without Slurm. Several jobs share the device.
 
-The command replaces itself by the job, so the job keeps the terminal, receives signals, and returns its own exit code.
-salusd identifies the job's processes as descendants of this one. Without a configured salusd, the user's own is
+The command replaces itself with the job, so the job keeps the terminal, receives signals, and returns its own exit
+code. salusd identifies the job's processes as descendants of this one. Without a configured salusd, the user's own is
 started.
 """
 
@@ -17,33 +17,36 @@ from typing import Annotated, Any
 
 import typer
 
+from cli.entry import parse_option
+from cli.node.job_environment import environment_of
 from cli.output.units import size_text
 from cli.remote.salusd import DaemonClient, connect, node_name
-from nodedaemon.config import load_or_raise
+from cli.site.config import config_of
+from nodedaemon.config import Settings, load_or_raise
 from nodedaemon.config.kinds import Size
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
-from nodedaemon.service.private import PrivateOptions, ensure_private, is_running, private_directory
+from nodedaemon.service.private import ensure_private, is_running, private_config, private_directory
 from nodedaemon.wire.control import NodeStatus
 from nodedaemon.wire.envelope import NotFoundError
 
 WAIT_STEP_MS = 1000
-# These values go in front of the user's, so that both work.
-PREPENDED = {"PYTHONPATH": ":", "LD_PRELOAD": " "}
 
 
 def run(
     context: typer.Context,
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND [ARGUMENT]...", help="The command of the job.")],
-    policy: Annotated[str, typer.Option(help=f"Order of the sessions: {', '.join(POLICIES)}.")] = "",
-    memory: Annotated[str, typer.Option(help="Memory of the local device, if this starts its daemon.")] = "",
-    job_class: Annotated[str, typer.Option("--class", help="Class of the job, for the priority policy.")] = "",
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command of the job with its arguments.")],
+    policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(POLICIES)}.")] = "",
+    memory: Annotated[
+        str, typer.Option(help="Memory of the local device. Used only if this command starts its daemon.")
+    ] = "",
+    job_class: Annotated[str, typer.Option("--class", help="Class of the job: high, normal or best-effort.")] = "",
     persistent: Annotated[str, typer.Option(help="Persistent memory, such as 2G. Default: measured.")] = "",
     ephemeral: Annotated[str, typer.Option(help="Memory of one iteration. Default: measured.")] = "",
     profile: Annotated[str, typer.Option(help="Name of the profile. Default: derived from command and script.")] = "",
     device: Annotated[str, typer.Option(help="Index, name or UUID of the device.")] = "",
 ) -> None:
-    """Run a job on a local device without Slurm, together with others.
+    """Run a job on a local device without Slurm. Several jobs share the device.
 
     The first run of a job has the device to itself and is measured; later runs share it. The exit code is the job's.
     """
@@ -52,8 +55,11 @@ def run(
     program = shutil.which(command[0])
     if program is None:
         raise NotFoundError(f"run: {command[0]}: no such program")
-    sizes = {"persistent_bytes": _size("--persistent", persistent), "ephemeral_bytes": _size("--ephemeral", ephemeral)}
-    daemon = _daemon(context, policy, memory)
+    sizes = {
+        f"{name}_bytes": parse_option("run", f"--{name}", Size(), text) if text else 0
+        for name, text in (("persistent", persistent), ("ephemeral", ephemeral))
+    }
+    daemon, settings = _daemon(context, policy, memory)
     answer = daemon.ask(
         "run_start",
         name=Path(command[-1] if len(command) == 1 else script_of(command) or command[0]).name,
@@ -64,7 +70,8 @@ def run(
     )
     _wait_for_memory(daemon, answer)
     daemon.close()
-    os.execve(program, command, environment_of(answer["env"], os.environ))  # noqa: S606  this is what the user asked for
+    environment = environment_of(answer["env"], os.environ, settings)
+    os.execve(program, command, environment)  # noqa: S606 - the command of the user
 
 
 def script_of(command: list[str]) -> str | None:
@@ -81,41 +88,29 @@ def signature_of(command: list[str]) -> str:
     return digest.hexdigest()[:32]
 
 
-def environment_of(added: list[str], user: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment with the variables that salusd adds."""
-    environment = dict(user)
-    for entry in added:
-        name, _, value = entry.partition("=")
-        if name in PREPENDED and user.get(name):
-            value += PREPENDED[name] + user[name]
-        if name == "OMP_NUM_THREADS" and user.get(name):
-            continue
-        environment[name] = value
-    return environment
-
-
-def _daemon(context: typer.Context, policy: str, memory: str) -> DaemonClient:
+def _daemon(context: typer.Context, policy: str, memory: str) -> tuple[DaemonClient, Settings]:
+    """The daemon that runs the job, and its configuration."""
     if context.find_root().obj is not None or "SALUS_CONF" in os.environ:
-        client = connect(context)
+        client, settings = connect(context), config_of(context).for_node(node_name())
         if memory:
             raise RequestError("run: --memory: the configuration file sets the memory of the device")
     else:
-        was_running = is_running(private_directory())
-        config = ensure_private(PrivateOptions(policy=policy, memory=memory))
-        client = DaemonClient(Path(load_or_raise(config).for_node(node_name()).daemon.control_socket))
+        was_running = private_config() is not None and is_running(private_directory())
+        settings = load_or_raise(ensure_private(policy, memory)).for_node(node_name())
+        client = DaemonClient(Path(settings.daemon.control_socket))
         if not was_running:
-            return client
+            return client, settings
         if memory:
             devices = client.ask_for(NodeStatus, "status").devices
             sizes = ", ".join(size_text(device.capacity_bytes) for device in devices)
-            print(f"salus: run: --memory {memory} ignored: your salusd already runs with {sizes}", file=sys.stderr)
+            print(f"salus: run: --memory {memory} ignored: your salusd is running with {sizes}", file=sys.stderr)
     if policy:
         client.ask("policy_set", policy=policy)
-    return client
+    return client, settings
 
 
 def _wait_for_memory(daemon: DaemonClient, answer: Mapping[str, Any]) -> None:
-    """Wait until the job's persistent memory is free. salusd keeps its place as long as this process lives."""
+    """Wait until there is memory for the job. salusd keeps its place in the queue as long as this process lives."""
     if answer["is_admitted"]:
         return
     is_alone = answer["kind"] == "exclusive"
@@ -123,10 +118,3 @@ def _wait_for_memory(daemon: DaemonClient, answer: Mapping[str, Any]) -> None:
     print(f"salus: run: job {answer['job']} is waiting: {why}; see salus why {answer['job']}", file=sys.stderr)
     while not daemon.ask("run_wait", job=answer["job"], wait_ms=WAIT_STEP_MS)["is_admitted"]:
         continue
-
-
-def _size(option: str, text: str) -> int:
-    try:
-        return Size().parse(text) if text else 0
-    except ValueError as error:
-        raise RequestError(f"run: {option}: {error}") from error

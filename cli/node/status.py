@@ -8,7 +8,7 @@ import typer
 
 from cli.node.queue import ask_queue_why, show_queue
 from cli.output.render import Cell, Column, Form, form_of, parse_columns, write_json, write_rows
-from cli.output.units import percent_text, size_text, span_text
+from cli.output.units import counted, percent_text, size_text, span_text
 from cli.remote.salusd import connect
 from nodedaemon.wire.control import (
     AdmissionWhy,
@@ -44,7 +44,7 @@ SESSION_COLUMNS = parse_columns(
 
 def status(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="[JOB]", show_default=False, help="Only this job.")] = "",
+    job: Annotated[str, typer.Argument(metavar="JOB", show_default=False, help="Only this job.")] = "",
     json: Json = False,
     parsable: Parsable = False,
 ) -> None:
@@ -101,6 +101,11 @@ def notes_of(node: NodeStatus) -> list[str]:
         notes.append("the daemon was restarted and is waiting for its sessions to reconnect")
     if daemon.reload_error:
         notes.append(f"the last reload failed; the old configuration is still in effect: {daemon.reload_error}")
+    notes += [
+        f"lane {lane.lane} is not free: process {process.pid} of {process.user} keeps its memory"
+        for lane in node.lanes
+        for process in lane.kept_by
+    ]
     return notes
 
 
@@ -143,7 +148,7 @@ def session_row(session: SessionStatus, indices: dict[str, int], *, is_plain: bo
 
 def why(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Job id of Slurm or of salus run.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Job id from Slurm or from salus run.")],
     json: Json = False,
 ) -> None:
     """Explain why a job is not running: every reason, with what is needed and what is free, and what would change it.
@@ -179,7 +184,7 @@ def _admission_lines(admission: AdmissionWhy) -> list[str]:
     sizes = "none: its first run gets a device of its own and is measured"
     if profile is not None:
         sizes = f"persistent {size_text(profile.persistent_bytes)}, ephemeral {size_text(profile.ephemeral_bytes)}"
-        sizes += f", from {profile.run_count} runs"
+        sizes += f", from {counted(profile.run_count, 'run')}"
     decision = f"{now.shards or 'all'} shards by {now.basis}" if now.is_admitted else "refused"
     return [
         f"  admitted: {charge.kind}, {charge.shards or 'all'} shards, class {charge.job_class}",
@@ -212,4 +217,4 @@ def _reason_text(reason: Reason) -> str:
         return reason.what
     if reason.unit == "bytes":
         return f"{reason.what}: {size_text(reason.needed)} needed, {size_text(reason.free)} free"
-    return f"{reason.what}: {reason.needed} {reason.unit} needed, {reason.free} free"
+    return f"{reason.what}: {counted(reason.needed, reason.unit.removesuffix('s'))} needed, {reason.free} free"

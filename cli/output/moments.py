@@ -7,8 +7,8 @@ import re
 from datetime import datetime, timedelta
 
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import SECOND_NS
 
-SECOND_NS = 1_000_000_000
 STANDARD_FORMAT = "%Y-%m-%dT%H:%M:%S"
 
 _HOURS = {"today": 0, "midnight": 0, "elevenses": 11, "noon": 12, "fika": 15, "teatime": 16}

@@ -7,9 +7,8 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import IO, Annotated, Literal
+from enum import Enum
+from typing import IO, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -19,16 +18,11 @@ Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns
 Cell = str | int | float | bool | None
 
 
-class Form(StrEnum):
-    """The formats of `write_rows`."""
-
-    TABLE = "table"
-    PARSABLE = "parsable"
-    JSON = "json"
+# The formats of `write_rows`.
+Form = Enum("Form", "TABLE PARSABLE JSON")
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column: its key in a row and in JSON, its heading, and its alignment in a table."""
 
     key: str
@@ -38,12 +32,12 @@ class Column:
 
 def parse_columns(text: str) -> tuple[Column, ...]:
     """Columns from "key=HEADING ..."; a heading that ends in > is right-aligned, an underscore in it is a space."""
-    made = []
+    columns = []
     for part in text.split():
         key, _, heading = part.partition("=")
         align: Literal["left", "right"] = "right" if heading.endswith(">") else "left"
-        made.append(Column(key, heading.rstrip(">").replace("_", " "), align))
-    return tuple(made)
+        columns.append(Column(key, heading.rstrip(">").replace("_", " "), align))
+    return tuple(columns)
 
 
 def form_of(*, parsable: bool = False, json: bool = False) -> Form:

@@ -1,6 +1,8 @@
 """Formats sizes and times for people; scripts get base units from -P and --json."""
 
-_SIZES = (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10))
+from nodedaemon.core.types import GIB, KIB, MIB, MILLISECOND_NS, SECOND_NS
+
+_SIZES = (("T", 1024 * GIB), ("G", GIB), ("M", MIB), ("K", KIB))
 
 
 def size_text(size_bytes: int | None) -> str:
@@ -16,13 +18,13 @@ def size_text(size_bytes: int | None) -> str:
 
 def span_text(span_ns: int) -> str:
     """A duration such as 180us, 12ms, 4.5s, 03:20 or 1-02:03:04."""
-    if span_ns < 1_000_000:
+    if span_ns < MILLISECOND_NS:
         return f"{span_ns // 1000}us"
-    if span_ns < 1_000_000_000:
-        return f"{span_ns // 1_000_000}ms"
-    if span_ns < 60_000_000_000:
+    if span_ns < SECOND_NS:
+        return f"{span_ns // MILLISECOND_NS}ms"
+    if span_ns < 60 * SECOND_NS:
         return f"{span_ns / 1e9:.1f}s"
-    minutes, seconds = divmod(span_ns // 1_000_000_000, 60)
+    minutes, seconds = divmod(span_ns // SECOND_NS, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
@@ -32,3 +34,8 @@ def span_text(span_ns: int) -> str:
 
 def percent_text(permille: int) -> str:
     return f"{permille / 10:.1f}%"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, in the singular for 1."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

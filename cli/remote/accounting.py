@@ -53,16 +53,16 @@ def may_open(config: Config) -> bool:
 
 
 @contextmanager
-def opened(config: Config, *, is_created: bool = False, is_checked: bool = True) -> "Iterator[Database]":
+def opened(config: Config, *, may_create: bool = False, is_checked: bool = True) -> "Iterator[Database]":
     """The database, for a command that works on it; NotPermittedError if the user may not open it."""
     from accounting.storage import schema
     from accounting.storage.database import open_database
 
     if not may_open(config):
-        raise NotPermittedError(f"database not opened: {user_name(os.geteuid())} may not; root and SlurmUser may")
+        raise NotPermittedError(f"database not opened: only root and SlurmUser may, not {user_name(os.geteuid())}")
     storage = config.settings.storage
     password = Path(storage.pass_file) if storage.pass_file else None
-    database = open_database(storage.url, password, is_created=is_created)
+    database = open_database(storage.url, password, may_create=may_create)
     try:
         if is_checked:
             schema.require(database)

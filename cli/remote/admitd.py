@@ -11,11 +11,13 @@ ANSWER_WAIT_S = 60.0
 
 
 def ask_admission(settings: Admission, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of salus-admitd. A refusal is raised as the error that gives a command its exit code."""
+    """The answer of salus-admitd. A refusal is raised as the error of its kind."""
     from slurm_plugin.admitd.credentials import sign
 
     if settings.port == 0:
-        raise UnreachableError("salus-admitd not asked: AdmissionPort is 0 here; ask an admin to set it, or be root")
+        raise UnreachableError(
+            "salus-admitd not reached: AdmissionPort is 0; ask an admin to set it, or run this as root"
+        )
     server = f"salus-admitd: {settings.host}:{settings.port}"
     signed = sign(request)
     try:

@@ -6,12 +6,15 @@ digests that the daemon wrote and checks the invariants.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec import to_builtins
+
 from cli.entry import FailedError
 from cli.output.render import write_json
+from nodedaemon.core.errors import RequestError
 
 if TYPE_CHECKING:
     from nodedaemon.core.commands import Command
@@ -29,8 +32,8 @@ class _Decisions:
     def add(self, event: Event, now_ns: int, commands: list[Command]) -> None:
         self.start_ns = now_ns if self.start_ns is None else self.start_ns
         if self.is_json:
-            made = [{"command": type(one).__name__, **asdict(one)} for one in commands]
-            self.rows.append({"at_ns": now_ns, "event": type(event).__name__, **asdict(event), "commands": made})
+            rows = [{"command": type(command).__name__, **to_builtins(command)} for command in commands]
+            self.rows.append({"at_ns": now_ns, "event": type(event).__name__, **to_builtins(event), "commands": rows})
             return
         print(f"{(now_ns - self.start_ns) / 1e9:12.6f}  {event}")
         for command in commands:
@@ -42,13 +45,17 @@ def replay_journal(place: Path, *, is_json: bool, is_quiet: bool = False) -> Non
 
     Raises `FailedError` if the replay ends in a different state than the daemon's.
     """
-    from nodedaemon.core.invariants import check
+    from nodedaemon.core.state.invariants import check
     from nodedaemon.service.journal.dispatcher import replay
     from nodedaemon.service.journal.segments import read_journal
 
+    try:
+        segments = read_journal(place)
+    except OSError as error:
+        raise RequestError(f"replay: {place}: {error.strerror}; name a journal file or its directory") from error
     decisions = _Decisions(is_json)
     summaries = []
-    for segment in read_journal(place):
+    for segment in segments:
         result = replay(segment, None if is_quiet else decisions.add)
         check(result.engine)
         summaries.append(

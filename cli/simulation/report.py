@@ -6,34 +6,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cli.output.render import Cell, Column, Form, write_json, write_rows
+from cli.output.render import Cell, Form, parse_columns, write_json, write_rows
 from nodedaemon.core.types import GIB, MIB
-from nodedaemon.sim.line import Spread
+from nodedaemon.sim.job_queue import Spread
 from nodedaemon.sim.results import RunResult, quantile
 from nodedaemon.sim.run import Prepared
 
-COLUMNS = (
-    Column("name", "Policy"),
-    Column("gpus_needed", "GPUs", "right"),
-    Column("average_completion_s", "Average", "right"),
-    Column("median_completion_s", "Median", "right"),
-    Column("p95_completion_s", "p95", "right"),
-    Column("average_queueing_s", "Queueing", "right"),
-    Column("makespan_s", "Makespan", "right"),
-    Column("speedup_over_exclusive", "Gain", "right"),
-    Column("jain_average", "Jain", "right"),
-    Column("hand_overs", "Hand-overs", "right"),
+COLUMNS = parse_columns(
+    "name=Policy gpus_needed=GPUs> average_completion_s=Average> median_completion_s=Median> p95_completion_s=p95> "
+    "average_queueing_s=Queueing> makespan_s=Makespan> speedup_over_exclusive=Gain> jain_average=Jain> "
+    "hand_overs=Hand-overs>"
 )
 #: Only for scripts: a terminal is not wide enough.
-MORE_COLUMNS = (Column("jain_minimum", "Jain minimum"), Column("lane_openings", "Openings"))
-SPREAD_COLUMNS = (
-    Column("name", "Policy"),
-    Column("minimum", "Min", "right"),
-    Column("first_quartile", "25 %", "right"),
-    Column("median", "Median", "right"),
-    Column("third_quartile", "75 %", "right"),
-    Column("maximum", "Max", "right"),
+MORE_COLUMNS = parse_columns("jain_minimum=Jain_minimum lane_openings=Openings")
+SPREAD_COLUMNS = parse_columns(
+    "name=Policy minimum=Min> first_quartile=25_%> median=Median> third_quartile=75_%> maximum=Max>"
 )
+
+
+NOTES = """
+GPUs: devices that hold all jobs at once. Times (completion, queueing, makespan) are in seconds.
+Gain: average completion of exclusive / of this row. Jain: index of service, over periods of five rounds."""
 
 
 def _rows(results: list[RunResult]) -> list[dict[str, Cell]]:
@@ -56,11 +49,7 @@ def gains_of(runs: list[list[RunResult]]) -> list[dict[str, Cell]]:
         {
             "workload": workload,
             "name": name,
-            "minimum": min(values),
-            "first_quartile": quantile(values, 0.25),
-            "median": quantile(values, 0.5),
-            "third_quartile": quantile(values, 0.75),
-            "maximum": max(values),
+            **{column.key: quantile(values, number / 4) for number, column in enumerate(SPREAD_COLUMNS[1:])},
         }
         for (workload, name), values in gains.items()
     ]
@@ -112,7 +101,7 @@ def _caveats(run: Prepared) -> list[str]:
             f"iterations are combined into at most {setting.turns_per_job} turns per job; waits at boundaries grow"
         )
     if any(job.device_count > 1 for job in run.jobs):
-        caveats.append("jobs of several GPUs take them whole, outside Salus")
+        caveats.append("jobs with several GPUs get whole devices, outside Salus")
     return caveats
 
 
@@ -124,13 +113,14 @@ def write_report(
     seeds: int,
     pair_speed: Path | None,
 ) -> None:
+    """Print the results in `form`: `gains` over `seeds` other seeds, and the file with the speeds of pairs, if any."""
     rows = _rows(results)
     workloads = [_basis(run, pair_speed) for run in runs]
     if form is Form.JSON:
         write_json({"workloads": workloads, "policies": rows, "spread": gains, "spread_seeds": seeds})
         return
     if form is not Form.TABLE:
-        write_rows(rows, (Column("workload", "Workload"), *COLUMNS, *MORE_COLUMNS), form)
+        write_rows(rows, (*parse_columns("workload=Workload"), *COLUMNS, *MORE_COLUMNS), form)
         return
     for workload in workloads:
         name = workload["name"]
@@ -140,11 +130,7 @@ def write_report(
         if part:
             print(f"\nGain over {seeds} other seeds:")
             write_rows(part, SPREAD_COLUMNS, form)
-        print()
-        print("GPUs: devices that hold all jobs at once. Times (completion, queueing, makespan) are in seconds.")
-        print(
-            "Gain: average completion of exclusive / of this row. Jain: index of service, over periods of five rounds."
-        )
+        print(NOTES)
         for caveat in workload["caveats"]:
             print(f"- {caveat}")
         print()
@@ -169,8 +155,6 @@ def _shown(row: dict[str, Cell]) -> dict[str, Cell]:
     shown = dict(row)
     for key, value in row.items():
         if isinstance(value, float):
-            if key.endswith("_s"):
-                shown[key] = f"{value:.1f}" if value < 1000 else f"{value:.0f}"
-            else:
-                shown[key] = f"{value:.3f}" if key.startswith("jain") else f"{value:.2f}"
+            digits = 3 if key.startswith("jain") else 2 if not key.endswith("_s") else 1 if value < 1000 else 0
+            shown[key] = f"{value:.{digits}f}"
     return shown

@@ -9,28 +9,29 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.output.render import Form, form_of
-from nodedaemon.config.kinds import Kind, Size, SizeOrAuto
+from cli.entry import parse_option
+from cli.output.render import Form, Json, form_of
+from nodedaemon.config.kinds import Size, SizeOrAuto
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import GIB, LaneSharing
-from nodedaemon.sim.line import Spread
+from nodedaemon.sim.job_queue import Spread
 
 if TYPE_CHECKING:
+    from nodedaemon.sim.device import SimulationSetup
     from nodedaemon.sim.results import RunResult
     from nodedaemon.sim.run import Prepared, Progress
     from nodedaemon.sim.workload import Workload
 
-T = TypeVar("T")
-
 EPILOG = (
     "Built-in workloads: paper, sweep (or sweep:MODEL), inference, fairness, switch, cluster. The baselines exclusive, "
-    "exclusive-sjf and peak always run, too. docs/policies.md explains the columns of FILE.csv."
+    "exclusive-sjf and peak always run as well. docs/policies.md explains the columns of FILE.csv."
 )
 DEFAULT_POLICIES = ",".join(POLICIES)
 
@@ -47,20 +48,24 @@ _Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes that t
 _Memory = Annotated[
     str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Usable memory of a device, such as 16G.")
 ]
-_Reserve = Annotated[str, typer.Option("--lane-reserve", metavar="SIZE|auto", help="LaneReserve, as in salus.conf.")]
+_Reserve = Annotated[
+    str,
+    typer.Option("--lane-reserve", metavar="SIZE|auto", help="LaneReserve. auto: the value that packs the jobs best."),
+]
 _LanesMax = Annotated[int, typer.Option("--max-lanes", min=1, max=64, help="MaxLanes, as in salus.conf.")]
 _Sharing = Annotated[LaneSharing, typer.Option("--lane-sharing", help="LaneSharing, as in salus.conf.")]
 _Spread = Annotated[
-    Spread, typer.Option("--spread", help="Which device a job gets, as Slurm with or without LL_SHARED_GRES.")
+    Spread, typer.Option("--spread", help="Which device a job gets: as in Slurm with or without LL_SHARED_GRES.")
 ]
 _Context = Annotated[
-    str, typer.Option("--context", metavar="SIZE", help="CUDA context that each job holds, such as 300M.")
+    str, typer.Option("--context", metavar="SIZE", help="Size of the CUDA context of each job, such as 300M.")
 ]
 _Load = Annotated[
-    str | None, typer.Option("--load", metavar="X|all", help="Offered load of paper and cluster; all: at once.")
+    str | None,
+    typer.Option("--load", metavar="X|all", help="Offered load of paper and cluster; all: all jobs at once."),
 ]
 _Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of jobs of a built-in workload.")]
-_Seed = Annotated[int, typer.Option("--seed", help="Seed of everything that is drawn.")]
+_Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 _Seeds = Annotated[
     int, typer.Option("--seeds", min=0, max=10_000, help="Also run this many other seeds and print the spread.")
 ]
@@ -82,12 +87,11 @@ _Headroom = Annotated[
 _PairSpeed = Annotated[
     Path | None, typer.Option("--pair-speed", metavar="FILE.csv", help="Measured speeds: model,beside,speed.")
 ]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Replay = Annotated[
     Path | None,
     typer.Option("--replay", metavar="JOURNAL", help="Replay a journal of salusd. -P prints only the summary."),
 ]
-_Parsable = Annotated[bool, typer.Option("--parsable", "-P", help="Print rows separated by bars.")]
+_Parsable = Annotated[bool, typer.Option("--parsable", "-P", help="Print columns separated by |.")]
 
 
 def simulate(
@@ -110,14 +114,14 @@ def simulate(
     startup_weight: _StartupWeight = 0.0,
     headroom: _Headroom = 0,
     pair_speed: _PairSpeed = None,
-    json: _Json = False,
+    json: Json = False,
     parsable: _Parsable = False,
     replay: _Replay = None,
 ) -> None:
     """Simulate policies on a workload: completion times, fairness, and the number of GPUs that it needs.
 
-    The daemon's engine runs in virtual time and changes nothing on the system. The jobs are drawn, read from a table,
-    or taken from Slurm's accounting. With --replay, the engine repeats a journal of salusd, decision by decision.
+    The daemon's engine runs in virtual time and changes nothing on the system. Jobs are drawn at random, read from a
+    table, or taken from Slurm's accounting. With --replay, the engine repeats the decisions in a journal of salusd.
     """
     if replay is not None:
         from cli.simulation.replay import replay_journal
@@ -125,52 +129,49 @@ def simulate(
         replay_journal(replay, is_json=json, is_quiet=parsable)
         return
     from cli.simulation.report import gains_of, write_report
+    from nodedaemon.sim.device import SimulationSetup
     from nodedaemon.sim.tables import read_pair_speeds
 
     form = form_of(json=json, parsable=parsable)
     policies = _policies(policy)
     draw = _workload_source(workload, from_sacct, _load_of(load), jobs, gpus)
-    memory_bytes = None if gpu_memory is None else _parsed("--gpu-memory", Size(), gpu_memory)
-    options: dict[str, Any] = {
-        "lane_reserve_bytes": _parsed("--lane-reserve", SizeOrAuto(), lane_reserve),
-        "lanes_max": lanes_max,
-        "lane_sharing": lane_sharing,
-        "spread": spread,
-        "context_bytes": _parsed("--context", Size(), context),
-        "pair_speeds": None if pair_speed is None else read_pair_speeds(pair_speed),
-        "startup_weight": startup_weight,
-        "headroom_percent": headroom,
-    }
-
-    def prepared(drawn: Workload) -> Prepared:
-        return _prepare(drawn, gpus, nodes, memory_bytes, turns_per_job, options)
-
-    runs = [prepared(drawn) for drawn in draw(seed)]
+    options = SimulationSetup(
+        device_bytes=0 if gpu_memory is None else parse_option("simulate", "--gpu-memory", Size(), gpu_memory),
+        device_count=gpus or 0,
+        node_count=nodes or 0,
+        turns_per_job=turns_per_job,
+        lane_reserve_bytes=parse_option("simulate", "--lane-reserve", SizeOrAuto(), lane_reserve),
+        lanes_max=lanes_max,
+        lane_sharing=lane_sharing,
+        spread=spread,
+        context_bytes=parse_option("simulate", "--context", Size(), context),
+        pair_speeds=None if pair_speed is None else read_pair_speeds(pair_speed),
+        startup_weight=startup_weight,
+        headroom_percent=headroom,
+    )
+    runs = _prepare(draw(seed), options)
     with _progress(shown=form is Form.TABLE) as progress:
         results = _run(runs, policies, progress)
-        gains = gains_of([_run(map(prepared, draw(seed + n)), policies, progress) for n in range(1, seeds + 1)])
+        gains = gains_of([_run(_prepare(draw(seed + n), options), policies, progress) for n in range(1, seeds + 1)])
     write_report(form, runs, results, gains, seeds, pair_speed)
 
 
-def _prepare(
-    drawn: Workload,
-    gpus: int | None,
-    nodes: int | None,
-    memory_bytes: int | None,
-    turns_per_job: int | None,
-    options: dict[str, Any],
-) -> Prepared:
-    from nodedaemon.sim.run import SimulationSetup, prepare
+def _prepare(workloads: Iterable[Workload], options: SimulationSetup) -> list[Prepared]:
+    """Prepare workloads. Options that are 0 or None stand for a workload's own value."""
+    from nodedaemon.sim.run import prepare
 
-    device_count = gpus or drawn.device_count
-    setup = SimulationSetup(
-        device_bytes=memory_bytes or drawn.device_bytes or 16 * GIB,
-        device_count=device_count,
-        node_count=min(nodes or drawn.node_count, device_count),
-        turns_per_job=turns_per_job or drawn.turns_per_job,
-        **options,
-    )
-    return prepare(drawn, setup)
+    runs = []
+    for workload in workloads:
+        device_count = options.device_count or workload.device_count
+        setup = replace(
+            options,
+            device_bytes=options.device_bytes or workload.device_bytes or 16 * GIB,
+            device_count=device_count,
+            node_count=min(options.node_count or workload.node_count, device_count),
+            turns_per_job=options.turns_per_job or workload.turns_per_job,
+        )
+        runs.append(prepare(workload, setup))
+    return runs
 
 
 def _run(runs: Iterable[Prepared], policies: tuple[str, ...], progress: Progress | None) -> list[RunResult]:
@@ -195,7 +196,7 @@ def _workload_source(
     from nodedaemon.sim.tables import read_workload
 
     if (workload is None) == (from_sacct is None):
-        raise RequestError("simulate: give --workload NAME|FILE.csv or --from-sacct FILE, and only one of them")
+        raise RequestError("simulate: use either --workload NAME|FILE.csv or --from-sacct FILE")
     is_built_in = workload is not None and workload.partition(":")[0] in built_in_names()
     if not is_built_in and (load is not None or jobs is not None):
         raise RequestError("simulate: --load and --jobs change built-in workloads only; leave them out")
@@ -206,13 +207,6 @@ def _workload_source(
     if not is_built_in and (path.suffix or len(path.parts) > 1 or path.is_file()):
         return lambda _seed: (read_workload(path),)
     return lambda seed: built_in(workload, Draw(seed, load, jobs, gpus))
-
-
-def _parsed(option: str, kind: Kind[T], text: str) -> T:
-    try:
-        return kind.parse(text)
-    except ValueError as error:
-        raise RequestError(f"simulate: {option} {error}") from None
 
 
 def _load_of(text: str | None) -> float | None:

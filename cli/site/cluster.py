@@ -32,9 +32,9 @@ Directory = Annotated[
 SIZE_UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB}
 
 
-def _directory(chosen: Path | None) -> Path:
+def _directory(directory: Path | None) -> Path:
     default = Path(tempfile.gettempdir()) / f"salus-cluster-{os.geteuid()}"
-    return (chosen or default).absolute()
+    return (directory or default).absolute()
 
 
 def _open(directory: Path | None) -> "PrivateCluster":
@@ -116,7 +116,7 @@ def status(directory: Directory = None, json: Json = False) -> None:
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def execute(
-    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Command with its arguments.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="Command with its arguments.")],
     directory: Directory = None,
     user: Annotated[str | None, typer.Option("--user", help="Run as this existing user.")] = None,
 ) -> None:

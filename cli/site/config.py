@@ -10,6 +10,7 @@ import typer
 
 from cli.entry import ExitCode
 from cli.output.render import Column, Json, Parsable, form_of, write_json, write_rows
+from cli.output.units import counted
 from nodedaemon.config import Config, Rejected, UnreadableError, load, load_or_raise, locate
 from nodedaemon.config.document import template_text
 from nodedaemon.config.effective import (
@@ -25,7 +26,7 @@ from nodedaemon.wire.envelope import NotFoundError
 
 app = typer.Typer(no_args_is_help=True, help="Check the configuration, or show what is in effect.")
 
-File = Annotated[Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="The file to read.")]
+File = Annotated[Path | None, typer.Argument(metavar="FILE", show_default=False, help="The file to read.")]
 
 
 def config_of(context: typer.Context) -> Config:
@@ -53,16 +54,17 @@ def check(
         _check_slurm(loaded, is_json=json)
         return
     if json:
-        shown = [{**asdict(finding.place), **asdict(finding), "text": str(finding)} for finding in findings]
+        shown = [{**finding.place._asdict(), **asdict(finding), "text": str(finding)} for finding in findings]
         for row in shown:
             del row["place"]
         write_json({"file": str(path), "ok": not findings, "findings": shown})
     elif isinstance(loaded, Config):
         count = len(loaded.values) + sum(len(record.values) + len(record.fields) for record in loaded.records)
-        print(f"{path}: ok, {count} values set in {len(loaded.records)} records and {len(loaded.files)} files")
+        places = f"{counted(len(loaded.records), 'record')} and {counted(len(loaded.files), 'file')}"
+        print(f"{path}: ok, {counted(count, 'value')} set in {places}")
     else:
         print(loaded)
-        print(f"salus: config check: {path}: {len(findings)} findings; fix all of them", file=sys.stderr)
+        print(f"salus: config check: {path}: {counted(len(findings), 'finding')}; fix all of them", file=sys.stderr)
     if findings:
         raise typer.Exit(ExitCode.FAILED)
 
@@ -71,12 +73,13 @@ def _check_slurm(config: Config, *, is_json: bool) -> None:
     from cli.site.slurm_config import check_slurm
 
     found = check_slurm(config)
-    errors = [text for text in found if text.startswith("error")]
+    has_errors = any(one.level == "error" for one in found)
+    texts = [str(one) for one in found]
     if is_json:
-        write_json({"file": config.settings.slurm.conf, "ok": not errors, "findings": found})
+        write_json({"file": config.settings.slurm.conf, "ok": not has_errors, "findings": texts})
     else:
-        print("\n".join(found) or f"{config.settings.slurm.conf}: agrees with salus.conf")
-    if errors:
+        print("\n".join(texts) or f"{config.settings.slurm.conf}: agrees with salus.conf")
+    if has_errors:
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -92,7 +95,7 @@ def show(
     parsable: Parsable = False,
     json: Json = False,
 ) -> None:
-    """Print every value in effect."""
+    """Print every value in effect, from the configuration file or by default."""
     if template:
         print(template_text(), end="")
         return
@@ -122,7 +125,9 @@ def show(
 def _path(context: typer.Context, file: Path | None) -> Path:
     path = locate(file or context.find_root().obj)
     if path is None:
-        raise UnreadableError("config check: no file: neither SALUS_CONF nor /etc/salus/salus.conf; name one")
+        raise UnreadableError(
+            "config check: no file: SALUS_CONF is not set and /etc/salus/salus.conf does not exist; name a file"
+        )
     return path
 
 
@@ -136,8 +141,8 @@ def _explain(name: str, values: Iterable[Effective], *, is_json: bool) -> None:
         write_json(
             {
                 "key": key.name,
-                "why": key.why,
-                "kind": key.kind.words,
+                "why": key.description,
+                "kind": key.kind.type_name,
                 "default": key.default_text(),
                 "records": list(key.scopes),
                 "restart": not key.is_live,
@@ -145,11 +150,11 @@ def _explain(name: str, values: Iterable[Effective], *, is_json: bool) -> None:
             }
         )
         return
-    print(f"{key.name}: {key.why}")
-    print(f"  takes:    {key.kind.words}")
+    print(f"{key.name}: {key.description}")
+    print(f"  value:    {key.kind.type_name}")
     print(f"  default:  {'required' if key.is_required else key.default_text() or '(empty)'}")
-    print(f"  stands:   {' or '.join(['on a line of its own', *(f'in {scope} records' for scope in key.scopes)])}")
-    print(f"  changes:  {'at a reload' if key.is_live else 'at a restart of the daemon'}")
+    print(f"  allowed:  {' or '.join(['on a line of its own', *(f'in {scope} records' for scope in key.scopes)])}")
+    print(f"  applied:  {'at a reload' if key.is_live else 'at a restart of the daemon'}")
     for value in found:
         subject = f"{value.record}: " if value.record else ""
         print(f"  in effect: {subject}{value.value or '(empty)'} ({value.origin})")

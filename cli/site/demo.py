@@ -14,9 +14,8 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -34,11 +33,9 @@ POLL_SECONDS = 0.5
 COMMAND_SECONDS = 60.0
 TAIL_LINES = 5
 LOGS = ("supervisor.log", "log/*", "mysql/mysqld.log", "munge/munged.log", "work/out-*.txt")
-INTERRUPTED = 130
 
 
-@dataclass(frozen=True, slots=True)
-class DemoJob:
+class DemoJob(NamedTuple):
     """One sbatch command of the demo."""
 
     user: str
@@ -55,7 +52,7 @@ class DemoJob:
 JOBS = (
     DemoJob(
         "games",
-        "a sweep of 6 CNN trainings; the first task is measured, then the others share",
+        "a sweep of 6 CNN training runs; the first task is measured, then the others share",
         ("--job-name=sweep", "--array=0-5"),
         "cnn.py",
         ("--iterations", "50"),
@@ -100,7 +97,7 @@ def demo(
     report: Annotated[Path, typer.Option("--report", metavar="FILE", help="File for the HTML report.")] = Path(
         "build/demo/report.html"
     ),
-    seconds: Annotated[int, typer.Option("--seconds", min=30, help="Time limit.")] = 420,
+    seconds: Annotated[int, typer.Option("--seconds", min=30, help="Time limit in seconds.")] = 420,
 ) -> None:
     """Show Salus at work: a private Slurm cluster, PyTorch jobs submitted with sbatch, and the report. Needs root."""
     output = DemoOutput()
@@ -108,7 +105,7 @@ def demo(
         _play(output, report, seconds, is_kept=keep)
     except KeyboardInterrupt:
         output.say("interrupted; everything was removed")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(128 + signal.SIGINT) from None
     print(report.resolve())
 
 
@@ -146,8 +143,7 @@ def _play(output: DemoOutput, report: Path, seconds: int, *, is_kept: bool) -> N
             is_complete = True
         except SalusError as error:
             _end(control.PrivateCluster(plan), output)
-            kept = report.resolve().parent / "failed"
-            _keep_logs(base, kept, str(error), output)
+            kept = _keep_logs(base, report.resolve().parent, str(error), output)
             raise type(error)(str(error).replace(str(base), str(kept))) from error
         finally:
             if not (is_complete and is_kept):
@@ -186,10 +182,11 @@ def _end(cluster: PrivateCluster, output: DemoOutput) -> None:
         cluster.down(keep=True)
 
 
-def _keep_logs(base: Path, kept: Path, why: str, output: DemoOutput) -> None:
-    """Copy the cluster's logs to `kept`, and print the end of the relevant ones."""
-    shutil.rmtree(kept, ignore_errors=True)
-    kept.mkdir(parents=True)
+def _keep_logs(base: Path, folder: Path, why: str, output: DemoOutput) -> Path:
+    """Copy the cluster's logs to a new directory in `folder`, and print the end of the relevant ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = Path(tempfile.mkdtemp(prefix="failed-", dir=folder))
+    kept.chmod(0o755)
     logs = [path for pattern in LOGS for path in sorted(base.glob(pattern)) if path.is_file() and path.stat().st_size]
     for path in logs:
         shutil.copyfile(path, kept / path.name)
@@ -201,6 +198,7 @@ def _keep_logs(base: Path, kept: Path, why: str, output: DemoOutput) -> None:
     if (kept / "supervisor.log").exists():
         output.show(f"tail {kept / 'supervisor.log'}", (kept / "supervisor.log").read_text(errors="replace")[-2000:])
     output.say(f"failed; the logs are kept in {kept}")
+    return kept
 
 
 def _say_how_to_use(directory: Path, output: DemoOutput) -> None:

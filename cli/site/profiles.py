@@ -2,17 +2,21 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from cli.acct.job_ids import name_list
+from cli.entry import parse_option
 from cli.output.moments import format_moment
 from cli.output.render import Cell, Column, Json, Parsable, form_of, parse_columns, write_json, write_rows
+from cli.output.units import counted
+from cli.remote.accounting import ask
 from cli.site.config import config_of
 from nodedaemon.config.kinds import Size, Time
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import MIB
 from nodedaemon.wire.envelope import NotFoundError
 
 if TYPE_CHECKING:
@@ -93,37 +97,36 @@ def set_(
     user: User = "",
 ) -> None:
     """Set what admission uses, but never below what was measured. A run that needs more still raises it."""
-    from accounting.profiles import ProfileView
-    from accounting.questions import AskProfileSet
-    from cli.remote.accounting import ask
-
-    config = config_of(context)
-    question = AskProfileSet(
-        cluster=config.settings.cluster.name,
+    stored = _store(
+        config_of(context),
         user=user,
         signature=signature,
         device_model=model,
-        persistent_bytes=_parse(Size(), "--persistent", persistent),
-        ephemeral_bytes=_parse(Size(), "--ephemeral", ephemeral),
-        solo_iteration_ns=_parse(Time(), "--solo", solo) if solo else None,
+        persistent_bytes=parse_option("profiles set", "--persistent", Size(), persistent),
+        ephemeral_bytes=parse_option("profiles set", "--ephemeral", Size(), ephemeral),
+        solo_iteration_ns=parse_option("profiles set", "--solo", Time(), solo) if solo else None,
     )
-    stored = ask(config, question, ProfileView)
     print(f"version {stored.version}: {stored.why()}")
 
 
 @app.command()
 def forget(context: typer.Context, signature: Signature, user: User = "", model: Model = "") -> None:
-    """Make a signature an unknown job again and measure its next run. The history stays."""
+    """Treat the job as unknown again, and measure its next run. The history stays.
+
+    The memory that was measured remains the least that the job is charged for. Only if an operator forgets the
+    profile, this is forgotten too. For a profile that its owner has forgotten, an operator gives --user and --model.
+    """
+    from accounting.profiles import ProfileKey
     from accounting.questions import AskProfileForget
-    from cli.remote.accounting import ask
 
     config = config_of(context)
-    for profile in _require(config, signature, user, model):
-        key = profile.key
-        question = AskProfileForget(
-            cluster=key.cluster, user=key.user, signature=key.signature, device_model=key.device_model
-        )
-        ask(config, question, bool)
+    if user and model:
+        cluster = config.settings.cluster.name
+        keys = [ProfileKey(cluster=cluster, user=user, signature=signature, device_model=model)]
+    else:
+        keys = [profile.key for profile in _require(config, signature, user, model)]
+    for key in keys:
+        ask(config, AskProfileForget(**msgspec.structs.asdict(key)), bool)
         print(f"forgotten: {key.signature} of {key.user} on {key.device_model}")
 
 
@@ -131,16 +134,15 @@ def forget(context: typer.Context, signature: Signature, user: User = "", model:
 def history(
     context: typer.Context,
     signature: Annotated[
-        str, typer.Argument(metavar="[SIGNATURE]", show_default=False, help="Only this signature.")
+        str, typer.Argument(metavar="SIGNATURE", show_default=False, help="Only this signature.")
     ] = "",
     user: Users = "",
     parsable: Parsable = False,
     json: Json = False,
 ) -> None:
-    """List changes of profiles, newest first: what changed, when, who changed it, and why."""
+    """List profile changes, newest first: what changed, when, who changed it, and why."""
     from accounting.profiles import ProfileChange
     from accounting.questions import AskProfileHistory
-    from cli.remote.accounting import ask
 
     question = AskProfileHistory(users=name_list(user), signature=signature or None)
     found = ask(config_of(context), question, list[ProfileChange])
@@ -165,7 +167,7 @@ def history(
 def export(
     context: typer.Context,
     file: Annotated[
-        Path | None, typer.Argument(metavar="[FILE]", show_default=False, help="Default: standard output.")
+        Path | None, typer.Argument(metavar="FILE", show_default=False, help="Default: standard output.")
     ] = None,
     user: Users = "",
 ) -> None:
@@ -180,7 +182,7 @@ def export(
             write_json(document, stream=stream)
     except OSError as error:
         raise RequestError(f"profiles not exported: {file}: {error.strerror}") from error
-    print(f"{len(found)} profiles written to {file}", file=sys.stderr)
+    print(f"{counted(len(found), 'profile')} written to {file}", file=sys.stderr)
 
 
 @app.command("import")
@@ -189,15 +191,11 @@ def import_(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Output of `export`; - for standard input.")],
 ) -> None:
     """Import exported profiles into this cluster. The whole file is read before the first profile is stored."""
-    from accounting.profiles import ProfileView
-    from accounting.questions import AskProfileSet
-    from cli.remote.accounting import ask
-
     config = config_of(context)
     profiles = _read(file)
     for profile in profiles:
-        question = AskProfileSet(
-            cluster=config.settings.cluster.name,
+        _store(
+            config,
             user=profile.key.user,
             signature=profile.key.signature,
             device_model=profile.key.device_model,
@@ -206,14 +204,19 @@ def import_(
             solo_iteration_ns=profile.solo_iteration_ns,
             is_import=True,
         )
-        ask(config, question, ProfileView)
-    print(f"{len(profiles)} profiles imported", file=sys.stderr)
+    print(f"{counted(len(profiles), 'profile')} imported", file=sys.stderr)
+
+
+def _store(config: "Config", **values: Any) -> "ProfileView":
+    from accounting.profiles import ProfileView
+    from accounting.questions import AskProfileSet
+
+    return ask(config, AskProfileSet(cluster=config.settings.cluster.name, **values), ProfileView)
 
 
 def _find(config: "Config", *, users: str = "", model: str = "", signature: str = "") -> "list[ProfileView]":
     from accounting.profiles import ProfileView
     from accounting.questions import AskProfiles
-    from cli.remote.accounting import ask
 
     question = AskProfiles(users=name_list(users), signature=signature or None, device_model=model or None)
     return ask(config, question, list[ProfileView])
@@ -222,7 +225,7 @@ def _find(config: "Config", *, users: str = "", model: str = "", signature: str 
 def _require(config: "Config", signature: str, user: str, model: str) -> "list[ProfileView]":
     found = _find(config, users=user, model=model, signature=signature)
     if not found:
-        raise NotFoundError(f"profile not found: {signature}: there is none that you may see; see salus profiles list")
+        raise NotFoundError(f"profile not found: {signature}; salus profiles list shows those that you may see")
     owners = sorted({profile.key.user for profile in found})
     if len(owners) > 1:
         raise RequestError(f"ambiguous profile: {signature}: {', '.join(owners)} have one; choose with -u")
@@ -263,15 +266,8 @@ def _cells(profile: "ProfileView | ProfileChange") -> dict[str, Cell]:
 
 
 def _size(count: int) -> str:
-    return Size().write(count) if count % (1 << 20) == 0 or count < 1 << 20 else f"{count / (1 << 20):.1f}M"
+    return Size().write(count) if count % MIB == 0 or count < MIB else f"{count / MIB:.1f}M"
 
 
 def _sizes(persistent_bytes: int, ephemeral_bytes: int) -> str:
     return f"persistent {_size(persistent_bytes)}, ephemeral {_size(ephemeral_bytes)}"
-
-
-def _parse(kind: Size | Time, option: str, text: str) -> int:
-    try:
-        return kind.parse(text)
-    except ValueError as error:
-        raise RequestError(f"profile not set: {option} {text}: {error}") from error

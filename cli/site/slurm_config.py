@@ -3,7 +3,7 @@
 import pwd
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,13 +11,16 @@ from cli.site.config import config_of
 from nodedaemon.config import Config, lane_reserve_bytes
 from nodedaemon.core.errors import RequestError, SalusError
 
+if TYPE_CHECKING:
+    from slurm_plugin.slurm.crosscheck import ConfigMismatch
+
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of standard output.")
 ]
 
 
 def write_lua(context: typer.Context, output: Output = None) -> None:
-    """Print the table that job_submit.lua reads. Install it next to that file after each change of salus.conf."""
+    """Print the table that job_submit.lua reads. Install it next to that file after each change to salus.conf."""
     from slurm_plugin.admitd.catalog import catalog_of
     from slurm_plugin.lua.table import lua_table
     from slurm_plugin.slurm.choice import open_slurm
@@ -69,7 +72,7 @@ def print_gres(
     print("\n".join(gres_lines(config, node, lines)))
 
 
-def check_slurm(config: Config, path: Path | None = None) -> list[str]:
+def check_slurm(config: Config) -> "list[ConfigMismatch]":
     """Differences between salus.conf and Slurm's files, for `salus config check --slurm`."""
     from slurm_plugin.slurm.cli import SlurmCommands
     from slurm_plugin.slurm.crosscheck import cross_check
@@ -79,6 +82,5 @@ def check_slurm(config: Config, path: Path | None = None) -> list[str]:
         release = SlurmCommands(config.settings.slurm.bin_dir).release()
     except SalusError:
         release = None
-    return [
-        str(found) for found in cross_check(config, read_slurm_files(path or Path(config.settings.slurm.conf)), release)
-    ]
+    files = read_slurm_files(Path(config.settings.slurm.conf))
+    return cross_check(config, files, release)

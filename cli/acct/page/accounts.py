@@ -1,11 +1,10 @@
 """Usage by account: bars of held, occupied and busy time, and a table with users."""
 
-from accounting.reports.report import Report
-from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, ChartTable, label
-from cli.acct.report_fields import Scale, choose
+from accounting.reports.values import Report
+from cli.acct.page.chart import BLUE, GREEN, HOUR_NS, ORANGE, Chart, ChartTable, label
+from cli.acct.report_fields import Scale, parse_format
 from cli.acct.report_options import TimeUnit
 
-HOUR_NS = 3_600 * 1_000_000_000
 ACCOUNTS_MAX = 40
 COLUMNS = "account,user,jobs,held,occupied,busy,efficiency,gain,slowdown,saved,jain"
 
@@ -31,13 +30,13 @@ def accounts(report: Report) -> Chart:
         )
     ]
     scale = Scale(unit=TimeUnit.HOURS, total=report.total)
-    chosen = choose(COLUMNS)
-    rows = [[scale.text(item.field, row) for item in chosen] for row in report.rows]
+    columns = parse_format(COLUMNS)
+    rows = [[scale.text(column.field, row) for column in columns] for row in report.rows]
     return Chart(
         key="accounts",
         title="By account",
         note="Device-hours per account. The table also lists the users.",
         traces=traces if outer else (),
         layout={"barmode": "group", "xaxis": {"type": "category"}, "yaxis": {"title": {"text": "device-hours"}}},
-        table=ChartTable([item.field.heading for item in chosen], rows, frozenset(range(2, len(chosen)))),
+        table=ChartTable([column.field.heading for column in columns], rows, frozenset(range(2, len(columns)))),
     )

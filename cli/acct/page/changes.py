@@ -1,11 +1,10 @@
 """Changes of profiles in the window, measured or set."""
 
-from accounting.reports.charts import ReportCharts
+from accounting.reports.values import ReportCharts
 from cli.acct.job_text import size
 from cli.acct.page.chart import GREEN, ORANGE, Chart, ChartTable, label, milliseconds, time_axis
 from cli.output.moments import format_moment
-
-GIB = 1 << 30
+from nodedaemon.core.types import GIB
 
 
 def changes(charts: ReportCharts) -> Chart:

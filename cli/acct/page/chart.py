@@ -1,7 +1,7 @@
 """What all charts of the HTML report share: a chart for Plotly, its table, and the palette.
 
 Each chart is a function from report values to a Chart, without I/O. The colours are those of Okabe and Ito, which
-colour-blind readers can tell apart. Lines also differ by dash and bars by pattern, for grey prints.
+colour-blind readers can tell apart. Lines also differ by dash and bars by pattern, for black-and-white prints.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from accounting.reports.bins import Bin, MemoryBin
-from accounting.reports.charts import ReportCharts
+from accounting.reports.values import ReportCharts, Step
+from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW)
 PATTERNS = ("", "/", "x", "-", ".", "+", "\\")
 
+HOUR_NS = 3_600 * SECOND_NS
 # Longer tables are truncated, with a note, so that the page opens on a laptop.
 TABLE_ROWS_MAX = 1000
 
@@ -57,12 +58,10 @@ def label(text: str) -> str:
 
 def milliseconds(utc_ns: int) -> int:
     """A date in Plotly's format: milliseconds since the epoch."""
-    return utc_ns // 1_000_000
+    return utc_ns // MILLISECOND_NS
 
 
-def step_line(
-    steps: Sequence[Bin | MemoryBin], values: Sequence[float], *, between: float | None = None
-) -> dict[str, Any]:
+def step_line(steps: Sequence[Step], values: Sequence[float], *, between: float | None = None) -> dict[str, Any]:
     """The points of a line that keeps each value until its step ends, and is `between` where steps are missing."""
     line: dict[str, Any] = {"x": [], "y": []}
     for number, (step, value) in enumerate(zip(steps, values, strict=True)):

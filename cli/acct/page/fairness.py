@@ -1,6 +1,6 @@
 """Fairness over time: Jain's index of achieved over entitled, per step."""
 
-from accounting.reports.charts import ReportCharts
+from accounting.reports.values import ReportCharts
 from cli.acct.page.chart import PURPLE, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
 

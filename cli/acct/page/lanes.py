@@ -2,7 +2,7 @@
 
 import msgspec
 
-from accounting.reports.charts import LaneSpan, ReportCharts
+from accounting.reports.values import LaneSpan, ReportCharts
 from cli.acct.job_text import size
 from cli.acct.page.chart import GREY, PALETTE, PATTERNS, VERMILION, Chart, ChartTable, label, milliseconds, time_axis
 from cli.output.moments import format_moment

@@ -2,13 +2,12 @@
 
 from collections import defaultdict
 
-from accounting.reports.bins import MemoryBin
-from accounting.reports.charts import ReportCharts
+from accounting.reports.values import MemoryBin, ReportCharts
 from cli.acct.job_text import size
 from cli.acct.page.chart import BLUE, ORANGE, SKY, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
+from nodedaemon.core.types import GIB
 
-GIB = 1 << 30
 # With more devices than this, the page shows only the sum.
 DEVICES_MAX = 6
 

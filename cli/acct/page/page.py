@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from accounting.reports.charts import ReportCharts
-from accounting.reports.report import Report
+from accounting.reports.values import Report, ReportCharts
 from cli.acct.page.accounts import accounts
 from cli.acct.page.changes import changes
 from cli.acct.page.chart import Chart
@@ -73,7 +72,7 @@ def page_text(report: Report, charts: ReportCharts) -> str:
         definitions=DEFINITIONS,
         window=f"{format_moment(report.start_utc_ns)} to {format_moment(report.until_utc_ns)}",
         clusters=", ".join(report.clusters) or "none",
-        made=format_moment(time.time_ns()),
+        created=format_moment(time.time_ns()),
         version=version("salus"),
         plotly=_plotly_source(),
         drawings=embedded_json(sections),

@@ -1,10 +1,9 @@
 """The key figures at the top of the page."""
 
-from accounting.reports.report import Report
+from accounting.reports.values import Report
+from cli.acct.page.chart import HOUR_NS
 from cli.acct.report_fields import Scale
 from cli.output.moments import format_duration
-
-HOUR_NS = 3_600 * 1_000_000_000
 
 
 def tiles(report: Report) -> list[tuple[str, str, str]]:
@@ -16,11 +15,11 @@ def tiles(report: Report) -> list[tuple[str, str, str]]:
         ("Held", f"{total.held_ns / HOUR_NS:.2f} h", "device-hours if each job had whole devices"),
         ("Occupied", f"{total.occupied_ns / HOUR_NS:.2f} h", "device-hours that the jobs took"),
         ("Busy", f"{total.busy_ns / HOUR_NS:.2f} h", "device-hours with an iteration running"),
-        ("Efficiency", _percent(total.efficiency), "busy / occupied"),
-        ("Sharing gain", _times(total.sharing_gain), "alone / occupied"),
-        ("Slowdown", _times(total.slowdown), "elapsed / alone"),
+        ("Efficiency", _ratio(total.efficiency, "{:.1%}"), "busy / occupied"),
+        ("Sharing gain", _ratio(total.sharing_gain, "{:.2f}x"), "alone / occupied"),
+        ("Slowdown", _ratio(total.slowdown, "{:.2f}x"), "elapsed / alone"),
         ("Memory saved", _memory(scale.memory(total.memory_saved_mib_ms)), "sum of peaks minus memory held"),
-        ("Fairness", "n/a" if total.jain is None else f"{total.jain:.2f}", "Jain index"),
+        ("Fairness", _ratio(total.jain, "{:.2f}"), "Jain index"),
         ("Median wait", _duration(summary.wait_median_ns), f"p95 {_duration(summary.wait_p95_ns)}"),
         ("OOM avoided", str(refused + waited), f"{refused} refused at submit, {waited} made to wait"),
     ]
@@ -31,12 +30,8 @@ def _memory(text: str) -> str:
     return text.replace(".h", " h").replace("M ", " MiB·").replace("G ", " GiB·").replace("T ", " TiB·")
 
 
-def _percent(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.1%}"
-
-
-def _times(value: float | None) -> str:
-    return "n/a" if value is None else f"{value:.2f}x"
+def _ratio(value: float | None, form: str) -> str:
+    return "n/a" if value is None else form.format(value)
 
 
 def _duration(span_ns: int | None) -> str:

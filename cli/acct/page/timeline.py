@@ -1,6 +1,6 @@
 """Held, occupied and busy devices over time."""
 
-from accounting.reports.charts import ReportCharts
+from accounting.reports.values import ReportCharts
 from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, ChartTable, step_line, time_axis
 from cli.output.moments import format_moment
 

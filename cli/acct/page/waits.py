@@ -1,10 +1,10 @@
 """The longest waits in Slurm's queue, with the reasons that admission stated."""
 
-from accounting.reports.charts import LongWait, ReportCharts
+from accounting.reports.values import LongWait, ReportCharts
 from cli.acct.page.chart import SKY, Chart, ChartTable, label
 from cli.output.moments import format_duration, format_moment
+from nodedaemon.core.types import SECOND_NS
 
-SECOND_NS = 1_000_000_000
 UNITS = (("hours", 3600 * SECOND_NS), ("minutes", 60 * SECOND_NS))
 
 
