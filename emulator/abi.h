@@ -1,7 +1,7 @@
 /*
- * The part of the driver's public binary interface that the emulator answers:
- * result codes, handles and the layout of the structures that cross the border.
- * Written from the public documentation; only what is used here is declared.
+ * The part of the driver's public binary interface that the emulator implements:
+ * result codes, handles, and the layout of structures. Written from the public
+ * documentation. Only what is used here is declared.
  */
 #ifndef SALUS_EMULATOR_ABI_H
 #define SALUS_EMULATOR_ABI_H
@@ -22,35 +22,37 @@ typedef struct emu_module *CUmodule;
 typedef struct emu_function *CUfunction;
 typedef struct emu_pool *CUmemoryPool;
 
-enum {
-    CU_OK = 0,
-    CU_INVALID_VALUE = 1,
-    CU_OUT_OF_MEMORY = 2,
-    CU_NOT_INITIALIZED = 3,
-    CU_DEINITIALIZED = 4,
-    CU_DEVICE_UNAVAILABLE = 46,
-    CU_NO_DEVICE = 100,
-    CU_INVALID_DEVICE = 101,
-    CU_INVALID_IMAGE = 200,
-    CU_INVALID_CONTEXT = 201,
-    CU_ECC_UNCORRECTABLE = 214,
-    CU_FILE_NOT_FOUND = 301,
-    CU_OPERATING_SYSTEM = 304,
-    CU_INVALID_HANDLE = 400,
-    CU_ILLEGAL_STATE = 401,
-    CU_NOT_FOUND = 500,
-    CU_NOT_READY = 600,
-    CU_ILLEGAL_ADDRESS = 700,
-    CU_PRIMARY_CONTEXT_ACTIVE = 708,
-    CU_CONTEXT_IS_DESTROYED = 709,
-    CU_LAUNCH_FAILED = 719,
-    CU_NOT_PERMITTED = 800,
-    CU_NOT_SUPPORTED = 801,
-    CU_STREAM_CAPTURE_UNSUPPORTED = 900,
-    CU_STREAM_CAPTURE_INVALIDATED = 901,
-    CU_TIMEOUT = 909,
-    CU_UNKNOWN = 999,
-};
+/* The result codes other than success: name, number and sentence. */
+#define CU_ERRORS(X)                                                                               \
+    X(INVALID_VALUE, 1, "invalid argument")                                                        \
+    X(OUT_OF_MEMORY, 2, "out of memory")                                                           \
+    X(NOT_INITIALIZED, 3, "initialization error")                                                  \
+    X(DEINITIALIZED, 4, "driver shutting down")                                                    \
+    X(DEVICE_UNAVAILABLE, 46, "device is busy or unavailable")                                     \
+    X(NO_DEVICE, 100, "no device is detected")                                                     \
+    X(INVALID_DEVICE, 101, "invalid device ordinal")                                               \
+    X(INVALID_IMAGE, 200, "device kernel image is invalid")                                        \
+    X(INVALID_CONTEXT, 201, "invalid device context")                                              \
+    X(ECC_UNCORRECTABLE, 214, "uncorrectable ECC error encountered")                               \
+    X(FILE_NOT_FOUND, 301, "file not found")                                                       \
+    X(OPERATING_SYSTEM, 304, "an operating system call failed")                                    \
+    X(INVALID_HANDLE, 400, "invalid resource handle")                                              \
+    X(ILLEGAL_STATE, 401, "the operation cannot be performed in the present state")                \
+    X(NOT_FOUND, 500, "named symbol not found")                                                    \
+    X(NOT_READY, 600, "device not ready")                                                          \
+    X(ILLEGAL_ADDRESS, 700, "an illegal memory access was encountered")                            \
+    X(PRIMARY_CONTEXT_ACTIVE, 708, "the primary context is active")                                \
+    X(CONTEXT_IS_DESTROYED, 709, "context is destroyed")                                           \
+    X(LAUNCH_FAILED, 719, "unspecified launch failure")                                            \
+    X(NOT_PERMITTED, 800, "operation not permitted")                                               \
+    X(NOT_SUPPORTED, 801, "operation not supported")                                               \
+    X(STREAM_CAPTURE_UNSUPPORTED, 900, "not permitted while capturing")                            \
+    X(STREAM_CAPTURE_INVALIDATED, 901, "operation failed due to a previous error during capture")  \
+    X(TIMEOUT, 909, "the wait has timed out")                                                      \
+    X(UNKNOWN, 999, "unknown error")
+
+#define CU_ENUMERATOR(name, code, sentence) CU_##name = code,
+enum { CU_OK = 0, CU_ERRORS(CU_ENUMERATOR) };
 
 struct cu_uuid {
     unsigned char bytes[16];

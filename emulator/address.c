@@ -1,5 +1,5 @@
-/* The process's address ranges, sorted, so that every access of emulated work
- * can be checked first. */
+/* The sorted address ranges of the process, against which every access of emulated
+ * work is checked. */
 #include "local.h"
 
 #include <stdlib.h>

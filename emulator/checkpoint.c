@@ -1,8 +1,8 @@
 /*
  * Process checkpoint as a state machine: running -> locked -> taken -> locked
- * -> running. While taken, the process's own memory counts as off the device.
- * Whether a real driver takes a process that holds imported memory is not
- * known; here it is refused.
+ * -> running. While the checkpoint is taken, the process's own memory does not count
+ * on the device. It is not known whether a real driver can checkpoint a process that
+ * holds imported memory; here it is refused.
  */
 #include "local.h"
 
@@ -16,17 +16,36 @@ static uint32_t find(int pid)
     return NONE;
 }
 
-static CUresult move(int pid, uint32_t from, uint32_t to)
+static uint64_t own_bytes(uint32_t row, uint32_t device)
+{
+    return emu->processes[row].on[device].private_bytes +
+           emu->processes[row].on[device].context_bytes;
+}
+
+/* Changes the checkpoint state of a process, and takes its memory off the device or puts it back.
+ * `check` may refuse the change. */
+static CUresult move(int pid, uint32_t from, uint32_t to, CUresult (*check)(uint32_t row))
 {
     if (emu_open())
         return CU_NOT_INITIALIZED;
     emu_lock();
     uint32_t row = find(pid);
-    CUresult rc = row == NONE                              ? CU_INVALID_VALUE
-                  : emu->processes[row].checkpoint == from ? CU_OK
-                                                           : CU_ILLEGAL_STATE;
+    CUresult rc = CU_OK;
+    if (row == NONE)
+        rc = CU_INVALID_VALUE;
+    else if (emu->processes[row].checkpoint != from)
+        rc = CU_ILLEGAL_STATE;
+    else if (check)
+        rc = check(row);
     if (!rc)
         PUT(emu->processes[row].checkpoint, to);
+    for (uint32_t device = 0; !rc && device < emu->device_count; device++) {
+        uint64_t used = emu->devices[device].used_bytes, own = own_bytes(row, device);
+        if (to == CHECKPOINT_TAKEN)
+            PUT(emu->devices[device].used_bytes, used - own);
+        else if (from == CHECKPOINT_TAKEN)
+            PUT(emu->devices[device].used_bytes, used + own);
+    }
     emu_unlock();
     return rc;
 }
@@ -60,12 +79,12 @@ static bool is_idle(uint32_t row)
     return true;
 }
 
-/* Waits for the work under way; the first word of the arguments is a time limit
- * in ms, 0 for none. */
+/* Waits for running work. The first word of the arguments is a time limit in ms, 0
+ * for none. */
 EXPORT CUresult cuCheckpointProcessLock(int pid, const unsigned int *arguments)
 {
     uint64_t limit_ms = arguments ? arguments[0] : 0, start_ns = emu_now_ns();
-    CUresult rc = move(pid, CHECKPOINT_RUNNING, CHECKPOINT_LOCKED);
+    CUresult rc = move(pid, CHECKPOINT_RUNNING, CHECKPOINT_LOCKED, NULL);
     while (!rc) {
         static const struct timespec pause = {0, 200000};
         emu_lock();
@@ -75,7 +94,7 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const unsigned int *arguments)
         if (is_done)
             return row == NONE ? CU_INVALID_VALUE : CU_OK;
         if (limit_ms && emu_now_ns() - start_ns > limit_ms * 1000000ULL) {
-            move(pid, CHECKPOINT_LOCKED, CHECKPOINT_RUNNING);
+            move(pid, CHECKPOINT_LOCKED, CHECKPOINT_RUNNING, NULL);
             return CU_TIMEOUT;
         }
         nanosleep(&pause, NULL);
@@ -83,68 +102,38 @@ EXPORT CUresult cuCheckpointProcessLock(int pid, const unsigned int *arguments)
     return rc;
 }
 
-static bool holds_foreign(uint32_t row)
+static CUresult check_shared(uint32_t row)
 {
     for (uint32_t i = 0; i < EMU_ALLOCATIONS_MAX; i++)
         if (emu->holdings[i].in_use && emu->holdings[i].process == row &&
             emu->allocations[emu->holdings[i].allocation].holders > 1)
-            return true;
-    return false;
-}
-
-static uint64_t own_bytes(uint32_t row, uint32_t device)
-{
-    return emu->processes[row].on[device].private_bytes +
-           emu->processes[row].on[device].context_bytes;
+            return CU_NOT_SUPPORTED;
+    return CU_OK;
 }
 
 EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, void *arguments)
 {
     (void)arguments;
-    if (emu_open())
-        return CU_NOT_INITIALIZED;
-    emu_lock();
-    uint32_t row = find(pid);
-    CUresult rc = row == NONE                                           ? CU_INVALID_VALUE
-                  : emu->processes[row].checkpoint != CHECKPOINT_LOCKED ? CU_ILLEGAL_STATE
-                  : holds_foreign(row)                                  ? CU_NOT_SUPPORTED
-                                                                        : CU_OK;
-    if (!rc) {
-        PUT(emu->processes[row].checkpoint, CHECKPOINT_TAKEN);
-        for (uint32_t device = 0; device < emu->device_count; device++)
-            PUT(emu->devices[device].used_bytes,
-                emu->devices[device].used_bytes - own_bytes(row, device));
-    }
-    emu_unlock();
-    return rc;
+    return move(pid, CHECKPOINT_LOCKED, CHECKPOINT_TAKEN, check_shared);
+}
+
+static CUresult check_room(uint32_t row)
+{
+    for (uint32_t device = 0; device < emu->device_count; device++)
+        if (emu->devices[device].used_bytes + own_bytes(row, device) >
+            emu->devices[device].total_bytes)
+            return CU_OUT_OF_MEMORY;
+    return CU_OK;
 }
 
 EXPORT CUresult cuCheckpointProcessRestore(int pid, void *arguments)
 {
     (void)arguments;
-    if (emu_open())
-        return CU_NOT_INITIALIZED;
-    emu_lock();
-    uint32_t row = find(pid);
-    CUresult rc = row == NONE                                          ? CU_INVALID_VALUE
-                  : emu->processes[row].checkpoint != CHECKPOINT_TAKEN ? CU_ILLEGAL_STATE
-                                                                       : CU_OK;
-    for (uint32_t device = 0; !rc && device < emu->device_count; device++)
-        if (emu->devices[device].used_bytes + own_bytes(row, device) >
-            emu->devices[device].total_bytes)
-            rc = CU_OUT_OF_MEMORY;
-    if (!rc) {
-        for (uint32_t device = 0; device < emu->device_count; device++)
-            PUT(emu->devices[device].used_bytes,
-                emu->devices[device].used_bytes + own_bytes(row, device));
-        PUT(emu->processes[row].checkpoint, CHECKPOINT_LOCKED);
-    }
-    emu_unlock();
-    return rc;
+    return move(pid, CHECKPOINT_TAKEN, CHECKPOINT_LOCKED, check_room);
 }
 
 EXPORT CUresult cuCheckpointProcessUnlock(int pid, void *arguments)
 {
     (void)arguments;
-    return move(pid, CHECKPOINT_LOCKED, CHECKPOINT_RUNNING);
+    return move(pid, CHECKPOINT_LOCKED, CHECKPOINT_RUNNING, NULL);
 }

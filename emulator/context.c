@@ -66,7 +66,7 @@ struct emu_context *emu_primary(uint32_t device)
     return &primaries[device];
 }
 
-/* local_lock held. */
+/* The caller holds local_lock. */
 static CUresult open_context(struct emu_context *context, uint32_t device)
 {
     emu_lock();
@@ -251,8 +251,8 @@ EXPORT CUresult cuCtxDestroy_v2(CUcontext context)
 {
     if (emu_ready() || !context || context->is_primary || context->is_gone)
         return CU_INVALID_CONTEXT;
-    /* The object stays: other threads may still name it and must get an answer,
-     * not a crash. */
+    /* Keep the object: other threads may still use its handle, and must get an
+     * error and not a crash. */
     close_context(context);
     if (depth && stack[depth - 1] == context)
         depth--;

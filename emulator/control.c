@@ -1,6 +1,4 @@
-/*
- * salus-emulator: makes the shared file, shows it, and puts faults into it.
- */
+/* salus-emulator: creates the shared file, shows it, and injects faults. */
 #include "state.h"
 
 #include <errno.h>
@@ -11,15 +9,15 @@
 static const char usage[] =
     "usage: salus-emulator COMMAND [ARGUMENTS]   (state file: "
     "SALUS_EMULATOR_STATE)\n"
-    "  profiles                      cards that can be stood for\n"
-    "  create PROFILE[,PROFILE...]   make the state file; PROFILE=MIB[/MIB] sets its size and its "
-    "contexts'\n"
-    "  show                          devices, use, processes, faults\n"
+    "  profiles                      list the cards that can be emulated\n"
+    "  create PROFILE[,PROFILE...]   create the state file; PROFILE=MIB[/MIB] sets the size of the "
+    "memory and of a context\n"
+    "  show                          show devices, memory, processes and faults\n"
     "  check                         compare every derived counter with the "
     "tables; exit 1 if one differs\n"
-    "  xid DEVICE NUMBER [PID]       post an Xid; 13 and 31 end contexts (of "
-    "PID), 48 too, 79 loses the device\n"
-    "  lose DEVICE                   the device has fallen off the bus\n"
+    "  xid DEVICE NUMBER [PID]       post an Xid; 13, 31 and 48 end contexts "
+    "(of PID, or all), 79 loses the device\n"
+    "  lose DEVICE                   the device falls off the bus\n"
     "  hang DEVICE                   queued work stops\n"
     "  hang-nvml DEVICE              NVML calls about the device do not "
     "return\n"
@@ -27,7 +25,7 @@ static const char usage[] =
     "all\n"
     "  slow DEVICE PERMILLE          run at this speed; 1000 is full\n"
     "  mps DEVICE 0|1                share by MPS instead of time slices\n"
-    "  clear DEVICE                  end all faults but ended contexts\n";
+    "  clear DEVICE                  end all faults; contexts that were ended stay ended\n";
 
 static int complain(const char *what, const char *why)
 {
@@ -54,7 +52,7 @@ static void show(void)
     printf("recoveries %llu\n", (unsigned long long)emu->recoveries);
 }
 
-/* What a counter is must not change when it is computed again. */
+/* Whether the counters stay the same when they are computed again. */
 static int check(void)
 {
     uint64_t before[EMU_DEVICES_MAX];

@@ -8,8 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes per nanosecond: a bus of 16 GB/s and device memory of 800 GB/s, round
- * figures. */
+/* Bytes per nanosecond: a bus of 16 GB/s and device memory of 800 GB/s, rounded. */
 #define BUS_BYTES_PER_NS    16.0
 #define MEMORY_BYTES_PER_NS 800.0
 #define COPY_START_NS       2000.0
@@ -67,16 +66,17 @@ static CUresult copy_rows(struct op_rows rows, CUstream handle, bool is_async)
                                  .sm_percent = 10,
                                  .bandwidth_percent = 90,
                                  .left_ns = COPY_START_NS + bytes / MEMORY_BYTES_PER_NS};
-    struct emu_stream *stream = emu_stream_of(context, handle, &rc);
-    struct emu_op *op = rc ? NULL : op_new(OP_COPY);
-    if (!op)
-        return rc ? rc : CU_OUT_OF_MEMORY;
+    struct emu_op *op;
+    rc = op_start(context, handle, OP_COPY, &op);
+    if (rc)
+        return rc;
     if (from_host && is_async && !is_pinned(rows.from))
         rc = stage(&rows);
     if (rc) {
         free(op);
         return rc;
     }
+    struct emu_stream *stream = op->stream;
     uint64_t until;
     op->rows = rows;
     rc = op_queue(stream, &item, op, &until);
@@ -195,10 +195,10 @@ static CUresult set_rows(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t 
         return rc;
     if (!is_device_address(to) || to % unit_bytes || !check_rows(&rows, false))
         return CU_INVALID_VALUE;
-    struct emu_stream *stream = emu_stream_of(context, handle, &rc);
-    struct emu_op *op = rc ? NULL : op_new(OP_SET);
-    if (!op)
-        return rc ? rc : CU_OUT_OF_MEMORY;
+    struct emu_op *op;
+    rc = op_start(context, handle, OP_SET, &op);
+    if (rc)
+        return rc;
     op->rows = rows;
     op->value = value;
     op->unit_bytes = unit_bytes;
@@ -207,7 +207,7 @@ static CUresult set_rows(CUdeviceptr to, size_t pitch, uint32_t value, uint32_t 
                             .bandwidth_percent = 90,
                             .left_ns = COPY_START_NS +
                                        (double)(rows.width * height) / MEMORY_BYTES_PER_NS};
-    return op_queue(stream, &item, op, NULL);
+    return op_queue(op->stream, &item, op, NULL);
 }
 
 EXPORT CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count)

@@ -28,7 +28,7 @@ static bool matches_uuid(const char *name, const unsigned char *uuid)
     return strlen(name) >= 8 && strncmp(name, text, strlen(name)) == 0;
 }
 
-/* The first name that is no device ends the list, as in the driver. */
+/* The first name that is not a device ends the list, as in the driver. */
 static void read_visible(void)
 {
     char list[1024];
@@ -125,12 +125,12 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
     return rc;
 }
 
-/* An assumption, so that there is a card without: which real ones lack it does not matter here. */
+/* Assumed, so that one profile lacks it. Which real cards lack it does not matter here. */
 #define FIRST_WITH_VMM 6
 
 /*
- * Numbers of the public attribute enumeration, for what is the same on all cards. What is not
- * listed reads 0, "no", as on a card without it.
+ * Attributes that are the same on all cards, by their public numbers. All others read 0, as on a
+ * card without the feature.
  */
 static const int fixed_attributes[][2] = {
     {1, 1024},   {2, 1024},  {3, 1024},    {4, 64},  {5, 2147483647},  {6, 65535},

@@ -1,7 +1,6 @@
 /*
- * What completed work does to memory. Kernels have one of a few built-in
- * effects, chosen by the module's own text (README.md); code is never
- * executed.
+ * What completed work does to memory. A kernel has one of a few built-in effects,
+ * which a comment in its module selects (README.md). Code is never executed.
  */
 #include "local.h"
 
@@ -22,8 +21,7 @@ uint32_t effect_named(const char *name)
 
 static bool may_touch(uint64_t address, uint64_t bytes, uint32_t access)
 {
-    /* A host address belongs to the caller's own memory, which is his to vouch
-     * for. */
+    /* Host addresses are not checked: they are the caller's own memory. */
     return !is_device_address(address) || range_covers(host_address(address), bytes, access);
 }
 
@@ -39,7 +37,7 @@ static bool apply_copy(const struct op_rows *rows)
     return true;
 }
 
-/* Zeroes by giving the pages back, so that clearing a large lane costs no memory of the host. */
+/* Clears memory by releasing its pages, so that clearing a large lane costs no host memory. */
 static bool clear_pages(unsigned char *start, size_t bytes)
 {
     if (bytes < EMU_GRANULE || (uint64_t)start % EMU_GRANULE || bytes % EMU_GRANULE)

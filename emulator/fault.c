@@ -1,6 +1,6 @@
 /*
- * Faults on demand. An Xid is posted for NVML's listeners; the kinds that end a
- * context do so.
+ * Faults on demand. An Xid is posted to the listeners of NVML; some kinds of Xid
+ * also end contexts.
  */
 #include "state.h"
 

@@ -1,9 +1,9 @@
 /*
- * Stream capture and graphs, as far as one stream goes: work submitted to a
- * capturing stream is written down instead of queued, and a launch queues it
- * all. What a driver forbids meanwhile (waiting for the stream or its context)
- * is refused and spoils the capture. Events and several streams in one capture
- * are not modelled: they are refused as well.
+ * Stream capture and graphs, for one stream. Work on a capturing stream is
+ * recorded instead of queued, and a launch queues all of it. What a driver forbids
+ * during a capture (waiting for the stream or its context) is refused and
+ * invalidates the capture. Events and several streams in one capture are not
+ * modelled and are refused as well.
  */
 #include "local.h"
 
@@ -49,11 +49,10 @@ static struct emu_op *copy_op(const struct emu_op *from)
 
 CUresult graph_note(struct emu_graph *graph, const struct emu_item *item, struct emu_op *op)
 {
-    struct node *node = calloc(1, sizeof(*node));
-    if (!node || graph->is_broken) {
-        free(node);
+    struct node *node = graph->is_broken ? NULL : calloc(1, sizeof(*node));
+    if (!node) {
         drop_op(op);
-        return node ? CU_STREAM_CAPTURE_INVALIDATED : CU_OUT_OF_MEMORY;
+        return graph->is_broken ? CU_STREAM_CAPTURE_INVALIDATED : CU_OUT_OF_MEMORY;
     }
     node->item = *item;
     node->op = op;
@@ -68,19 +67,10 @@ CUresult graph_break(struct emu_graph *graph)
     return CU_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-static CUresult find(CUstream handle, struct emu_stream **stream)
-{
-    struct emu_context *context;
-    CUresult rc = emu_enter(&context);
-    if (!rc)
-        *stream = emu_stream_of(context, handle, &rc);
-    return rc;
-}
-
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream handle, int mode)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     (void)mode;
     if (rc)
         return rc;
@@ -117,7 +107,7 @@ EXPORT CUresult cuGraphDestroy(struct emu_graph *graph)
 EXPORT CUresult cuStreamEndCapture(CUstream handle, struct emu_graph **out)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     if (rc)
         return rc;
     if (!stream->capture)
@@ -134,7 +124,7 @@ EXPORT CUresult cuStreamEndCapture(CUstream handle, struct emu_graph **out)
 EXPORT CUresult cuStreamIsCapturing(CUstream handle, int *status)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     if (!rc)
         *status = !stream->capture ? 0 : stream->capture->is_broken ? 2 : 1;
     return rc;
@@ -201,7 +191,7 @@ EXPORT CUresult cuGraphExecDestroy(struct emu_graph *graph)
 EXPORT CUresult cuGraphLaunch(const struct emu_graph *graph, CUstream handle)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     for (const struct node *node = graph->first; node && !rc; node = node->next) {
         struct emu_op *op = node->op ? copy_op(node->op) : NULL;
         rc = node->op && !op ? CU_OUT_OF_MEMORY : op_queue(stream, &node->item, op, NULL);

@@ -1,5 +1,5 @@
 /*
- * What one process keeps of the emulated driver: contexts, addresses, streams
+ * The state of the emulated driver in one process: contexts, addresses, streams
  * and the effects that its queued work will have. Guarded by local_lock, which
  * is never held while waiting.
  */
@@ -38,14 +38,13 @@ struct emu_stream {
     int32_t priority;
     uint32_t flags; /* 1: does not wait for the legacy stream */
     uint64_t id;
-    struct emu_graph *capture; /* what its work is written into, or NULL */
+    struct emu_graph *capture; /* records the stream's work; NULL: no capture */
 };
 
 struct emu_event {
     uint32_t flags;
     struct emu_stream *stream;
-    uint64_t ring_id; /* of the stream's, so that a stream destroyed since counts
-                         as done */
+    uint64_t ring_id; /* of the stream: if it was destroyed since, the event is done */
     uint64_t until;
     uint64_t done_ns;
     uint32_t device;
@@ -56,7 +55,7 @@ struct emu_event {
 enum op_kind { OP_COPY, OP_SET, OP_KERNEL, OP_CALL, OP_STAMP, OP_FREE };
 
 struct op_rows {
-    uint64_t to, from; /* as given: tagged when on the device */
+    uint64_t to, from; /* as the caller passed them: tagged if on the device */
     size_t width, height, to_pitch, from_pitch;
     void *staged; /* copy of a pageable source */
 };
@@ -130,6 +129,9 @@ static inline uint64_t host_address(uint64_t address)
 
 /* op.c */
 struct emu_op *op_new(enum op_kind kind);
+/* Finds the stream of a call and makes a piece of work for it. */
+CUresult op_start(struct emu_context *context, CUstream handle, enum op_kind kind,
+                  struct emu_op **op);
 CUresult op_queue(struct emu_stream *stream, const struct emu_item *item, struct emu_op *op,
                   uint64_t *sequence);
 CUresult op_wait(struct emu_stream *stream, uint64_t until);
@@ -139,12 +141,12 @@ CUresult op_wait_context(struct emu_context *context);
 CUresult op_order_after(struct emu_stream *stream, struct emu_stream *other, uint64_t until);
 void op_forget_event(struct emu_event *event);
 
-/* effect.c: carries out a completed piece of work; false when it touched memory
- * that is not there. */
+/* effect.c: carries out completed work. False if it touched unmapped memory. */
 bool effect_apply(const struct emu_op *op);
 uint32_t effect_named(const char *name);
 
-/* graph.c: notes take the op over; a break gives the code to answer with. */
+/* graph.c: graph_note owns the op; graph_break returns the result of the call that
+ * broke the capture. */
 CUresult graph_note(struct emu_graph *graph, const struct emu_item *item, struct emu_op *op);
 CUresult graph_break(struct emu_graph *graph);
 
@@ -152,6 +154,7 @@ CUresult graph_break(struct emu_graph *graph);
 CUresult stream_new(struct emu_context *context, int32_t priority, uint32_t flags,
                     struct emu_stream **stream);
 void stream_free(struct emu_stream *stream);
+CUresult stream_find(CUstream handle, struct emu_stream **stream);
 extern struct emu_stream *streams;
 
 /* memory.c */

@@ -1,7 +1,7 @@
 /*
- * cuMemAlloc and its kin. Large allocations get whole granules; small ones
- * share a granule, as in a driver, so that what a program sees used moves in
- * steps of 2 MiB.
+ * cuMemAlloc and related calls. Large allocations get whole granules. Small ones
+ * share a granule, as in a driver, so that the used memory that a program sees
+ * changes in steps of 2 MiB.
  */
 #include "local.h"
 
@@ -20,7 +20,7 @@ struct chunk {
     uint64_t start;
     struct emu_context *context;
     uint32_t used_units;
-    bool is_taken[UNITS];
+    bool is_used[UNITS];
 };
 
 static struct chunk *chunks;
@@ -30,8 +30,8 @@ static uint64_t round_up(uint64_t bytes, uint64_t unit)
     return (bytes + unit - 1) / unit * unit;
 }
 
-/* Charged first, mapped after: a refusal leaves nothing behind. */
-static CUresult take(struct emu_context *context, uint64_t bytes, uint64_t *start)
+/* Charges before it maps, so that a refusal leaves nothing behind. */
+static CUresult map_granules(struct emu_context *context, uint64_t bytes, uint64_t *start)
 {
     emu_lock();
     CUresult rc = emu_charge_private(context->device, bytes);
@@ -57,7 +57,7 @@ static CUresult take(struct emu_context *context, uint64_t bytes, uint64_t *star
     return CU_OK;
 }
 
-static void give_back(struct emu_context *context, uint64_t start, uint64_t bytes)
+static void unmap_granules(struct emu_context *context, uint64_t start, uint64_t bytes)
 {
     munmap((void *)start, bytes);
     emu_lock();
@@ -69,7 +69,7 @@ static bool find_run(const struct chunk *chunk, uint64_t units, uint64_t *first)
 {
     uint64_t run = 0;
     for (uint64_t i = 0; i < UNITS; i++) {
-        run = chunk->is_taken[i] ? 0 : run + 1;
+        run = chunk->is_used[i] ? 0 : run + 1;
         if (run == units) {
             *first = i + 1 - units;
             return true;
@@ -78,8 +78,8 @@ static bool find_run(const struct chunk *chunk, uint64_t units, uint64_t *first)
     return false;
 }
 
-/* local_lock held. */
-static CUresult take_small(struct emu_context *context, uint64_t bytes, uint64_t *start)
+/* The caller holds local_lock. */
+static CUresult allocate_small(struct emu_context *context, uint64_t bytes, uint64_t *start)
 {
     uint64_t units = round_up(bytes, UNIT_BYTES) / UNIT_BYTES, first = 0;
     struct chunk *chunk = chunks;
@@ -89,7 +89,7 @@ static CUresult take_small(struct emu_context *context, uint64_t bytes, uint64_t
         chunk = calloc(1, sizeof(*chunk));
         if (!chunk)
             return CU_OUT_OF_MEMORY;
-        CUresult rc = take(context, EMU_GRANULE, &chunk->start);
+        CUresult rc = map_granules(context, EMU_GRANULE, &chunk->start);
         if (rc) {
             free(chunk);
             return rc;
@@ -99,29 +99,41 @@ static CUresult take_small(struct emu_context *context, uint64_t bytes, uint64_t
         chunks = chunk;
         first = 0;
     }
-    memset(&chunk->is_taken[first], 1, units);
+    memset(&chunk->is_used[first], 1, units);
     chunk->used_units += (uint32_t)units;
     *start = chunk->start + first * UNIT_BYTES;
     return CU_OK;
 }
 
-/* local_lock held. */
-static void give_back_small(uint64_t start, uint64_t bytes)
+/* The caller holds local_lock. */
+static void free_small(uint64_t start, uint64_t bytes)
 {
     for (struct chunk **link = &chunks; *link; link = &(*link)->next) {
         struct chunk *chunk = *link;
         uint64_t units = round_up(bytes, UNIT_BYTES) / UNIT_BYTES;
         if (start - chunk->start >= EMU_GRANULE)
             continue;
-        memset(&chunk->is_taken[(start - chunk->start) / UNIT_BYTES], 0, units);
+        memset(&chunk->is_used[(start - chunk->start) / UNIT_BYTES], 0, units);
         chunk->used_units -= (uint32_t)units;
         if (chunk->used_units == 0) {
             *link = chunk->next;
-            give_back(chunk->context, chunk->start, EMU_GRANULE);
+            unmap_granules(chunk->context, chunk->start, EMU_GRANULE);
             free(chunk);
         }
         return;
     }
+}
+
+static void add_range(struct emu_context *context, uint64_t start, uint64_t bytes,
+                      enum range_kind kind)
+{
+    range_add((struct emu_range){.start = start,
+                                 .bytes = bytes,
+                                 .kind = kind,
+                                 .device = context->device,
+                                 .access = 3,
+                                 .context = context,
+                                 .buffer_id = range_new_id()});
 }
 
 CUresult memory_allocate(struct emu_context *context, size_t bytes, CUdeviceptr *address)
@@ -133,16 +145,10 @@ CUresult memory_allocate(struct emu_context *context, size_t bytes, CUdeviceptr 
     if (bytes > emu->devices[context->device].total_bytes)
         return CU_OUT_OF_MEMORY;
     pthread_mutex_lock(&local_lock);
-    CUresult rc = is_small ? take_small(context, bytes, &start)
-                           : take(context, round_up(bytes, EMU_GRANULE), &start);
+    CUresult rc = is_small ? allocate_small(context, bytes, &start)
+                           : map_granules(context, round_up(bytes, EMU_GRANULE), &start);
     if (!rc) {
-        range_add((struct emu_range){.start = start,
-                                     .bytes = bytes,
-                                     .kind = is_small ? RANGE_SMALL : RANGE_DEVICE,
-                                     .device = context->device,
-                                     .access = 3,
-                                     .context = context,
-                                     .buffer_id = range_new_id()});
+        add_range(context, start, bytes, is_small ? RANGE_SMALL : RANGE_DEVICE);
         *address = start | DEVICE_TAG;
     }
     pthread_mutex_unlock(&local_lock);
@@ -159,9 +165,9 @@ CUresult memory_free(CUdeviceptr address)
         struct emu_range gone = *range;
         range_remove(gone.start);
         if (gone.kind == RANGE_SMALL)
-            give_back_small(gone.start, gone.bytes);
+            free_small(gone.start, gone.bytes);
         else
-            give_back(gone.context, gone.start, round_up(gone.bytes, EMU_GRANULE));
+            unmap_granules(gone.context, gone.start, round_up(gone.bytes, EMU_GRANULE));
         rc = CU_OK;
     }
     pthread_mutex_unlock(&local_lock);
@@ -240,13 +246,7 @@ EXPORT CUresult cuMemHostAlloc(void **address, size_t bytes, unsigned int flags)
     if (start == MAP_FAILED)
         return CU_OUT_OF_MEMORY;
     pthread_mutex_lock(&local_lock);
-    range_add((struct emu_range){.start = (uint64_t)start,
-                                 .bytes = bytes,
-                                 .kind = RANGE_HOST,
-                                 .device = context->device,
-                                 .access = 3,
-                                 .context = context,
-                                 .buffer_id = range_new_id()});
+    add_range(context, (uint64_t)start, bytes, RANGE_HOST);
     pthread_mutex_unlock(&local_lock);
     *address = start;
     return CU_OK;

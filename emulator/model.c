@@ -1,13 +1,13 @@
 /*
- * Time: how queued work advances. Called lazily, under the lock, by whoever
- * looks; there are no threads.
+ * Time: how queued work advances. There are no threads: every process that looks
+ * at a device advances it first, under the lock.
  *
- * Work at the head of each stream is active. Without MPS one process at a time
- * runs, in slices, and a change of process costs; with MPS all run: streaming
- * multiprocessors are given by priority and then in proportion to demand, and
- * bandwidth is divided when more than all of it is wanted. Slice and switch are
- * assumptions, not measurements: the model says nothing about a real GPU's
- * speed (README.md).
+ * Work at the head of each stream is active. Without MPS one process runs at a
+ * time, in slices, and each switch costs time. With MPS all processes run:
+ * streaming multiprocessors are assigned by priority and then in proportion to
+ * demand, and bandwidth is divided when demand exceeds it. The lengths of slice
+ * and switch are assumptions, not measurements: the model says nothing about the
+ * speed of a real GPU (README.md).
  */
 #include "state.h"
 
@@ -66,9 +66,9 @@ static bool is_waited_for(const struct emu_item *item, uint32_t process)
     return other->in_use && other->process == process && other->done < item->wait_until;
 }
 
-/* Marks and satisfied waits take no time; taking one off may let another go,
- * hence the rounds. */
-static void take_ready(uint32_t device, uint64_t now_ns)
+/* Completes marks and satisfied waits, which take no time. Completing one may
+ * satisfy another, so this repeats until nothing changes. */
+static void complete_ready(uint32_t device, uint64_t now_ns)
 {
     bool again = true;
     while (again) {
@@ -157,8 +157,8 @@ static void share(const struct emu_device *on, struct active *active, uint32_t c
             active[i].speed *= 100.0 / bandwidth;
 }
 
-/* Whose slice it is; the next owner is the next row that has kernels waiting.
- */
+/* Passes the time slice on when it is over. The next owner is the next row that has
+ * kernels waiting. */
 static void turn_slice(struct emu_device *on, const struct active *active, uint32_t count,
                        uint64_t now_ns)
 {
@@ -223,7 +223,7 @@ void emu_advance(uint32_t device)
     struct active active[ACTIVE_MAX];
     uint64_t now_ns = emu_now_ns(), at_ns = on->advanced_ns;
     while (at_ns < now_ns) {
-        take_ready(device, at_ns);
+        complete_ready(device, at_ns);
         uint32_t count = find_active(device, active);
         if (count == 0 || on->hangs || on->is_lost)
             break;
@@ -239,11 +239,11 @@ void emu_advance(uint32_t device)
         PUT(on->advanced_ns, at_ns);
     }
     PUT(on->advanced_ns, now_ns > at_ns ? now_ns : at_ns);
-    take_ready(device, now_ns);
+    complete_ready(device, now_ns);
 }
 
-/* When something may next complete if nothing else is queued: a waiter sleeps
- * until then and looks again. */
+/* The time at which work may complete next if nothing else is queued. A waiter
+ * sleeps until then and looks again. */
 uint64_t emu_wake_ns(uint32_t device)
 {
     struct active active[ACTIVE_MAX];

@@ -1,7 +1,7 @@
 /*
- * Modules and launches. Code is not executed: a module's text may say in
- * comments how long each kernel takes alone, what share of the device it wants,
- * and which built-in effect it has (README.md):
+ * Modules and launches. Code is not executed. Comments in the text of a module may
+ * say how long each kernel takes alone, what share of the device it uses, and which
+ * built-in effect it has (README.md):
  *
  *     // salus-kernel: NAME ns=1000000 sm=40 bandwidth=20 effect=add
  */
@@ -95,7 +95,7 @@ EXPORT CUresult cuModuleLoad(CUmodule *out, const char *path)
     return rc;
 }
 
-/* Functions stay allocated: queued work may still name them. */
+/* Functions stay allocated: queued work may still refer to them. */
 EXPORT CUresult cuModuleUnload(CUmodule module)
 {
     return module ? emu_ready() : CU_INVALID_HANDLE;
@@ -244,10 +244,10 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigne
     if (!grid_x || !grid_y || !grid_z || !block_x || !block_y || !block_z ||
         block_x * block_y * block_z > 1024)
         return CU_INVALID_VALUE;
-    struct emu_stream *stream = emu_stream_of(context, handle, &rc);
-    struct emu_op *op = rc ? NULL : op_new(OP_KERNEL);
-    if (!op)
-        return rc ? rc : CU_OUT_OF_MEMORY;
+    struct emu_op *op;
+    rc = op_start(context, handle, OP_KERNEL, &op);
+    if (rc)
+        return rc;
     op->effect = function->effect;
     if (op->effect && !read_arguments(op, parameters, extra)) {
         free(op);
@@ -257,7 +257,7 @@ EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigne
                             .sm_percent = function->sm_percent,
                             .bandwidth_percent = function->bandwidth_percent,
                             .left_ns = function->ns};
-    return op_queue(stream, &item, op, NULL);
+    return op_queue(op->stream, &item, op, NULL);
 }
 
 EXPORT CUresult cuLaunchKernelEx(const struct cu_launch_config *config, CUfunction function,

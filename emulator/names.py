@@ -1,12 +1,12 @@
 """Names and versions of the driver's and NVML's public functions, and the C tables made from them.
 
-Keeps one rule: the committed lists (`driver_names.tsv`, `nvml_names.txt`) hold names and version numbers only,
-facts of a public interface, so that a machine without a CUDA toolkit can build. Where there is one, its header is read
-as well. Everything in C is generated from the lists.
+The committed lists (`driver_names.tsv`, `nvml_names.txt`) have only names and version numbers of a public interface, so
+that a machine without a CUDA toolkit can build. If there is a toolkit, its header is read as well. The C tables are
+generated from the lists.
 
     names.py scan-header cudaTypedefs.h     list (base name, version, variant, symbol) of a toolkit's header
     names.py scan-pynvml                    list the NVML names that nvidia-ml-py looks up
-    names.py merge [cudaTypedefs.h]         the committed list, with what a toolkit's header knows besides
+    names.py merge [cudaTypedefs.h]         the committed list, with the additional names of a toolkit's header
     names.py driver-table TSV | driver-stubs TSV | nvml-stubs
 """
 
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 DRIVER_NAMES = HERE / "driver_names.tsv"
 NVML_NAMES = HERE / "nvml_names.txt"
 
-# These live in headers of their own (profiler control), or are looked up by no PFN type.
+# These are in separate headers (profiler control), or have no PFN type.
 EXTRA_DRIVER_ROWS = [
     ("cuProfilerInitialize", 4000, "", "cuProfilerInitialize"),
     ("cuProfilerStart", 4000, "", "cuProfilerStart"),

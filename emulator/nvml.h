@@ -1,5 +1,5 @@
-/* The part of NVML's public binary interface that is answered, and what its
- * files share. */
+/* The part of NVML's public binary interface that the emulator implements, and
+ * what its files share. */
 #ifndef SALUS_EMULATOR_NVML_H
 #define SALUS_EMULATOR_NVML_H
 
@@ -95,12 +95,23 @@ struct nvml_get_limits {
 };
 
 /*
- * Looks the handle up. Every answer about a lost device is "lost"; a device
- * that hangs holds the caller until it is cleared, which is what the daemon's
- * time-outs are for.
+ * Finds the device of a handle. Every call about a lost device returns "lost". A
+ * call about a device that hangs does not return until the fault is cleared: the
+ * daemon's time-outs are for this case.
  */
 nvml_result nvml_find(nvml_device handle, uint32_t *device);
 nvml_device nvml_handle_of(uint32_t device);
 nvml_result nvml_is_ready(void);
+
+/* Defines a function that answers with one value; `device` is the device's number in it. */
+#define NVML_PROPERTY(name, type, value)                                                           \
+    nvml_result name(nvml_device handle, type *out)                                                \
+    {                                                                                              \
+        uint32_t device;                                                                           \
+        nvml_result rc = nvml_find(handle, &device);                                               \
+        if (!rc)                                                                                   \
+            *out = value;                                                                          \
+        return rc;                                                                                 \
+    }
 
 #endif

@@ -1,15 +1,9 @@
-/* NVML: what a device says of itself. Power, clocks and temperature are
- * plausible figures, not a model. */
+/* NVML: what a device reports about itself. Power, clocks and temperature are
+ * plausible numbers, not a model. */
 #include "nvml.h"
 
 #include <string.h>
 #include <time.h>
-
-static const struct emu_profile *profile(nvml_device handle, uint32_t *device, nvml_result *rc)
-{
-    *rc = nvml_find(handle, device);
-    return *rc ? NULL : emu_profile_of(*device);
-}
 
 static uint32_t busy_percent(uint32_t device)
 {
@@ -20,21 +14,18 @@ static uint32_t busy_percent(uint32_t device)
     return percent;
 }
 
-EXPORT nvml_result nvmlDeviceGetMemoryInfo(nvml_device handle, struct nvml_memory *memory)
+static struct nvml_memory read_memory(uint32_t device)
 {
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (rc)
-        return rc;
     emu_lock();
     emu_reap();
     uint64_t used = emu->devices[device].used_bytes, total = emu->devices[device].total_bytes;
     emu_unlock();
-    *memory = (struct nvml_memory){total, total - used, used};
-    return NVML_OK;
+    return (struct nvml_memory){total, total - used, used};
 }
 
-EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_memory_v2 *memory)
+EXPORT NVML_PROPERTY(nvmlDeviceGetMemoryInfo, struct nvml_memory, read_memory(device))
+
+    EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_memory_v2 *memory)
 {
     struct nvml_memory plain;
     nvml_result rc = nvmlDeviceGetMemoryInfo(handle, &plain);
@@ -43,28 +34,20 @@ EXPORT nvml_result nvmlDeviceGetMemoryInfo_v2(nvml_device handle, struct nvml_me
     return rc;
 }
 
-EXPORT nvml_result nvmlDeviceGetBAR1MemoryInfo(nvml_device handle, struct nvml_memory *memory)
+EXPORT NVML_PROPERTY(nvmlDeviceGetBAR1MemoryInfo, struct nvml_memory,
+                     ((struct nvml_memory){256 * MIB, 255 * MIB, MIB}))
+
+    static struct nvml_utilization read_utilization(uint32_t device)
 {
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (!rc)
-        *memory = (struct nvml_memory){256 * MIB, 255 * MIB, MIB};
-    return rc;
+    uint32_t percent = busy_percent(device);
+    return (struct nvml_utilization){percent, percent / 2};
 }
 
-EXPORT nvml_result nvmlDeviceGetUtilizationRates(nvml_device handle, struct nvml_utilization *rates)
-{
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (rc)
-        return rc;
-    rates->gpu = busy_percent(device);
-    rates->memory = rates->gpu / 2;
-    return NVML_OK;
-}
+EXPORT NVML_PROPERTY(nvmlDeviceGetUtilizationRates, struct nvml_utilization,
+                     read_utilization(device))
 
-EXPORT nvml_result nvmlDeviceGetEncoderUtilization(nvml_device handle, unsigned int *percent,
-                                                   unsigned int *period_us)
+    EXPORT nvml_result nvmlDeviceGetEncoderUtilization(nvml_device handle, unsigned int *percent,
+                                                       unsigned int *period_us)
 {
     uint32_t device;
     *percent = 0;
@@ -85,8 +68,7 @@ static uint64_t wall_us(void)
     return (uint64_t)now.tv_sec * 1000000ULL + (uint64_t)now.tv_nsec / 1000;
 }
 
-/* The kept history, oldest first; type 1 is GPU utilisation and the only one
- * kept. */
+/* The history, oldest first. Only type 1, GPU utilisation, is kept. */
 EXPORT nvml_result nvmlDeviceGetSamples(nvml_device handle, int type, unsigned long long after_us,
                                         unsigned int *value_type, unsigned int *count,
                                         struct nvml_sample *samples)
@@ -131,23 +113,18 @@ static unsigned int power_mw(uint32_t device)
     return limit / 8 + (limit - limit / 8) / 100 * busy_percent(device);
 }
 
-EXPORT nvml_result nvmlDeviceGetTemperature(nvml_device handle, int sensor, unsigned int *celsius)
+static NVML_PROPERTY(read_temperature, unsigned int, temperature(device))
+
+    EXPORT nvml_result
+    nvmlDeviceGetTemperature(nvml_device handle, int sensor, unsigned int *celsius)
 {
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
     (void)sensor;
-    if (!rc)
-        *celsius = temperature(device);
-    return rc;
+    return read_temperature(handle, celsius);
 }
 
 EXPORT nvml_result nvmlDeviceGetTemperatureV(nvml_device handle, int *versioned)
 {
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (!rc)
-        versioned[2] = (int)temperature(device);
-    return rc;
+    return read_temperature(handle, (unsigned int *)&versioned[2]);
 }
 
 EXPORT nvml_result nvmlDeviceGetTemperatureThreshold(nvml_device handle, int kind,
@@ -159,44 +136,22 @@ EXPORT nvml_result nvmlDeviceGetTemperatureThreshold(nvml_device handle, int kin
     return nvml_find(handle, &device);
 }
 
-EXPORT nvml_result nvmlDeviceGetPowerUsage(nvml_device handle, unsigned int *milliwatts)
-{
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (!rc)
-        *milliwatts = power_mw(device);
-    return rc;
-}
+#define POWER_LIMIT (unsigned int)emu_profile_of(device)->power_limit_mw
 
-EXPORT nvml_result nvmlDeviceGetEnforcedPowerLimit(nvml_device handle, unsigned int *milliwatts)
-{
-    uint32_t device;
-    nvml_result rc;
-    const struct emu_profile *card = profile(handle, &device, &rc);
-    if (!rc)
-        *milliwatts = (unsigned int)card->power_limit_mw;
-    return rc;
-}
-
-EXPORT nvml_result nvmlDeviceGetPowerManagementLimit(nvml_device handle, unsigned int *milliwatts)
-{
-    return nvmlDeviceGetEnforcedPowerLimit(handle, milliwatts);
-}
-
-EXPORT nvml_result nvmlDeviceGetPowerManagementDefaultLimit(nvml_device handle,
-                                                            unsigned int *milliwatts)
-{
-    return nvmlDeviceGetEnforcedPowerLimit(handle, milliwatts);
-}
+EXPORT NVML_PROPERTY(nvmlDeviceGetPowerUsage, unsigned int, power_mw(device)) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetEnforcedPowerLimit, unsigned int, POWER_LIMIT)
+EXPORT NVML_PROPERTY(nvmlDeviceGetPowerManagementLimit, unsigned int, POWER_LIMIT)
+EXPORT NVML_PROPERTY(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, POWER_LIMIT)
 
 EXPORT nvml_result nvmlDeviceGetClockInfo(nvml_device handle, int kind, unsigned int *megahertz)
 {
     uint32_t device;
-    nvml_result rc;
-    const struct emu_profile *card = profile(handle, &device, &rc);
-    if (!rc)
-        *megahertz = (unsigned int)(kind == 2 ? card->memory_clock_mhz : card->clock_mhz);
-    return rc;
+    nvml_result rc = nvml_find(handle, &device);
+    if (rc)
+        return rc;
+    const struct emu_profile *card = emu_profile_of(device);
+    *megahertz = (unsigned int)(kind == 2 ? card->memory_clock_mhz : card->clock_mhz);
+    return NVML_OK;
 }
 
 EXPORT nvml_result nvmlDeviceGetMaxClockInfo(nvml_device handle, int kind, unsigned int *megahertz)
@@ -204,78 +159,48 @@ EXPORT nvml_result nvmlDeviceGetMaxClockInfo(nvml_device handle, int kind, unsig
     return nvmlDeviceGetClockInfo(handle, kind, megahertz);
 }
 
-static nvml_result answer(nvml_device handle, unsigned int *out, unsigned int value)
-{
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (!rc)
-        *out = value;
-    return rc;
-}
+/* These are the same for every emulated device. */
+EXPORT NVML_PROPERTY(nvmlDeviceGetPerformanceState, unsigned int, 0) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetComputeMode, unsigned int, 0) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetPersistenceMode, unsigned int, 1) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetDisplayMode, unsigned int, 0) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetDisplayActive, unsigned int, 0) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetMultiGpuBoard, unsigned int, 0) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, 4) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, 16) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, 4) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, 16) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetMaxMigDeviceCount, unsigned int, 0) EXPORT
+    NVML_PROPERTY(nvmlDeviceIsMigDeviceHandle, unsigned int, 0)
 
-/* Facts that are the same for every emulated device. */
-#define ANSWER_CONSTANT(name, value) \
-    EXPORT nvml_result name(nvml_device handle, unsigned int *out) \
-    { \
-        return answer(handle, out, value); \
-    }
+        EXPORT NVML_PROPERTY(nvmlDeviceGetBoardId, unsigned int, 0x100 + device) EXPORT
+    NVML_PROPERTY(nvmlDeviceGetNumGpuCores, unsigned int,
+                  (unsigned int)emu_profile_of(device)->sm_count * 64)
 
-ANSWER_CONSTANT(nvmlDeviceGetPerformanceState, 0)
-ANSWER_CONSTANT(nvmlDeviceGetComputeMode, 0)
-ANSWER_CONSTANT(nvmlDeviceGetPersistenceMode, 1)
-ANSWER_CONSTANT(nvmlDeviceGetDisplayMode, 0)
-ANSWER_CONSTANT(nvmlDeviceGetDisplayActive, 0)
-ANSWER_CONSTANT(nvmlDeviceGetMultiGpuBoard, 0)
-ANSWER_CONSTANT(nvmlDeviceGetCurrPcieLinkGeneration, 4)
-ANSWER_CONSTANT(nvmlDeviceGetCurrPcieLinkWidth, 16)
-ANSWER_CONSTANT(nvmlDeviceGetMaxPcieLinkGeneration, 4)
-ANSWER_CONSTANT(nvmlDeviceGetMaxPcieLinkWidth, 16)
-ANSWER_CONSTANT(nvmlDeviceGetMaxMigDeviceCount, 0)
-ANSWER_CONSTANT(nvmlDeviceIsMigDeviceHandle, 0)
-
-EXPORT nvml_result nvmlDeviceGetBoardId(nvml_device handle, unsigned int *board)
-{
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (!rc)
-        *board = 0x100 + device;
-    return rc;
-}
-
-EXPORT nvml_result nvmlDeviceGetPcieThroughput(nvml_device handle, int counter,
-                                               unsigned int *kilobytes)
+        EXPORT nvml_result
+    nvmlDeviceGetPcieThroughput(nvml_device handle, int counter, unsigned int *kilobytes)
 {
     (void)counter;
-    return answer(handle, kilobytes, 0);
-}
-
-EXPORT nvml_result nvmlDeviceGetNumGpuCores(nvml_device handle, unsigned int *cores)
-{
-    uint32_t device;
-    nvml_result rc;
-    const struct emu_profile *card = profile(handle, &device, &rc);
-    if (!rc)
-        *cores = (unsigned int)card->sm_count * 64;
-    return rc;
+    *kilobytes = 0;
+    return nvml_find(handle, &(uint32_t){0});
 }
 
 EXPORT nvml_result nvmlDeviceGetCudaComputeCapability(nvml_device handle, int *major, int *minor)
 {
     uint32_t device;
-    nvml_result rc;
-    const struct emu_profile *card = profile(handle, &device, &rc);
+    nvml_result rc = nvml_find(handle, &device);
     if (rc)
         return rc;
-    *major = card->major;
-    *minor = card->minor;
+    *major = emu_profile_of(device)->major;
+    *minor = emu_profile_of(device)->minor;
     return NVML_OK;
 }
 
 EXPORT nvml_result nvmlDeviceGetEccMode(nvml_device handle, unsigned int *current,
                                         unsigned int *pending)
 {
-    *pending = 1;
-    return answer(handle, current, 1);
+    *current = *pending = 1;
+    return nvml_find(handle, &(uint32_t){0});
 }
 
 EXPORT nvml_result nvmlDeviceGetTotalEccErrors(nvml_device handle, int kind, int counter,
@@ -288,18 +213,15 @@ EXPORT nvml_result nvmlDeviceGetTotalEccErrors(nvml_device handle, int kind, int
     return nvml_find(handle, &device);
 }
 
-/* Cards that could be split say that they are not; the others do not know the
- * question. */
+/* A card with MIG reports that it is off. A card without MIG does not support the
+ * call. */
 EXPORT nvml_result nvmlDeviceGetMigMode(nvml_device handle, unsigned int *current,
                                         unsigned int *pending)
 {
     uint32_t device;
-    nvml_result rc;
-    const struct emu_profile *card = profile(handle, &device, &rc);
-    if (rc)
-        return rc;
+    nvml_result rc = nvml_find(handle, &device);
     *current = *pending = 0;
-    return card->has_mig ? NVML_OK : NVML_NOT_SUPPORTED;
+    return rc || emu_profile_of(device)->has_mig ? rc : NVML_NOT_SUPPORTED;
 }
 
 /* Fields by number: 1 ECC mode, 82 memory temperature, 185 and 186 power. */

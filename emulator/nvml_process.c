@@ -1,4 +1,4 @@
-/* NVML: who uses a device, limits of memory by cgroup, and events. */
+/* NVML: the processes of a device, memory limits by cgroup, and events. */
 #include "nvml.h"
 
 #include <stdio.h>
@@ -36,26 +36,30 @@ static uint32_t list_processes(uint32_t device, struct process_row *rows)
     return count;
 }
 
-static nvml_result list(nvml_device handle, unsigned int *count, void *out, size_t stride)
+/* Lists the processes of a device and sets `count`, which is the size of `out` before. */
+static nvml_result find_processes(nvml_device handle, unsigned int *count, const void *out,
+                                  struct process_row *rows)
 {
-    struct process_row rows[EMU_PROCESSES_MAX];
     uint32_t device, room = *count;
     nvml_result rc = nvml_find(handle, &device);
     if (rc)
         return rc;
     *count = list_processes(device, rows);
-    if (*count == 0)
-        return NVML_OK;
-    if (!out || room < *count)
-        return NVML_INSUFFICIENT_SIZE;
-    for (uint32_t i = 0; i < *count; i++) {
+    return *count && (!out || room < *count) ? NVML_INSUFFICIENT_SIZE : NVML_OK;
+}
+
+static nvml_result list(nvml_device handle, unsigned int *count, void *out, size_t stride)
+{
+    struct process_row rows[EMU_PROCESSES_MAX];
+    nvml_result rc = find_processes(handle, count, out, rows);
+    for (uint32_t i = 0; !rc && i < *count; i++) {
         struct nvml_process *to = (struct nvml_process *)((char *)out + i * stride);
         to->pid = (unsigned int)rows[i].pid;
         to->used_bytes = rows[i].bytes;
         if (stride == sizeof(struct nvml_process))
             to->gpu_instance = to->compute_instance = UINT32_MAX;
     }
-    return NVML_OK;
+    return rc;
 }
 
 EXPORT nvml_result nvmlDeviceGetComputeRunningProcesses_v3(nvml_device handle, unsigned int *count,
@@ -121,16 +125,10 @@ EXPORT nvml_result nvmlDeviceGetProcessUtilization(nvml_device handle,
 {
     struct process_row rows[EMU_PROCESSES_MAX];
     struct timespec now;
-    uint32_t device, room = *count;
-    nvml_result rc = nvml_find(handle, &device);
+    nvml_result rc = find_processes(handle, count, out, rows);
     (void)after_us;
-    if (rc)
-        return rc;
-    *count = list_processes(device, rows);
-    if (*count == 0)
-        return NVML_NOT_FOUND;
-    if (!out || room < *count)
-        return NVML_INSUFFICIENT_SIZE;
+    if (rc || *count == 0)
+        return rc ? rc : NVML_NOT_FOUND;
     clock_gettime(CLOCK_REALTIME, &now);
     for (uint32_t i = 0; i < *count; i++)
         out[i] = (struct nvml_process_sample){.pid = (unsigned int)rows[i].pid,
@@ -141,8 +139,8 @@ EXPORT nvml_result nvmlDeviceGetProcessUtilization(nvml_device handle,
     return NVML_OK;
 }
 
-/* Limits by cgroup: the name is a cgroup's path; the limit holds for it and all
- * below. Root only, as a driver would. */
+/* The name is the path of a cgroup. The limit applies to it and to everything
+ * below it. Only root may set one, as with a driver. */
 EXPORT nvml_result nvmlDeviceSetMemoryLimits_v1(nvml_device handle,
                                                 const struct nvml_set_limits *limits)
 {

@@ -225,20 +225,18 @@ EXPORT nvml_result nvmlDeviceGetSerial(nvml_device handle, char *text, unsigned 
     return rc;
 }
 
-EXPORT nvml_result nvmlDeviceGetPciInfo_v3(nvml_device handle, struct nvml_pci *pci)
+static struct nvml_pci read_pci(uint32_t device)
 {
-    uint32_t device;
-    nvml_result rc = nvml_find(handle, &device);
-    if (rc)
-        return rc;
-    *pci = (struct nvml_pci){.bus = 0x10 + device,
-                             .device_id = (unsigned int)emu_profile_of(device)->pci_device_id};
-    snprintf(pci->bus_id_legacy, sizeof(pci->bus_id_legacy), "0000:%02X:00.0", pci->bus & 0xff);
-    snprintf(pci->bus_id, sizeof(pci->bus_id), "00000000:%02X:00.0", pci->bus & 0xff);
-    return NVML_OK;
+    struct nvml_pci pci = {.bus = 0x10 + device,
+                           .device_id = (unsigned int)emu_profile_of(device)->pci_device_id};
+    snprintf(pci.bus_id_legacy, sizeof(pci.bus_id_legacy), "0000:%02X:00.0", pci.bus & 0xff);
+    snprintf(pci.bus_id, sizeof(pci.bus_id), "00000000:%02X:00.0", pci.bus & 0xff);
+    return pci;
 }
 
-EXPORT nvml_result nvmlDeviceGetPciInfo_v2(nvml_device handle, struct nvml_pci *pci)
+EXPORT NVML_PROPERTY(nvmlDeviceGetPciInfo_v3, struct nvml_pci, read_pci(device))
+
+    EXPORT nvml_result nvmlDeviceGetPciInfo_v2(nvml_device handle, struct nvml_pci *pci)
 {
     return nvmlDeviceGetPciInfo_v3(handle, pci);
 }

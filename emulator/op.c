@@ -1,8 +1,8 @@
 /*
- * Queued work of this process. The shared ring holds its time, this list its
- * effects; an effect is carried out when the model says that the work is
- * complete, in the order of submission, by whichever thread looks. So work that
- * nobody waited for can still write later, as on hardware.
+ * Queued work of this process. The shared ring has its time, this list its
+ * effects. When the model says that work is complete, the next thread that looks
+ * carries out its effect, in the order of submission. So work that nobody waited
+ * for can still write later, as on hardware.
  */
 #include "local.h"
 
@@ -21,13 +21,27 @@ struct emu_op *op_new(enum op_kind kind)
     return op;
 }
 
+CUresult op_start(struct emu_context *context, CUstream handle, enum op_kind kind,
+                  struct emu_op **op)
+{
+    CUresult rc = CU_OK;
+    struct emu_stream *stream = emu_stream_of(context, handle, &rc);
+    if (rc)
+        return rc;
+    *op = op_new(kind);
+    if (!*op)
+        return CU_OUT_OF_MEMORY;
+    (*op)->stream = stream;
+    return CU_OK;
+}
+
 static void sleep_until(uint64_t at_ns)
 {
     struct timespec at = {(time_t)(at_ns / 1000000000ULL), (long)(at_ns % 1000000000ULL)};
     clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL);
 }
 
-/* Both locks held. */
+/* The caller holds both locks. */
 static void collect(uint32_t device)
 {
     for (struct emu_op *op = first_op; op; op = op->next) {
@@ -52,7 +66,7 @@ static void finish(struct emu_op *op)
             memory_free(op->freed);
         pthread_mutex_lock(&local_lock);
     } else if (op->kind == OP_STAMP) {
-        /* An event recorded again stands for its last record only. */
+        /* An event that was recorded again counts only for its last record. */
         if (op->event && op->event->stream == op->stream && op->event->until == op->sequence + 1) {
             op->event->done_ns = op->done_ns;
             op->event->is_done = true;
@@ -64,8 +78,8 @@ static void finish(struct emu_op *op)
     }
 }
 
-/* local_lock held. One thread at a time, so that callbacks, which run without
- * the lock, keep their place. */
+/* The caller holds local_lock. Only one thread at a time does this, so that
+ * callbacks, which run without the lock, stay in order. */
 static void apply(void)
 {
     if (is_applying)
@@ -92,7 +106,7 @@ static void apply(void)
     is_applying = false;
 }
 
-/* local_lock held; when the model may next move. */
+/* Returns when the model may advance next. The caller holds local_lock. */
 static uint64_t pump(uint32_t device)
 {
     emu_lock();
@@ -111,7 +125,7 @@ static void wait_unlocked(uint64_t wake_ns)
     pthread_mutex_lock(&local_lock);
 }
 
-/* local_lock held. */
+/* The caller holds local_lock. */
 static bool is_complete(const struct emu_stream *stream, uint64_t until)
 {
     if (emu->rings[stream->ring].done < until)

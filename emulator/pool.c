@@ -1,6 +1,6 @@
 /*
- * Stream-ordered allocation. Memory is taken when asked and given back when the
- * stream reaches the free; pools keep nothing back, which is the driver's
+ * Stream-ordered allocation. Memory is allocated at the call and freed when the
+ * stream reaches the free. Pools cache nothing, like those of a driver with the
  * default release threshold of 0.
  */
 #include "local.h"
@@ -112,13 +112,12 @@ EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 {
     static const struct emu_item mark = {.work = WORK_MARK};
     struct emu_context *context;
+    struct emu_op *op;
     CUresult rc = emu_enter(&context);
+    if (!rc)
+        rc = op_start(context, handle, OP_FREE, &op);
     if (rc)
         return rc;
-    struct emu_stream *stream = emu_stream_of(context, handle, &rc);
-    struct emu_op *op = rc ? NULL : op_new(OP_FREE);
-    if (!op)
-        return rc ? rc : CU_OUT_OF_MEMORY;
     op->freed = address;
-    return op_queue(stream, &mark, op, NULL);
+    return op_queue(op->stream, &mark, op, NULL);
 }

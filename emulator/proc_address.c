@@ -1,5 +1,5 @@
 /* cuGetProcAddress: the newest variant of a name that is not newer than the
- * caller asked for. */
+ * version that the caller asks for. */
 #include "proc_address.h"
 
 #include "abi.h"

@@ -1,5 +1,5 @@
-/* One row of the generated table: a public name, since which version, and what
- * carries it. */
+/* One row of the generated table: a public name, the version that introduced it,
+ * and its function. */
 #ifndef SALUS_EMULATOR_PROC_ADDRESS_H
 #define SALUS_EMULATOR_PROC_ADDRESS_H
 

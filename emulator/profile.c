@@ -1,7 +1,6 @@
 /*
- * The cards that the emulator can stand for. Sizes are those that such a card
- * reports, to the MiB; the context's size is a round figure of the right order
- * (design.md counts it as persistent memory).
+ * The cards that the emulator can imitate. Memory sizes are those that such a card
+ * reports, to the MiB. The size of a context is a round number of the right order.
  */
 #include "state.h"
 

@@ -1,6 +1,6 @@
 /*
- * The shared file: found by SALUS_EMULATOR_STATE, made by whoever comes first,
- * locked by a robust mutex.
+ * The shared file. SALUS_EMULATOR_STATE names it, the first process creates it,
+ * and a robust mutex guards it.
  */
 #include "state.h"
 
@@ -32,30 +32,30 @@ uint64_t emu_now_ns(void)
 #define PLACES_MAX 256
 
 /*
- * Ends this process before a store into the shared file. Which one is said either by number
- * (SALUS_EMULATOR_DIE_AT=N, the N-th store), or by its place in the source and the pass through it
- * (SALUS_EMULATOR_DIE_IN=FILE:LINE:N), since how often the time model stores depends on the clock.
- * Places that this process passes are appended to the file that SALUS_EMULATOR_PASSED names, so
- * that a test knows all there are.
+ * Kills this process before a store into the shared file. A test selects the store by its number
+ * (SALUS_EMULATOR_DIE_AT=N, the N-th store), or by its place in the source and the number of the
+ * pass (SALUS_EMULATOR_DIE_IN=FILE:LINE:N), because the clock decides how often the time model
+ * stores. Each place that this process passes is appended to the file SALUS_EMULATOR_PASSED, so
+ * that a test knows all of them.
  */
-static void tell_place(const char *file, int line)
+static void record_place(const char *file, int line)
 {
     static struct {
         const char *file;
         int line;
-    } told[PLACES_MAX];
-    static uint32_t told_count;
+    } recorded[PLACES_MAX];
+    static uint32_t recorded_count;
     const char *path = getenv("SALUS_EMULATOR_PASSED");
-    for (uint32_t i = 0; i < told_count; i++)
-        if (told[i].file == file && told[i].line == line)
+    for (uint32_t i = 0; i < recorded_count; i++)
+        if (recorded[i].file == file && recorded[i].line == line)
             return;
-    int fd = path && told_count < PLACES_MAX
+    int fd = path && recorded_count < PLACES_MAX
                  ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)
                  : -1;
     if (fd < 0)
         return;
-    told[told_count].file = file;
-    told[told_count++].line = line;
+    recorded[recorded_count].file = file;
+    recorded[recorded_count++].line = line;
     dprintf(fd, "%s:%d\n", file, line);
     close(fd);
 }
@@ -77,7 +77,7 @@ void emu_inject_at(const char *file, int line)
         const char *pass = named ? strrchr(named, ':') : NULL;
         left = at ? atol(at) : pass ? atol(pass + 1) : 0;
     }
-    tell_place(file, line);
+    record_place(file, line);
     if (left == 0 || (named && !is_named(named, file, line)))
         return;
     if (--left == 0)
@@ -169,7 +169,7 @@ static int map(const char *path, int flags, const char *devices)
     int fd = open(path, O_RDWR | O_CLOEXEC | flags, 0666);
     if (fd < 0)
         return -errno;
-    /* The file lock covers only the making of the file; it falls with its holder.
+    /* The file lock covers only the creation of the file, and ends with its holder.
      */
     if (flock(fd, LOCK_EX) || fstat(fd, &status)) {
         rc = -errno;
@@ -192,7 +192,7 @@ static int map(const char *path, int flags, const char *devices)
         memset(state, 0, offsetof(struct emu_state, processes));
         rc = fill(state, devices);
         if (rc == 0 && fchmod(fd, 0666) != 0)
-            rc = 0; /* not ours: the maker has set the mode */
+            rc = 0; /* another user's file: its creator has set the mode */
     } else {
         rc = state->magic == EMU_MAGIC && state->bytes == sizeof(*state) ? 0 : -EINVAL;
     }
@@ -201,7 +201,8 @@ static int map(const char *path, int flags, const char *devices)
 out:
     if (rc && mapping != MAP_FAILED)
         munmap(mapping, sizeof(struct emu_state));
-    /* Said aloud: the mapping keeps the open file, and with it the lock, alive after close. */
+    /* Unlock explicitly: the mapping keeps the open file, and with it the lock, alive after close.
+     */
     flock(fd, LOCK_UN);
     close(fd);
     return rc;
@@ -226,7 +227,7 @@ void emu_lock(void)
 {
     if (pthread_mutex_lock(&emu->lock) == EOWNERDEAD) {
 #ifdef SALUS_EMULATOR_INJECT
-        /* Negative control of the tests: what happens when the counters are believed. */
+        /* Negative control of the tests: trust the counters. */
         if (getenv("SALUS_EMULATOR_TRUST_COUNTERS"))
             emu_reap();
         else

@@ -2,10 +2,10 @@
  * What all processes that use the emulated devices share: one mapped file under
  * one robust mutex.
  *
- * The rule: tables (processes, allocations, holdings, streams) are the truth,
- * every sum is derived from them and is recomputed when the mutex's owner died.
- * Every store into the file goes through PUT, so that a test build can end the
- * process before each of them.
+ * The tables (processes, allocations, holdings, streams) are the source of truth.
+ * Every sum is derived from them, and is recomputed after the mutex's owner has
+ * died. Every store into the file goes through PUT, so that a test build can kill
+ * the process before each of them.
  */
 #ifndef SALUS_EMULATOR_STATE_H
 #define SALUS_EMULATOR_STATE_H
@@ -35,7 +35,7 @@
 #define NONE        UINT32_MAX
 
 struct emu_profile {
-    const char *name; /* what is written in SALUS_EMULATOR_DEVICES */
+    const char *name; /* in SALUS_EMULATOR_DEVICES */
     const char *title;
     uint64_t total_bytes;
     uint64_t context_bytes;
@@ -88,8 +88,7 @@ struct emu_presence {
 struct emu_process {
     uint32_t in_use;
     int32_t pid;
-    uint64_t start; /* of the pid, in ticks since boot: a reused pid is another
-                       process */
+    uint64_t start; /* start time in ticks since boot: a reused pid is another process */
     uint32_t checkpoint;
     uint32_t sm_percent; /* the share that MPS leaves to this process */
     char cgroup[EMU_PATH_MAX];
@@ -126,7 +125,7 @@ struct emu_xid {
 struct emu_device {
     uint32_t profile;
     unsigned char uuid[16];
-    uint64_t total_bytes;   /* the profile's, or what was asked for instead */
+    uint64_t total_bytes;   /* the profile's, or PROFILE=MIB */
     uint64_t context_bytes; /* of each process */
     uint64_t used_bytes;    /* derived */
     uint64_t advanced_ns;
@@ -136,7 +135,7 @@ struct emu_device {
     uint32_t mps;
     int32_t oom_count; /* allocations still to be refused; negative: all */
     uint32_t speed_permille;
-    uint32_t slice_process; /* whose turn it is without MPS */
+    uint32_t slice_process; /* the process that runs, without MPS */
     uint64_t slice_until_ns;
     uint64_t switch_until_ns;
     struct emu_bucket buckets[EMU_BUCKETS];

@@ -8,20 +8,27 @@ struct emu_stream *streams;
 static uint64_t last_id;
 static _Thread_local struct emu_stream *per_thread;
 
+/* The first unused ring, or EMU_STREAMS_MAX. */
+static uint32_t find_ring(void)
+{
+    uint32_t ring = 0;
+    while (ring < EMU_STREAMS_MAX && emu->rings[ring].in_use)
+        ring++;
+    return ring;
+}
+
 CUresult stream_new(struct emu_context *context, int32_t priority, uint32_t flags,
                     struct emu_stream **out)
 {
-    uint32_t ring = 0;
     struct emu_stream *stream = calloc(1, sizeof(*stream));
     if (!stream)
         return CU_OUT_OF_MEMORY;
     emu_lock();
-    while (ring < EMU_STREAMS_MAX && emu->rings[ring].in_use)
-        ring++;
-    if (ring == EMU_STREAMS_MAX)
+    uint32_t ring = find_ring();
+    if (ring == EMU_STREAMS_MAX) {
         emu_reap();
-    for (ring = 0; ring < EMU_STREAMS_MAX && emu->rings[ring].in_use; ring++)
-        ;
+        ring = find_ring();
+    }
     if (ring < EMU_STREAMS_MAX)
         emu_ring_reset(ring, emu_self(), context->device, priority);
     emu_unlock();
@@ -88,7 +95,7 @@ EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags,
     CUresult rc = emu_enter(&context);
     if (rc)
         return rc;
-    /* Out of range is brought into range, as the driver does. */
+    /* Clamped to the range, as in the driver. */
     priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
     return stream_new(context, priority, flags, stream);
 }
@@ -113,7 +120,7 @@ EXPORT CUresult cuStreamDestroy(CUstream stream)
     return cuStreamDestroy_v2(stream);
 }
 
-static CUresult find(CUstream handle, struct emu_stream **stream)
+CUresult stream_find(CUstream handle, struct emu_stream **stream)
 {
     struct emu_context *context;
     CUresult rc = emu_enter(&context);
@@ -122,33 +129,36 @@ static CUresult find(CUstream handle, struct emu_stream **stream)
     return rc;
 }
 
+/* Finds a stream to wait for, which invalidates its capture. */
+static CUresult find_uncaptured(CUstream handle, struct emu_stream **stream)
+{
+    CUresult rc = stream_find(handle, stream);
+    return !rc && (*stream)->capture ? graph_break((*stream)->capture) : rc;
+}
+
 EXPORT CUresult cuStreamSynchronize(CUstream handle)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc && stream->capture)
-        rc = graph_break(stream->capture);
+    CUresult rc = find_uncaptured(handle, &stream);
     return rc ? rc : op_wait(stream, op_queued(stream));
 }
 
 EXPORT CUresult cuStreamQuery(CUstream handle)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
-    if (!rc && stream->capture)
-        rc = graph_break(stream->capture);
+    CUresult rc = find_uncaptured(handle, &stream);
     return rc ? rc : op_query(stream, op_queued(stream));
 }
 
 /* Properties of a stream that a query only reads. */
-#define STREAM_PROPERTY(name, type, value) \
-    EXPORT CUresult name(CUstream handle, type *out) \
-    { \
-        struct emu_stream *stream; \
-        CUresult rc = find(handle, &stream); \
-        if (!rc) \
-            *out = value; \
-        return rc; \
+#define STREAM_PROPERTY(name, type, value)                                                         \
+    EXPORT CUresult name(CUstream handle, type *out)                                               \
+    {                                                                                              \
+        struct emu_stream *stream;                                                                 \
+        CUresult rc = stream_find(handle, &stream);                                                \
+        if (!rc)                                                                                   \
+            *out = value;                                                                          \
+        return rc;                                                                                 \
     }
 
 STREAM_PROPERTY(cuStreamGetPriority, int, stream->priority)
@@ -163,7 +173,7 @@ static CUresult queue_call(CUstream handle, struct emu_op *op)
     struct emu_stream *stream;
     if (!op)
         return CU_OUT_OF_MEMORY;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     if (rc) {
         free(op);
         return rc;
@@ -228,7 +238,7 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
 {
     static const struct emu_item mark = {.work = WORK_MARK};
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     if (rc || !event)
         return rc ? rc : CU_INVALID_HANDLE;
     if (stream->capture)
@@ -244,8 +254,7 @@ EXPORT CUresult cuEventRecord(CUevent event, CUstream handle)
     event->until = UINT64_MAX;
     event->ring_id = stream->id;
     pthread_mutex_unlock(&local_lock);
-    rc = op_queue(stream, &mark, op, &event->until);
-    return rc;
+    return op_queue(stream, &mark, op, &event->until);
 }
 
 EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream handle, unsigned int flags)
@@ -293,7 +302,7 @@ EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUeven
 EXPORT CUresult cuStreamWaitEvent(CUstream handle, CUevent event, unsigned int flags)
 {
     struct emu_stream *stream;
-    CUresult rc = find(handle, &stream);
+    CUresult rc = stream_find(handle, &stream);
     (void)flags;
     if (rc || !event)
         return rc ? rc : CU_INVALID_HANDLE;

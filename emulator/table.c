@@ -1,9 +1,9 @@
 /*
- * Processes, allocations and holdings: who has how much of which device.
+ * Processes, allocations and holdings: how much of which device each process has.
  *
- * A row counts from the moment its in_use word is set, which is the last store
- * of its making and the first of its end; so whatever a dying process leaves
- * half done is either counted whole or not at all.
+ * A row counts while its in_use word is set. That is the last store when the row
+ * is created and the first when it ends, so whatever a dying process leaves half
+ * done counts either whole or not at all.
  */
 #include "state.h"
 
@@ -19,28 +19,30 @@ static uint32_t self_row = NONE;
 static bool is_forked; /* this is a child of the process that attached: the driver does not survive
                           fork either */
 
-/* Start time in ticks; 0 when there is no such process, or only its zombie,
- * whose memory a driver has freed. */
+/* Start time in ticks. 0 if there is no such process, or only its zombie, whose memory a driver
+ * would have freed. A zombie with more threads is a process whose main thread has ended.
+ */
 uint64_t emu_process_start(int32_t pid)
 {
-    char path[32], line[512];
+    char path[32], text[512];
     unsigned long long start = 0;
     char status = 'Z';
+    int thread_count = 0;
     snprintf(path, sizeof(path), "/proc/%d/stat", pid);
     FILE *file = fopen(path, "re");
     if (!file)
         return 0;
-    if (fgets(line, sizeof(line), file)) {
-        char *after = strrchr(line, ')');
-        if (after && sscanf(after,
-                            ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u "
-                            "%*d %*d %*d %*d "
-                            "%*d %*d %llu",
-                            &status, &start) != 2)
-            start = 0;
-    }
+    /* The name of the command may contain a newline. */
+    text[fread(text, 1, sizeof(text) - 1, file)] = 0;
     fclose(file);
-    return status == 'Z' || status == 'X' ? 0 : (uint64_t)start;
+    char *after = strrchr(text, ')');
+    if (!after || sscanf(after,
+                         ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u "
+                         "%*d %*d %*d %*d "
+                         "%d %*d %llu",
+                         &status, &thread_count, &start) != 3)
+        return 0;
+    return (status == 'Z' && thread_count < 2) || status == 'X' ? 0 : (uint64_t)start;
 }
 
 bool emu_process_is_alive(int32_t pid, uint64_t start)
@@ -137,8 +139,8 @@ void emu_holding_drop(uint32_t index)
             emu->devices[allocation->device].used_bytes - allocation->bytes);
         return;
     }
-    /* Named by NVML under its creator while that lives and holds it, then under
-     * whoever is left. */
+    /* NVML lists the memory under its creator while that process holds it, then
+     * under another holder. */
     if (allocation->creator != holding->process)
         return;
     for (uint32_t i = 0; i < EMU_ALLOCATIONS_MAX; i++)
@@ -162,8 +164,8 @@ void emu_process_drop(uint32_t row)
         struct emu_presence *on = &process->on[device];
         uint64_t gone =
             process->checkpoint == CHECKPOINT_TAKEN ? 0 : on->private_bytes + on->context_bytes;
-        /* Zeroed first: counted low by a death here, and recomputed; never counted
-         * for a process that is gone. */
+        /* Clear the row first. After a death here the sum is too low and will be
+         * recomputed; memory never counts for a process that is gone. */
         PUT(on->private_bytes, 0);
         PUT(on->context_bytes, 0);
         PUT(on->context_count, 0);
@@ -300,49 +302,54 @@ static int admit(uint32_t device, uint64_t bytes)
     return fits(device, bytes) ? CU_OK : CU_OUT_OF_MEMORY;
 }
 
-int emu_charge_private(uint32_t device, uint64_t bytes)
+static int charge(uint32_t device, uint64_t bytes, bool is_context)
 {
     int rc = admit(device, bytes);
     if (rc)
         return rc;
+    struct emu_presence *own = &emu->processes[self_row].on[device];
     PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes + bytes);
-    PUT(emu->processes[self_row].on[device].private_bytes,
-        emu->processes[self_row].on[device].private_bytes + bytes);
+    if (is_context) {
+        PUT(own->context_bytes, own->context_bytes + bytes);
+        PUT(own->context_count, own->context_count + 1);
+    } else {
+        PUT(own->private_bytes, own->private_bytes + bytes);
+    }
     return CU_OK;
+}
+
+static void refund(uint32_t device, uint64_t bytes, bool is_context)
+{
+    if (emu_self() == NONE)
+        return;
+    struct emu_presence *own = &emu->processes[self_row].on[device];
+    if (is_context) {
+        PUT(own->context_count, own->context_count - 1);
+        PUT(own->context_bytes, own->context_bytes - bytes);
+    } else {
+        PUT(own->private_bytes, own->private_bytes - bytes);
+    }
+    PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes - bytes);
+}
+
+int emu_charge_private(uint32_t device, uint64_t bytes)
+{
+    return charge(device, bytes, false);
 }
 
 void emu_refund_private(uint32_t device, uint64_t bytes)
 {
-    if (emu_self() == NONE)
-        return;
-    PUT(emu->processes[self_row].on[device].private_bytes,
-        emu->processes[self_row].on[device].private_bytes - bytes);
-    PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes - bytes);
+    refund(device, bytes, false);
 }
 
 int emu_charge_context(uint32_t device)
 {
-    uint64_t bytes = emu->devices[device].context_bytes;
-    int rc = admit(device, bytes);
-    if (rc)
-        return rc;
-    PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes + bytes);
-    PUT(emu->processes[self_row].on[device].context_bytes,
-        emu->processes[self_row].on[device].context_bytes + bytes);
-    PUT(emu->processes[self_row].on[device].context_count,
-        emu->processes[self_row].on[device].context_count + 1);
-    return CU_OK;
+    return charge(device, emu->devices[device].context_bytes, true);
 }
 
 void emu_refund_context(uint32_t device, uint64_t bytes)
 {
-    if (emu_self() == NONE)
-        return;
-    PUT(emu->processes[self_row].on[device].context_count,
-        emu->processes[self_row].on[device].context_count - 1);
-    PUT(emu->processes[self_row].on[device].context_bytes,
-        emu->processes[self_row].on[device].context_bytes - bytes);
-    PUT(emu->devices[device].used_bytes, emu->devices[device].used_bytes - bytes);
+    refund(device, bytes, true);
 }
 
 static uint32_t free_holding(void)

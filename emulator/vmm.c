@@ -1,7 +1,7 @@
 /*
- * Virtual memory management: address ranges apart from memory. A handle's
- * memory is a file in memory, sparse, so that a device of 80 GB costs the pages
- * that are touched; another process maps the same file.
+ * Virtual memory management: addresses and memory are separate. The memory of a
+ * handle is a sparse memfd, so that a device of 80 GB costs only the pages that are
+ * touched. Other processes map the same file.
  */
 #include "local.h"
 
@@ -63,7 +63,7 @@ EXPORT CUresult cuMemCreate(CUhandle *handle, size_t bytes, const struct cu_allo
     struct emu_physical *physical = calloc(1, sizeof(*physical));
     if (!physical)
         return CU_OUT_OF_MEMORY;
-    /* Sealed: device memory has one size, whoever holds a descriptor of it. */
+    /* Sealed, so that no holder of a descriptor can change the size. */
     physical->fd = memfd_create("salus-emulator", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (physical->fd < 0 || ftruncate(physical->fd, (off_t)bytes) ||
         fcntl(physical->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) ||
@@ -183,7 +183,7 @@ EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t bytes, size_t a
     return CU_OK;
 }
 
-/* local_lock held. */
+/* The caller holds local_lock. */
 static bool is_reserved(uint64_t start, uint64_t bytes)
 {
     for (const struct reservation *at = reservations; at; at = at->next)
@@ -192,7 +192,7 @@ static bool is_reserved(uint64_t start, uint64_t bytes)
     return false;
 }
 
-/* local_lock held. */
+/* The caller holds local_lock. */
 static bool is_unmapped(uint64_t start, uint64_t bytes)
 {
     for (uint64_t at = start; at < start + bytes; at += EMU_GRANULE)
@@ -250,7 +250,7 @@ EXPORT CUresult cuMemMap(CUdeviceptr address, size_t bytes, size_t offset, CUhan
     return rc;
 }
 
-/* Whole mappings only, one or several that follow each other. */
+/* Unmaps whole mappings only: one, or several that follow each other. */
 EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t bytes)
 {
     uint64_t start = host_address(address), at = start;

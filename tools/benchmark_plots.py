@@ -1,6 +1,6 @@
 """The plots of docs/benchmarks.md, drawn from the recorded files: `make numbers` writes them, tidy compares them.
 
-Plain SVG by hand: two kinds of picture need no library, and the text of the file is the same on every machine.
+Plain SVG without a library: there are only two kinds of picture, and the files are the same on every machine.
 """
 
 import math
@@ -16,7 +16,7 @@ CONFIGURATIONS = ("gpu", "gpu-shortest", "shard", "fifo", "srtf", "fair", "pack"
 
 
 class Axes:
-    """A frame with a scale on each side; turns values into places."""
+    """A frame with a scale on both axes. Converts values into coordinates."""
 
     def __init__(self, title, x_title, y_title, x_max, y_max):
         self.x_max, self.y_max = x_max, y_max
@@ -84,7 +84,7 @@ def bars(title, y_title, groups):
 
 
 def steps(title, x_title, y_title, curves):
-    """`curves`: name -> (ordered values, colour); each value is one more that is done."""
+    """`curves`: name -> (sorted values, colour). Each curve rises by one at each of its values."""
     axes = Axes(title, x_title, y_title, max(values[-1] for values, _ in curves.values()) * 1.02,
                 max(len(values) for values, _ in curves.values()))  # fmt: skip
     axes.x_ticks()
@@ -163,7 +163,7 @@ PLOTS = {
 
 
 def drawn():
-    """Every plot by file name; one whose benchmark was never recorded says so."""
+    """Every plot by file name. A plot without a recorded benchmark says so."""
     found = {}
     for name, draw in PLOTS.items():
         try:

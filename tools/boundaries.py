@@ -1,4 +1,4 @@
-"""Writes the table of docs/boundaries.md from what the loops show.
+"""Writes the table of docs/boundaries.md from the results of the loops.
 
 usage: python -m tools.boundaries   (make boundaries)
 """
@@ -25,7 +25,7 @@ MARKS = ("<!-- table begins -->\n", "<!-- table ends -->\n")
 
 
 def run_set(name: str) -> dict[str, Any]:
-    """Runs one set in a process of its own; its hooks stay in torch for good."""
+    """Runs one set in a process of its own, because its hooks cannot be removed from torch."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     child = subprocess.run(
         [sys.executable, "-m", "tests.support.loops.run", name],

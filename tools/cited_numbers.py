@@ -1,15 +1,15 @@
 """Recorded benchmarks, and the numbers in README and docs/benchmarks.md that come from them.
 
 `docs/benchmarks/NAME.json` holds a summary of runs of `tests/bench/NAME.py` with dates, commits and machine (`make
-record BENCH=NAME`, tools/record.py). A page cites a number by a marker, and `make numbers` writes it behind the marker:
+record BENCH=NAME`, tools/record.py). A page cites a number with a marker; `make numbers` writes it after the marker:
 
     <!-- n: gate.median.ratio .2f -->1.01<!-- /n -->
     <!-- table: sidebyside.median.configurations; Configuration=@; Average in s=average_s .1f -->...<!-- /table -->
 
 A path starts with the file's name. Then `last` is the last run; `median`, `min` and `max` are taken over all runs,
 figure by figure; `count` is the number of runs; `date`, `commit` and `machine` say where the figures come from. `@` is
-the name of the row, and the path `@recorded` has a row for every file. Nobody types a number: tests/tidy compares every
-marker with the files and refuses a number without a marker. A benchmark that was never recorded is shown as such.
+the name of the row, and the path `@recorded` has a row for every file. No number is typed by hand: tests/tidy compares
+every marker with the files and rejects a number without a marker. A benchmark without a record is shown as such.
 """
 
 import ast
@@ -25,8 +25,8 @@ PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
 
 NUMBER = re.compile(r"<!-- n: (?P<path>\S+)(?: (?P<form>\S+))? -->(?P<text>.*?)<!-- /n -->", re.DOTALL)
 TABLE = re.compile(r"<!-- table: (?P<path>[^;]+);(?P<columns>.*?)-->\n(?P<text>.*?)<!-- /table -->", re.DOTALL)
-#: Code, comments and link targets carry no claim.
-SILENT = re.compile(
+#: Numbers in code, comments and link targets are not claims.
+UNCLAIMED = re.compile(
     r"^```.*?^```|^~~~.*?^~~~|`[^`\n]*`|<!--.*?-->|\]\([^)\s]*\)|<[^>\n]*>|https?://\S+", re.DOTALL | re.MULTILINE
 )
 #: Digits that are part of a name: a release, or an ordered list.
@@ -42,7 +42,7 @@ MISSING = "(not recorded)"
 
 
 class StaleError(AssertionError):
-    """A marker that the recorded files do not bear out."""
+    """A marker whose path the recorded files do not have."""
 
 
 class UnrecordedError(StaleError):
@@ -50,7 +50,7 @@ class UnrecordedError(StaleError):
 
 
 def load(name, root=ROOT):
-    """One recorded benchmark, as the paths of markers see it."""
+    """One recorded benchmark, in the form that the paths of markers refer to."""
     path = root / FOLDER / f"{name}.json"
     if not path.is_file():
         raise UnrecordedError(f"{name}: no {FOLDER / name}.json; record it: make record BENCH={name}")
@@ -62,13 +62,13 @@ def load(name, root=ROOT):
         "commit": last["commit"],
         "machine": record["machine"],
         "last": record["last"],
-        # Of a single run all of them are that run.
+        # After a single run, all three are that run.
         **{word: record.get(word, record["last"]) for word in ("median", "min", "max")},
     }
 
 
 def recorded(root=ROOT):
-    """What there is: a row for each file."""
+    """One row per recorded file."""
     rows = {}
     for path in sorted((root / FOLDER).glob("*.json")):
         found = load(path.stem, root)
@@ -134,24 +134,24 @@ def entry(row, key):
 def rendered(text, root=ROOT):
     """A page with every number as the recorded files have it."""
 
-    def put(match, make, missing):
+    def replaced(match, make, missing):
         start, end = match.span("text")
         try:
-            made = make(match, root)
+            content = make(match, root)
         except UnrecordedError:
-            # A path of a benchmark that does not even exist is a mistake, not a benchmark that nobody ran.
+            # A path that names no benchmark at all is a mistake.
             if not (ROOT / "tests" / "bench" / f"{match['path'].strip().partition('.')[0]}.py").is_file():
                 raise
-            made = missing
-        return match[0][: start - match.start()] + made + match[0][end - match.start() :]
+            content = missing
+        return match[0][: start - match.start()] + content + match[0][end - match.start() :]
 
-    text = NUMBER.sub(lambda match: put(match, number_text, MISSING), text)
-    return TABLE.sub(lambda match: put(match, table_text, f"{MISSING}\n"), text)
+    text = NUMBER.sub(lambda match: replaced(match, number_text, MISSING), text)
+    return TABLE.sub(lambda match: replaced(match, table_text, f"{MISSING}\n"), text)
 
 
 def typed_numbers(text):
-    """Numbers of a page that no marker covers, each with its line."""
-    for pattern in (NUMBER, TABLE, SILENT, NAMES):
+    """Numbers of a page that are outside of markers, each with its line."""
+    for pattern in (NUMBER, TABLE, UNCLAIMED, NAMES):
         # Lines are kept, so that the report can name them.
         text = pattern.sub(lambda match: " " + "\n" * match[0].count("\n"), text)
     return [

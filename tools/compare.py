@@ -1,7 +1,7 @@
-"""Run one benchmark on two commits, in turns, and compare their figures: `make compare BENCH=NAME BASE=COMMIT`.
+"""Run one benchmark alternately on two commits and compare their figures: `make compare BENCH=NAME BASE=COMMIT`.
 
-Checks BASE out into a temporary worktree, builds it there, and alternates BASE and this tree so that a change of the
-machine's speed reaches both. Prints progress on standard error and one JSON line last: for every numeric figure that
+Checks BASE out into a temporary worktree, builds it there, and alternates between BASE and this tree, so that a change
+in the machine's speed affects both. Prints progress on standard error. The last line is JSON: for every number that
 both sides print, the medians and their ratio (this tree over BASE).
 """
 
@@ -47,13 +47,17 @@ def compared(base, new):
     return rows
 
 
-def main():
+def parse_options(command=None):
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bench")
     parser.add_argument("base", help="the commit to compare with")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("arguments", nargs="*", help="passed to the benchmark")
-    options = parser.parse_args()
+    return parser.parse_args(command)
+
+
+def main():
+    options = parse_options()
     base, new = [], []
     with tempfile.TemporaryDirectory(prefix="salus-compare-") as directory:
         tree = Path(directory) / "base"

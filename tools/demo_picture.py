@@ -5,9 +5,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-#: As wide as README is shown, and down to the end of the lanes.
+#: The width of README on a forge, and the height of the report down to the end of the lanes.
 WIDTH, HEIGHT = 1100, 800
-#: The summary and the lanes are what a newcomer can read at a glance.
+#: Hides all but the summary and the lanes, which a newcomer can read at a glance.
 SHORT = "<style>section:not(#section-lanes), details, footer, .modebar { display: none !important }</style></head>"
 
 

@@ -1,6 +1,6 @@
-"""Write the Python side of the C headers: frames, shared pages, and the interface of libsalus.
+"""Generates the Python side of the C headers: frames, shared pages, and the interface of libsalus.
 
-Each module below has one header as its source, so the two cannot differ; tests/unit/wire regenerates and compares. The
+Python modules and C headers cannot differ, because tests/unit/wire generates the modules again and compares. The
 headers keep to a small subset of C that this parser reads: `#define` with a number, `enum`, `struct` of fixed-width
 integers, and prototypes marked SALUS_API. Padding must be declared: a field off its natural alignment is an error.
 
@@ -30,6 +30,8 @@ CTYPES = {"int": "c_int", "long": "c_long", "char": "c_char"} | {
     name: f"c_{name.removesuffix('_t')}" for name in (*CODES, "int64_t")
 }
 LINE_COLUMNS = 120
+# Of salus_wire.h, what the adaptor in a job uses.
+JOB_CONSTANTS = {"SALUS_MAGIC", "SALUS_WIRE_VERSION", "SALUS_TEXT_BYTES", "SALUS_RULE_BYTES"}
 NOTE = "Written by tools/layouts.py from {source}: change the C side, then run `make layouts`."
 
 
@@ -112,7 +114,7 @@ def _fields(body: str, constants: dict[str, int]) -> Iterator[CField]:
 
 
 def offsets(block: CBlock, structs: dict[str, CBlock]) -> tuple[dict[str, int], int]:
-    """Offset of each field and size of the whole, in bytes. Raises ValueError where the compiler would pad."""
+    """The offset of each field and the size of the struct, in bytes. Raises ValueError if the compiler would pad."""
     at, found, widest = 0, {}, 1
     for item in block.fields:
         if item.c_type in structs:
@@ -160,6 +162,20 @@ def _docstring(text: str, indent: str) -> str:
     return "\n".join(lines) + ('"""' if len(lines) == 1 else f'\n{indent}"""')
 
 
+MESSAGE_BASE = """class Message(msgspec.Struct, frozen=True):
+    \"\"\"A frame. The tag of each class is the number of its kind.\"\"\"
+
+    @property
+    def kind(self) -> MessageKind:
+        return _KINDS[type(self)]
+"""
+MESSAGE_TABLES = """_KINDS = {
+    message: MessageKind(cast(int, message.__struct_config__.tag)) for message in Message.__subclasses__()
+}
+MESSAGE_TYPES = {kind: message for message, kind in _KINDS.items()}
+"""
+
+
 def messages() -> str:
     header = parse(WIRE)
     bodies = [block for block in header.structs if block.name != "salus_header"]
@@ -167,7 +183,7 @@ def messages() -> str:
         '"""The frames of the session socket as values.\n\n' + NOTE.format(source="salus_wire.h") + "\n"
         "Fields that are not named are 0 or empty, as in C. Nothing in a message is trusted.\n"
         '"""\n\nfrom __future__ import annotations\n\nimport enum\nimport struct\n'
-        "from dataclasses import dataclass\nfrom typing import Annotated, ClassVar, get_args\n",
+        "from typing import Annotated, cast\n\nimport msgspec\n",
         _constants(header)
         + f'HEADER = struct.Struct("<{"".join(_code(item) for item in header.structs[0].fields)}")\n',
         'U8 = Annotated[int, "B"]\nU32 = Annotated[int, "I"]\nU64 = Annotated[int, "Q"]\nPad6 = Annotated[int, "6x"]\n'
@@ -176,26 +192,23 @@ def messages() -> str:
             for name in ("Text", "Rule", "Device")
         ),
     ]
+    kinds = header.enums[0].members
     blocks = [_enum(block) for block in header.enums]
-    blocks += [_message(block) for block in bodies]
-    names = [block.title for block in bodies]
-    table = "Message = (\n    " + "\n    | ".join(names) + "\n)\n\nMESSAGE_TYPES: dict[MessageKind, type[Message]] = {"
-    table += "message.kind: message for message in get_args(Message)}\n"
-    return "\n".join(parts) + "\n\n" + "\n\n".join(blocks) + "\n\n" + table
+    blocks += [MESSAGE_BASE, *(_message(block, kinds) for block in bodies), MESSAGE_TABLES]
+    return "\n".join(parts) + "\n\n" + "\n\n".join(blocks)
 
 
 _HINTS = {"B": "U8", "I": "U32", "Q": "U64"}
 
 
-def _message(block: CBlock) -> str:
+def _message(block: CBlock, kinds: dict[str, int]) -> str:
     offsets(block, {item.name: item for item in parse(WIRE).structs})
-    kind = block.name.removeprefix("salus_").upper()
-    lines = [f"    kind: ClassVar[MessageKind] = MessageKind.{kind}"]
+    lines = [f"class {block.title}(Message, frozen=True, tag={kinds[block.name.upper()]}):"]
+    lines += [f"    {_docstring(block.comment, '    ')}", ""]
     for item in block.fields[1:]:
         hint = item.name.capitalize() if item.c_type == "char" else "Pad6" if item.count else _HINTS[_code(item)]
         lines.append(f"    {item.name}: {hint} = " + ('""' if item.c_type == "char" else "0"))
-    head = f"@dataclass(frozen=True, slots=True)\nclass {block.title}:\n    {_docstring(block.comment, '    ')}\n\n"
-    return head + "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def pages() -> str:
@@ -218,6 +231,7 @@ def libsalus() -> str:
     codes = [_code(item) for item in (*wire.structs[0].fields, *fault.fields[1:])]
     text = '"""The interface of libsalus for ctypes, and what this package needs of the wire format.\n\n'
     text += NOTE.format(source="salus.h, cuda_lane.h and salus_wire.h") + '\n"""\n\nimport ctypes\n'
+    wire.constants = {name: value for name, value in wire.constants.items() if name in JOB_CONSTANTS}
     text += "from typing import Any, ClassVar, List, Tuple\n\n" + _constants(wire) + _constants(header)
     for block in (*wire.enums, *header.enums):
         if block.name in ("salus_framework", "salus_hello_flag", "salus_follower_pending"):
@@ -248,7 +262,7 @@ def _ctype(item: CField) -> str:
 
 
 def _argument(declaration: str) -> str:
-    """The ctypes name of a C type, with or without a parameter's name behind it."""
+    """The ctypes name of a C type, which a parameter's name may follow."""
     if declaration == "void":
         return "None"
     pointers = declaration.count("*")

@@ -1,7 +1,7 @@
-"""The pictures of docs/pictures, drawn from what the simulator says: `make pictures` writes them, a test compares them.
+"""The pictures of docs/pictures, drawn from simulator runs: `make pictures` writes them, a test compares them.
 
-Plain SVG without a library, so that the same run gives the same bytes everywhere. Colours are safe for the colour-blind
-and stand on light and dark pages; a letter says what a colour says.
+Plain SVG without a library, so that the same run gives the same bytes everywhere. Colour-blind readers can distinguish
+the colours, which work on light and dark pages. Each job also has a letter.
 """
 
 import sys
@@ -10,7 +10,8 @@ from pathlib import Path
 
 from nodedaemon.core.types import GIB, SECOND_NS, JobClass, JobId
 from nodedaemon.sim.builtin import Draw, built_in
-from nodedaemon.sim.run import SimulationSetup, prepare, run_baseline, run_policy
+from nodedaemon.sim.device import SimulationSetup
+from nodedaemon.sim.run import prepare, run_baseline, run_policy
 from nodedaemon.sim.workload import Job, Workload
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73")
@@ -18,7 +19,7 @@ INK, PALE, PAPER = "#333333", "#dddddd", "#ffffff"
 POLICIES = ("fifo", "srtf", "fair", "pack", "priority")
 FONT = 'font-family="sans-serif" font-size="13"'
 
-#: Three jobs that fit a device together: A is long, B is shorter and comes later, C is a short one of class high.
+#: Three jobs that fit on one device: A is long, B is shorter and arrives later, C is short and of class high.
 JOBS = (
     Job(JobId("A"), 0, 4 * GIB, 4 * GIB, SECOND_NS // 2, 36),
     Job(JobId("B"), 3 * SECOND_NS, 3 * GIB, 4 * GIB, SECOND_NS // 2, 16),
@@ -27,15 +28,15 @@ JOBS = (
 
 
 def turns_of(jobs, policy, device_bytes=16 * GIB):
-    """Turns of the jobs on one device under a policy."""
+    """The turns of the jobs on one device under a policy."""
     turns = []
     setting = SimulationSetup(device_bytes, lane_reserve_bytes=4 * GIB)
-    run_policy(prepare(Workload("three", jobs, device_bytes=device_bytes), setting), policy, watch=turns.append)
+    run_policy(prepare(Workload("three", jobs, device_bytes=device_bytes), setting), policy, on_turn=turns.append)
     return turns
 
 
 def alone(jobs):
-    """The same jobs, each with all of the device: what gres/gpu does."""
+    """The same jobs, each of which needs the whole device, as with gres/gpu."""
     return tuple(replace(job, persistent_bytes=12 * GIB, ephemeral_bytes=1 * GIB) for job in jobs)
 
 
@@ -112,7 +113,7 @@ def draw_completion():
 
 
 def draw_devices():
-    """Devices on which 42 model servers could be at once."""
+    """The number of devices that 42 model servers need."""
     workload = built_in("inference", Draw(1, None, None, None))[0]
     prepared = prepare(workload, SimulationSetup(14 * GIB, context_bytes=300 * 1024 * 1024))
     rows = [(name, run_baseline(prepared, name).gpus_needed, False) for name in ("exclusive", "peak")]

@@ -1,9 +1,9 @@
-"""What pyslurm offers, read from its source distribution: public attributes and methods by class.
+"""Lists the public attributes and methods of pyslurm's classes, from its source distribution.
 
     python -m tools.pyslurm_interface pyslurm-25.11.2.tar.gz > tools/pyslurm_interface.json
 
-pyslurm builds against one Slurm release only, so its source and not an import says what its newest release has. Get it
-with `pip download --no-binary :all: --no-deps pyslurm`.
+pyslurm builds against one Slurm release only, so this tool reads the source of the newest release instead of importing
+it. Get it with `pip download --no-binary :all: --no-deps pyslurm`.
 """
 
 import json
@@ -51,7 +51,7 @@ def read_distribution(path):
 
 
 def missing(offered):
-    """What the back end reads and this interface lacks."""
+    """Attributes that the back end uses and this interface does not have."""
     used = {
         "Job": backend.JOB_ATTRIBUTES,
         "Partition": backend.PARTITION_ATTRIBUTES,

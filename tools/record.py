@@ -82,7 +82,7 @@ def main():
 
 
 def run_once(script, arguments, number):
-    """Run a benchmark: its result, when and on which commit. SALUS_BENCH_RUN is its number in the series."""
+    """Run a benchmark. Returns its result, date and commit. SALUS_BENCH_RUN is the number of the run in the series."""
     started, at_commit = datetime.now(UTC), commit()
     environment = {**os.environ, "SALUS_BENCH_RUN": str(number)}
     argv = [sys.executable, str(script), *arguments]
@@ -100,20 +100,20 @@ def run_once(script, arguments, number):
 
 
 def summary(bench, on_machine, runs):
-    """What the tree keeps of several runs."""
+    """The record of several runs that is kept in the tree."""
     results = [run["result"] for run in runs]
     headed = [{**run, "headline": headline(run["result"])} for run in runs]
     for run in headed:
         del run["result"]
     record = {"bench": bench, "machine": on_machine, "runs": headed, "last": results[-1]}
     if len(results) > 1:
-        takes = {"median": statistics.median, "min": min, "max": max}
-        record |= {name: combined(results, take) for name, take in takes.items()}
+        functions = {"median": statistics.median, "min": min, "max": max}
+        record |= {name: combined(results, function) for name, function in functions.items()}
     return record
 
 
 def headline(result):
-    """The figures at the top of a result, and those of one kind for several sides, such as gains."""
+    """The figures at the top level of a result, and dictionaries of figures, such as gains by configuration."""
     figures = {key: value for key, value in result.items() if is_number(value)}
     groups = {
         key: value for key, value in result.items() if isinstance(value, dict) and all(map(is_number, value.values()))
@@ -121,15 +121,15 @@ def headline(result):
     return figures | groups
 
 
-def combined(results, take):
-    """`take` of several results, figure by figure. A figure that one of them lacks or has not measured is left out."""
+def combined(results, function):
+    """Apply `function` to several results, figure by figure. A figure that is missing in one of them is left out."""
     found = {}
     for key, value in results[-1].items():
         values = [result.get(key) for result in results]
         if isinstance(value, dict) and all(isinstance(other, dict) for other in values):
-            found[key] = combined(values, take)
+            found[key] = combined(values, function)
         elif all(map(is_number, values)):
-            found[key] = take(values)
+            found[key] = function(values)
     return found
 
 
@@ -138,7 +138,7 @@ def is_number(value):
 
 
 def layout(value, depth=0):
-    """JSON whose lines are filled: values that are no dictionaries or lists follow each other on a line."""
+    """JSON with filled lines: simple values share a line, dictionaries and lists that are too long are split."""
     text, pad = json.dumps(value), " " * (depth + 1)
     if not isinstance(value, dict | list) or (depth and len(text) + depth <= COLUMNS):
         return text

@@ -1,4 +1,4 @@
-"""Writes docs/sessions.md from the tables of the core; `make man` runs it and tests/tidy compares.
+"""Writes docs/sessions.md from the tables of the core. `make man` runs it, and tests/tidy compares the page.
 
 usage: python -m tools.state_diagrams FILE
 """
@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
-from nodedaemon.core.lanes import LANE_TRANSITIONS, LaneState
-from nodedaemon.core.sessions import TRANSITIONS, SessionState
+from nodedaemon.core.state.lanes import LANE_TRANSITIONS, LaneState
+from nodedaemon.core.state.sessions import TRANSITIONS, SessionState
 
 SESSION_MEANS = {
     SessionState.ARRIVING: "Claims its persistent bytes. The Prolog has not returned yet.",
@@ -31,9 +31,9 @@ LANE_MEANS = {
 
 PAGE = """# States of sessions and lanes
 
-`make man` generates this page from `TRANSITIONS` in nodedaemon/core/sessions.py and
-`LANE_TRANSITIONS` in nodedaemon/core/lanes.py. The engine refuses a transition that is not in these
-tables and reports the session's last steps.
+`make man` generates this page from `TRANSITIONS` in nodedaemon/core/state/sessions.py and
+`LANE_TRANSITIONS` in nodedaemon/core/state/lanes.py. The engine refuses a transition that is not in
+these tables and reports the session's last steps.
 
 ## Session
 

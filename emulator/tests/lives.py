@@ -1,6 +1,6 @@
-"""Short lives on the emulated driver that between them make every kind of store into its shared file.
+"""Short programs on the emulated driver. Together they make every kind of store into its shared file.
 
-A test runs each in a child that dies before its first store, its second, and so on, until one run reaches its end.
+A test runs each one in a child that dies before its first store, its second, and so on, until one run reaches its end.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def start(driver: ctypes.CDLL, device: int = 0) -> None:
 
 
 def launch(driver: ctypes.CDLL, stream: ctypes.c_void_p, ns: int, effect: bytes = b"none") -> None:
-    """A kernel of that length; with the effect `fill`, on memory that is not there."""
+    """Launch a kernel of that length. With the effect `fill`, it writes to unmapped memory."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     values = (Word((1 << 60) | (1 << 55) | 4096), ctypes.c_uint32(4), ctypes.c_uint32(1))
     places = (ctypes.c_void_p * 3)(*[ctypes.addressof(value) for value in values])
@@ -58,7 +58,7 @@ def launch(driver: ctypes.CDLL, stream: ctypes.c_void_p, ns: int, effect: bytes 
 
 
 def share(driver: ctypes.CDLL) -> tuple[Word, Word, Word]:
-    """Two handles of one memory, and an address where it is mapped."""
+    """Two handles to the same memory, and an address at which it is mapped."""
     handle, imported, address = Word(), Word(), Word()
     fd, prop, access = ctypes.c_int(), Prop(1, 1, (ctypes.c_int * 2)(1, 0)), (ctypes.c_int * 3)(1, 0, 3)
     size = ctypes.c_size_t(GRANULE)
@@ -92,7 +92,7 @@ def use_memory(at: Libraries) -> None:
 
 
 def compute(at: Libraries) -> None:
-    """Work beside the survivor's own, so that time slices change hands; then work that faults."""
+    """Work at the same time as the survivor, so that time slices alternate; then work that faults."""
     driver = at.driver
     start(driver)
     streams = [ctypes.c_void_p(), ctypes.c_void_p()]
@@ -105,7 +105,7 @@ def compute(at: Libraries) -> None:
 
 
 class OpenStreams:
-    """Opens more streams than anybody before, so that the table of rings grows."""
+    """Opens more streams than any run before, so that the table of rings grows."""
 
     def __init__(self) -> None:
         self.count = 4
@@ -152,12 +152,12 @@ def only_attach(at: Libraries) -> None:
 
 
 def hold_everything(at: Libraries) -> None:
-    """What a process can have when it is killed: context, blocks, shared memory, streams with work, a time slice."""
+    """Hold all that a process can hold when it is killed: context, blocks, shared memory, streams, a time slice."""
     start(at.driver)
     stream, block = ctypes.c_void_p(), Word()
     assert at.driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(8 * MIB)) == 0
     share(at.driver)
-    # Alone on the second device, so that the time slice there is its own when it dies.
+    # It is alone on the second device, so it owns the time slice there when it dies.
     start(at.driver, 1)
     assert at.driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
     launch(at.driver, stream, 10_000_000_000)
@@ -166,7 +166,7 @@ def hold_everything(at: Libraries) -> None:
 
 
 def fork_run(work: Callable[[], None]) -> int:
-    """Run `work` in a child; its wait status."""
+    """Run `work` in a child and return its wait status."""
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -178,8 +178,8 @@ def fork_run(work: Callable[[], None]) -> int:
     return os.waitpid(pid, 0)[1]
 
 
-def work_for_ever(driver: ctypes.CDLL) -> int:
-    """A process whose kernel never ends, so that others' work takes turns with it; its pid."""
+def run_forever(driver: ctypes.CDLL) -> int:
+    """Start a process whose kernel never ends, so that other work has to take turns with it. Returns its pid."""
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -199,7 +199,7 @@ def work_for_ever(driver: ctypes.CDLL) -> int:
 
 
 class Survivor:
-    """A process with memory of its own that says, when asked, how many bytes of the device are used."""
+    """A process with memory of its own that reports on request how many bytes of the device are used."""
 
     def __init__(self, driver: ctypes.CDLL) -> None:
         ask, self._asked = os.pipe()
@@ -221,7 +221,7 @@ class Survivor:
         block, free, total = Word(), ctypes.c_size_t(), ctypes.c_size_t()
         assert driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(SURVIVOR_BYTES)) == 0
         while os.read(ask, 1):
-            # Locking makes it the one that finds the owner dead; allocating shows that the state still works.
+            # Because it locks, it notices that the owner died. Because it allocates, it shows that the state works.
             extra = Word()
             assert driver.cuMemAlloc_v2(ctypes.byref(extra), ctypes.c_size_t(4 * MIB)) == 0
             assert driver.cuMemFree_v2(extra) == 0
@@ -242,7 +242,7 @@ class Survivor:
 
 @dataclass(frozen=True)
 class Store:
-    """A store into the shared file, as the source has it."""
+    """A store into the shared file, in the source."""
 
     file: str
     function: str
@@ -250,7 +250,7 @@ class Store:
     lines: range
 
     def is_at(self, place: str) -> bool:
-        """Whether FILE:LINE, as the injecting build tells it, is this one."""
+        """Whether FILE:LINE, as the injecting build records it, is this store."""
         file, line = place.split(":")
         return file == self.file and int(line) in self.lines
 

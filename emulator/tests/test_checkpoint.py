@@ -1,4 +1,4 @@
-"""Process checkpoint on the emulated driver: the states, their order, and the memory that leaves the device."""
+"""Process checkpoint on the emulated driver: its states, their order, and the memory that it takes off the device."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ try:
     ok(d.cuInit(0)); ok(d.cuCtxSetCurrent(ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(0))))))
     whole = used()
     assert state() == State.CU_PROCESS_STATE_RUNNING
-    # Out of order: refused, nothing changes.
+    # Steps out of order are refused, and nothing changes.
     illegal = d.CUresult.CUDA_ERROR_ILLEGAL_STATE
     assert d.cuCheckpointProcessCheckpoint(child.pid, None)[0] == illegal
     assert d.cuCheckpointProcessRestore(child.pid, None)[0] == illegal
     assert d.cuCheckpointProcessUnlock(child.pid, None)[0] == illegal
-    # Work under way outlasts the time limit: unlocked again.
+    # Running work outlasts the time limit, so the process is unlocked again.
     child.stdin.write("work\\n"); child.stdin.flush(); assert child.stdout.readline() == "working\\n"
     limits = d.CUcheckpointLockArgs(); limits.timeoutMs = 20
     assert d.cuCheckpointProcessLock(child.pid, limits)[0] == d.CUresult.CUDA_ERROR_TIMEOUT
@@ -42,7 +42,7 @@ try:
     ok(d.cuCheckpointProcessRestore(child.pid, None)); assert state() == State.CU_PROCESS_STATE_LOCKED
     assert used() == whole
     ok(d.cuCheckpointProcessUnlock(child.pid, None)); assert state() == State.CU_PROCESS_STATE_RUNNING
-    # It goes on where it was, with its data.
+    # It continues where it was, with its data.
     child.stdin.write("check\\n"); child.stdin.flush(); assert child.stdout.readline() == "7\\n"
     # A process that shares memory with another is refused, whatever a real driver may do.
     child.stdin.write("share\\n"); child.stdin.flush(); fd = int(child.stdout.readline())

@@ -124,7 +124,7 @@ n.nvmlDeviceGetMemoryLimits_v1(handle, limits)
 assert (limits.hardLimit, limits.currentUsed) == (1 << 30, 1000 << 20)
 """
     if "0::" not in Path("/proc/self/cgroup").read_text():
-        pytest.skip("limits are by cgroup v2 path and this machine mounts none")
+        pytest.skip("limits need a cgroup v2 path, and this machine mounts no cgroup v2")
     emulator.run(code)
 
 
@@ -141,7 +141,7 @@ def test_monitors_show_our_devices_and_processes(emulator: Emulator, holder: int
     assert "500" in answer.stdout
 
 
-def test_a_client_that_has_just_started_reads_the_past_utilisation(emulator: Emulator) -> None:
+def test_a_new_client_reads_the_past_utilisation(emulator: Emulator) -> None:
     code = """
 import subprocess, sys
 from cuda.bindings import driver as d
@@ -157,7 +157,7 @@ first = d.cuEventCreate(2)[1]
 for number in range(3):
     d.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
     if number == 0: d.cuEventRecord(first, 0)
-# The first of the three kernels is over, so the second before now was busy throughout.
+# The first of the three kernels is over, so the device was busy for the whole last second.
 d.cuEventSynchronize(first)
 busy, idle = map(int, subprocess.run([sys.executable, "-c", READ], capture_output=True, text=True).stdout.split())
 assert busy > 50 and idle == 0, (busy, idle)
@@ -210,7 +210,9 @@ ctypes.string_at(int(d.cuMemAlloc(4096)[1]), 1)
 
 
 @pytest.mark.parametrize(("visible", "expected"), [("1", ["T4"]), ("1,0", ["T4", "A100"]), ("", []), ("7,0", [])])
-def test_visible_devices_are_counted_in_the_given_order(emulator: Emulator, visible: str, expected: list[str]) -> None:
+def test_visible_devices_are_numbered_in_the_order_of_the_variable(
+    emulator: Emulator, visible: str, expected: list[str]
+) -> None:
     code = """
 from cuda.bindings import driver as d
 d.cuInit(0)

@@ -18,8 +18,8 @@ from tests.support import emulator as emulators
 from tests.support.emulator import CONTEXT_BYTES, Emulator
 
 EXPECTED = 2 * CONTEXT_BYTES["tiny-1g"] + SURVIVOR_BYTES
-# Repairs of tables that contradict each other. No order of our own stores leaves them so (that is what the rest of this
-# test shows); they are there for a file that something else has damaged.
+# Repairs of tables that contradict each other. The order of our own stores never leaves them in that state, as the rest
+# of this test shows. The repairs are for a file that something else has damaged.
 UNREACHED = {
     "recompute_allocations: PUT(holding->in_use, 0)",
     "emu_recompute: PUT(ring->in_use, 0)",
@@ -34,14 +34,14 @@ class Stage:
     survivor: Survivor
     passed: Path
     monkeypatch: pytest.MonkeyPatch
-    #: Passes through each store at which runs are cut.
+    #: The passes through each store at which runs are killed.
     passes: tuple[int, ...] = (1,)
-    #: FILE:LINE of every store that a run was cut at.
+    #: FILE:LINE of every store at which a run was killed.
     cut: set[str] = field(default_factory=set)
     death_count: int = 0
 
     def run(self, life: Callable[[Libraries], None], **inject: str) -> int:
-        """One life in a child of its own; its wait status."""
+        """Run one life in a child and return its wait status."""
         with self.monkeypatch.context() as patch:
             for name, value in inject.items():
                 patch.setenv(f"SALUS_EMULATOR_{name}", value)
@@ -59,7 +59,7 @@ class Stage:
         before: Callable[[], object] = lambda: None,
         after: Callable[[], object] = lambda: None,
     ) -> None:
-        """Die before every store that a run passes; the others' figures hold after each."""
+        """Die before every store that a run passes, and check the accounting after each death."""
         before()
         places = self.places(run)
         after()
@@ -77,7 +77,7 @@ class Stage:
         self.cut_everywhere(lambda inject: os.WTERMSIG(self.run(life, **inject)), **hooks)
 
     def order(self, *arguments: str, **named: str) -> int:
-        """The control program with an order; the signal that ended it, or 0."""
+        """Run the control program and return the signal that ended it, or 0."""
         environment = self.emulator.environment(**named)
         program = [self.emulator.libraries / "salus-emulator", *arguments]
         return -subprocess.run(program, env=environment, capture_output=True).returncode
@@ -93,7 +93,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
         monkeypatch.setenv(name, value)
     paths = [str(emulator.libraries / name) for name in ("libcuda.so.1", "libnvidia-ml.so.1")]
     libraries = Libraries(*map(ctypes.CDLL, paths))
-    busy = lives.work_for_ever(libraries.driver)
+    busy = lives.run_forever(libraries.driver)
     stage = Stage(emulator, libraries, Survivor(libraries.driver), tmp_path / "passed", monkeypatch)
     try:
         stage.survivor.used_bytes()
@@ -109,7 +109,7 @@ def named(inject: dict[str, str]) -> dict[str, str]:
 
 
 def cut_orders(stage: Stage) -> None:
-    """Cut every command of the control program that changes the device, and restore the device after each."""
+    """Die in every command of the control program that changes the device, and restore the device after each."""
 
     def restore() -> None:
         stage.emulator.control("clear", "0")
@@ -122,8 +122,8 @@ def cut_orders(stage: Stage) -> None:
     finally:
         stranger.kill()
         stranger.wait()
-    # An Xid that ends a context: of a process that is there for this.
-    victim = lives.work_for_ever(stage.libraries.driver)
+    # An Xid that ends the context of a process, which exists only for this.
+    victim = lives.run_forever(stage.libraries.driver)
     try:
         order = ["xid", "0", "31", str(victim)]
         for place in stage.places(lambda inject: stage.order(*order, **named(inject))):
@@ -137,7 +137,7 @@ def cut_orders(stage: Stage) -> None:
 
 
 def cut_creation(stage: Stage, tmp_path: Path) -> None:
-    """Whoever comes first makes the file; one that dies at it leaves the making to the next."""
+    """The first process creates the file. If it dies while doing so, the next one creates it."""
     count = 0
 
     def create(inject: dict[str, str]) -> int:
@@ -155,9 +155,9 @@ def cut_creation(stage: Stage, tmp_path: Path) -> None:
 
 
 def cut_recoveries(stage: Stage, stride: int) -> None:
-    """One dies inside, and who finds the lock abandoned dies while recovering; the third gets it right."""
+    """One process dies with the lock, the next one dies while it recovers, and the third one recovers."""
     places = stage.places(lambda inject: stage.run(lives.use_memory, **inject))
-    # Those that leave tables and counters out of step are never left out: their recovery has the most to do.
+    # Stores that leave tables and counters inconsistent are always included: their recovery has the most to do.
     uneven = [store for store in lives.stores() if store.function in ("hold", "emu_holding_drop")]
     for place in [p for at, p in enumerate(places) if at % stride == 0 or any(store.is_at(p) for store in uneven)]:
         stage.live(lives.only_attach, before=lambda at=place: stage.run(lives.use_memory, DIE_IN=f"{at}:1"))
@@ -165,13 +165,13 @@ def cut_recoveries(stage: Stage, stride: int) -> None:
 
 @pytest.mark.parametrize("scale", [6, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_a_death_before_every_store_leaves_the_accounting_right(stage: Stage, tmp_path: Path, scale: int) -> None:
-    """Every store in both; at full scale also every second pass, and recoveries from a death at every store."""
+    """Both scales cover every store. Full scale also covers second passes, and recoveries from every death."""
     stage.passes = (1, 2) if scale == 1 else (1,)
     for life in (lives.use_memory, lives.compute, lives.be_checkpointed, lives.limit_memory):
         stage.live(life)
     oom, clear = (lambda: stage.emulator.control("oom", "0", "1")), (lambda: stage.emulator.control("clear", "0"))
     stage.live(lives.be_refused, before=oom, after=clear)
-    # Whoever comes next clears away what a killed process had, and may die at that, too.
+    # The next process cleans up after a killed one, and may die while it does so.
     stage.live(lives.only_attach, before=lambda: stage.run(lives.hold_everything))
     streams = lives.OpenStreams()
     stage.live(streams, before=streams.more)
@@ -179,13 +179,13 @@ def test_a_death_before_every_store_leaves_the_accounting_right(stage: Stage, tm
     cut_orders(stage)
     cut_creation(stage, tmp_path)
     left = {f"{s.function}: {s.text.rstrip(';')}" for s in lives.stores() if not any(map(s.is_at, stage.cut))}
-    assert left == UNREACHED, f"{left - UNREACHED}: no run was cut there; deaths: {stage.death_count}"
+    assert left == UNREACHED, f"{left - UNREACHED}: no run was killed there; deaths: {stage.death_count}"
     assert int(stage.emulator.control("show").split("recoveries ")[1]) > 50, stage.death_count
 
 
 @pytest.mark.parametrize("stride", [7, pytest.param(1, marks=[pytest.mark.soak])])
 def test_a_death_before_the_nth_store_leaves_the_accounting_right(stage: Stage, stride: int) -> None:
-    """By number, through whole lives, until one run reaches its end."""
+    """Select the store by its number, until one run reaches its end."""
     for life in (lives.use_memory, lives.compute, lives.be_checkpointed, lives.limit_memory):
         for point in range(1, 5000, stride):
             status = stage.run(life, DIE_AT=str(point))
@@ -196,8 +196,8 @@ def test_a_death_before_the_nth_store_leaves_the_accounting_right(stage: Stage, 
         assert point > 5
 
 
-def test_believing_the_counters_after_a_death_would_be_wrong(stage: Stage) -> None:
-    """Negative control: without recomputation the same deaths leave wrong figures."""
+def test_counters_are_wrong_after_a_death_if_they_are_not_recomputed(stage: Stage) -> None:
+    """Negative control: without recomputation the same deaths leave wrong counters."""
     stage.monkeypatch.setenv("SALUS_EMULATOR_TRUST_COUNTERS", "1")
     stage.survivor.end()
     stage.survivor = Survivor(stage.libraries.driver)
