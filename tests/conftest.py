@@ -1,4 +1,4 @@
-"""Settings that every test shares: property tests draw the same examples each time, soak runs draw many new ones."""
+"""Fixtures and settings that tests share: property tests draw the same examples each time, soak runs draw new ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import threading
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+# Fixtures of several directories. The cluster of a session is one only if one file defines it.
+from tests.support.cluster_fixtures import cluster, lab, open_directory  # noqa: F401
+from tests.support.daemon_fixtures import crew, libsalus, one_lane, one_lane_daemons, rogue, salusd  # noqa: F401
 
 # Started by nohup or in the background of a script we have it ignored, and so would every program that a test starts:
 # Ctrl-C could not be tried.

@@ -28,14 +28,14 @@ from tests.support.idle_sessions import IdleSessions
 from tests.support.salusd import Salusd, wait_until
 from tests.support.workers import Crew, Worker
 
-#: Iterations of each side. Long enough for salusd to name the successor meanwhile, as any real iteration is.
+#: Iterations of each side. Each is long enough for salusd to name the successor meanwhile, as any real iteration is.
 ROUNDS = 1000
 WORK_US = 2000
 _SYS_FUTEX = {"x86_64": 202, "aarch64": 98}[os.uname().machine]
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def say(text: str) -> None:
+def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -46,9 +46,9 @@ def spin(us: int) -> None:
 
 
 def futex_rounds(count: int, work_us: int) -> list[int]:
-    """From ringing to running of a bare futex, between two processes that take turns and work as long as a job does.
+    """Wake-up times of a bare futex between two processes that take turns and work as long as a job does.
 
-    Without work both would be found awake: a waiter that slept for a turn takes longer to wake, in either stack.
+    The work matters: a waiter that has slept for a turn takes longer to wake, in either stack.
     """
     page = mmap.mmap(-1, 4096)
     anchor = (ctypes.c_char * 4096).from_buffer(page)
@@ -58,37 +58,37 @@ def futex_rounds(count: int, work_us: int) -> list[int]:
     def wait(offset: int, seen: int) -> int:
         while struct.unpack_from("I", page, offset)[0] == seen:
             _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(base + offset), 0, seen, None, None, 0)
-        # The other side noted the moment before it rang.
+        # The other side wrote the time just before it called wake.
         return time.monotonic_ns() - struct.unpack_from("Q", page, offset + 8)[0]
 
-    def ring(offset: int, value: int) -> None:
+    def wake(offset: int, value: int) -> None:
         struct.pack_into("Q", page, offset + 8, time.monotonic_ns())
         struct.pack_into("I", page, offset, value)
         _libc.syscall(_SYS_FUTEX, ctypes.c_void_p(base + offset), 1, 1, None, None, 0)
 
     child = os.fork()
     if child == 0:
-        taken = []
+        waits_ns = []
         for number in range(count):
-            taken.append(wait(0, number))
+            waits_ns.append(wait(0, number))
             spin(work_us)
-            ring(64, number + 1)
-        os.write(writer, json.dumps(taken).encode())
+            wake(64, number + 1)
+        os.write(writer, json.dumps(waits_ns).encode())
         os._exit(0)
-    taken = []
+    waits_ns = []
     for number in range(count):
         spin(work_us)
-        ring(0, number + 1)
-        taken.append(wait(64, number))
+        wake(0, number + 1)
+        waits_ns.append(wait(64, number))
     os.close(writer)
     with os.fdopen(reader, "rb") as answers:
-        taken += json.loads(answers.read())
+        waits_ns += json.loads(answers.read())
     os.waitpid(child, 0)
-    return taken
+    return waits_ns
 
 
 def handover_gaps(workers: list[Worker]) -> list[int]:
-    """From one worker's boundary to the start of the other's iteration, where the turn changed."""
+    """The times from one worker's boundary to the start of the other's iteration, one for each change of turn."""
     spans = sorted(
         (one["start_ns"], one["asked_ns"], index) for index, w in enumerate(workers) for one in w.iterations()
     )
@@ -97,7 +97,7 @@ def handover_gaps(workers: list[Worker]) -> list[int]:
     for earlier, later in itertools.pairwise(spans):
         if earlier[2] == later[2]:
             continue
-        # The holder's next boundary after its last start is where it gave the lane away; the other waited since before.
+        # The holder handed over at its next boundary after its last start; the other was already waiting.
         asked = boundaries[earlier[2]]
         place = bisect.bisect_right(asked, earlier[0])
         if place < len(asked) and later[1] < asked[place] < later[0]:
@@ -124,29 +124,29 @@ def measure_handover() -> dict[str, float]:
 
 
 def ping_ms(daemon: Salusd, count: int) -> list[float]:
-    taken = []
+    answer_ms = []
     for _ in range(count):
         start_ns = time.monotonic_ns()
         daemon.ask("ping")
-        taken.append((time.monotonic_ns() - start_ns) / 1e6)
-    return taken
+        answer_ms.append((time.monotonic_ns() - start_ns) / 1e6)
+    return answer_ms
 
 
 def measure_noise(count: int) -> dict[str, float]:
-    """How much later a good client is answered while another sends nothing but malformed frames."""
+    """Answer times of a good client, alone and while another sends only malformed frames."""
     with Salusd(config="UserRequests=1000000") as daemon:
         ping_ms(daemon, 50)
         quiet = ping_ms(daemon, count)
         is_over = threading.Event()
 
-        def shout() -> None:
+        def flood() -> None:
             while not is_over.is_set():
                 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
                     peer.connect(str(daemon.socket))
                     peer.send(b"malformed")
                     peer.recv(16)
 
-        thread = threading.Thread(target=shout)
+        thread = threading.Thread(target=flood)
         thread.start()
         noisy = ping_ms(daemon, count)
         is_over.set()
@@ -160,7 +160,7 @@ def cpu_ns(pid: int) -> int:
 
 
 def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[str, float]]:
-    """Idle sessions held, and what they cost: memory, processor time, and the time of one status."""
+    """What idle sessions cost: memory, processor time, and the time of a status request."""
     results = []
     with Salusd(
         memory="4G", config="UserSessions=1000\nUserRequests=100000\nSampleInterval=5\nLedgerInterval=5"
@@ -196,18 +196,18 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
                         "resident_mib": round(resident_kib / 1024, 1),
                     }
                 )
-                say(f"sessions: {results[-1]}")
+                progress(f"sessions: {results[-1]}")
     return results
 
 
 def main() -> None:
     counts = tuple(int(one) for one in sys.argv[1].split(",")) if len(sys.argv) > 1 else (0, 10, 200)
     futex = futex_rounds(ROUNDS, WORK_US)
-    say(f"futex: median {statistics.median(futex) / 1000:.1f} us one way, n={len(futex)}")
+    progress(f"futex: median {statistics.median(futex) / 1000:.1f} us one way, n={len(futex)}")
     handover = measure_handover()
-    say(f"hand-over: {handover}")
+    progress(f"hand-over: {handover}")
     noise = measure_noise(300)
-    say(f"ping: {noise}")
+    progress(f"ping: {noise}")
     sessions = measure_sessions(counts, 10.0)
     bare_us = statistics.median(futex) / 1000
     print(

@@ -14,6 +14,7 @@ import time
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
 from nodedaemon.core.engine import Engine
+from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import GIB, MIB, DeviceId, DeviceLimits, Domain, Epoch, JobId, SessionId
 
 DEVICE = DeviceId("bench")
@@ -21,8 +22,8 @@ SIZES = (100, 10_000)
 EVENTS_PER_BATCH = 500
 
 
-class Hand:
-    """Answers each command at once and keeps who runs; one iteration takes a millisecond of virtual time."""
+class EngineDriver:
+    """Answers each command at once and tracks the running sessions. An iteration takes 1 ms of virtual time."""
 
     def __init__(self, session_count: int, policy: str) -> None:
         self.engine = Engine()
@@ -54,7 +55,7 @@ class Hand:
                         pass
 
     def batch_ns(self) -> float:
-        """Nanoseconds an event, over one batch of returned grants."""
+        """Nanoseconds per event, over one batch of returned grants."""
         begin = time.perf_counter_ns()
         for _ in range(EVENTS_PER_BATCH):
             session = next(iter(self.running))
@@ -70,12 +71,12 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 40
     result: dict[str, object] = {"bench": "engine", "n": rounds, "events_per_batch": EVENTS_PER_BATCH}
     worst = 0.0
-    for policy in ("fifo", "srtf", "pack", "fair", "priority"):
-        hands = {size: Hand(size, policy) for size in SIZES}
+    for policy in POLICIES:
+        drivers = {size: EngineDriver(size, policy) for size in SIZES}
         costs: dict[int, list[float]] = {size: [] for size in SIZES}
         for _ in range(rounds):
-            for size, hand in hands.items():
-                costs[size].append(hand.batch_ns())
+            for size, driver in drivers.items():
+                costs[size].append(driver.batch_ns())
         medians = {size: statistics.median(values) for size, values in costs.items()}
         ratio = medians[SIZES[1]] / medians[SIZES[0]]
         worst = max(worst, ratio)

@@ -1,4 +1,4 @@
-"""The cost of watching a job that has its lane for itself: adaptor and lease, at iterations of about 5 ms.
+"""The cost of watching a job that has its lane to itself: adaptor and lease, at iterations of about 5 ms.
 
 One process runs blocks of iterations with and without the adaptor's wrappers in random order, and compares them in
 pairs. A null control compares blocks without the wrappers to each other. The CPU time of the thread is compared,
@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "nodedaemon" / "job"
+MIB = 1 << 20
 ITERATION_NS = 5_000_000
 BLOCK_ITERATIONS = 14
 # The first iterations of a block are slow: type caches are empty after a method was replaced.
@@ -218,10 +219,10 @@ def run_job(pairs: int) -> None:
     for _ in range(CALIBRATIONS_MAX):
         if not training.correct(iteration_ns(run_pairs(switch, training, PILOT_PAIRS, dice))):
             break
-    begun = session.figures()
+    begun = session.read_counters()
     seen = run_pairs(switch, training, pairs, dice)
     switch.set(WATCHED)
-    ended = session.figures()
+    ended = session.read_counters()
     cost_ns = iteration_ns(seen)
     result: dict[str, Any] = {"n": pairs, "iteration_ns": round(cost_ns), "is_on_target": is_near(cost_ns)}
     for name, rows in seen.items():
@@ -242,23 +243,17 @@ def main() -> None:
     if arguments.job:
         run_job(arguments.pairs)
         return
-    from tests.support.lane_daemon import MIB, LaneDaemon, Settings
+    # Not at the top: the job has only salus_job on its path.
+    from tests.support.launch import launch_arguments
+    from tests.support.salusd import Salusd
 
-    subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all", "tests"], check=True)
-    with tempfile.TemporaryDirectory() as folder:
-        daemon = LaneDaemon(
-            Path(folder), Settings(lane_bytes=64 * MIB, ephemeral_bytes=64 * MIB, device_bytes=256 * MIB)
-        )
-        environment = os.environ | {
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": f"{JOB}:{ROOT}",
-            "SALUS_SOCKET": str(daemon.path),
-        }
-        try:
-            command = [sys.executable, __file__, "--job", "--pairs", str(arguments.pairs)]
-            raise SystemExit(subprocess.run(command, env=environment, check=False).returncode)
-        finally:
-            daemon.close()
+    subprocess.run(["make", "-s", "-C", JOB / "libsalus", "all"], check=True)
+    with Salusd(memory="1G", config="MaxLanes=1") as daemon:
+        launch = launch_arguments(daemon, {"persistent_bytes": 512 * MIB, "ephemeral_bytes": 64 * MIB})
+        job = [sys.executable, __file__, "--job", "--pairs", str(arguments.pairs)]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        outcome = subprocess.run([sys.executable, *launch, *job], cwd=ROOT, env=environment, check=False)
+    raise SystemExit(outcome.returncode)
 
 
 if __name__ == "__main__":

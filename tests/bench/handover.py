@@ -1,7 +1,7 @@
 """Hand-over of a lane between two processes against a bare futex ping-pong, alternating in one run on the same CPUs.
 
-A time is from the boundary of one process to the start of the other's iteration; iterations last 200 us, and the
-daemon sleeps on a CPU of its own where there is one left. `ratio` is peers against the futex. On one CPU the successor
+A time runs from the boundary of one process to the start of the other's iteration. Iterations last 200 us, and the
+daemon sleeps on a CPU of its own if there is one left. `ratio` is peers against the futex. On one CPU the successor
 reports the hand-over once it runs: `notice` is the cost of its first block with that report, `told` the cost of a
 hand-over that the holder reports before it sleeps. The benchmark also measures the cost of survivors by size, of the
 trap, and of a change of domain by the bytes that survive it. `make bench BENCH=handover`.
@@ -28,7 +28,9 @@ def build(directory: Path) -> Path:
     """The benchmark program, linked with libsalus and salusd's side of the pages."""
     subprocess.run(["make", "-s", "-C", LIBSALUS, "build/libsalus-bench.so"], check=True)
     program, library = directory / "handover", LIBSALUS / "build" / "libsalus-bench.so"
-    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{LIBSALUS}", f"-Wl,-rpath,{library.parent}"]
+    folders = (LIBSALUS, Path(__file__).parents[1] / "support" / "native")
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-Wl,-rpath,{library.parent}"]
+    flags += [f"-I{folder}" for folder in folders]
     subprocess.run(["gcc", *flags, "-o", program, SOURCE, LIBSALUS / "futex.c", library], check=True)
     return program
 

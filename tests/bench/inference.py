@@ -1,12 +1,12 @@
 """42 model servers with rare requests resident on one device of a real Slurm cluster: `make bench BENCH=inference`.
 
 14 models, 3 copies each, as in the published experiment, with its memory scaled by 1/32 and requests about twice as
-often. First each model serves alone: by --gres=gpu:1 on a device of its own, and by --gres=salus:1, which measures it.
-Then all 42 run by --gres=salus:1 on one device, and the latency of every request is compared with those of the servers
-alone. How many devices gres/gpu and gres/shard by peak memory need for the 42 follows from the profiles.
+often. First each model serves alone: with --gres=gpu:1 on a device of its own, and with --gres=salus:1, which measures
+it. Then all 42 run with --gres=salus:1 on one device, and the latency of every request is compared with those of the
+servers alone. The profiles tell how many devices the 42 need with gres/gpu and with gres/shard by peak memory.
 
-Their node has IdleRelease=20ms: a server is idle as soon as it has answered, and who waits for its lane would wait
-for the 200 ms of the default.
+Their node has IdleRelease=20ms, because a server is idle as soon as it has answered. With the default, others would
+wait 200 ms for its lane.
 """
 
 import argparse
@@ -19,14 +19,14 @@ from pathlib import Path
 
 from nodedaemon.core.memory import charge_units, with_headroom
 from nodedaemon.core.types import MIB
-from nodedaemon.sim.line import bins_needed
+from nodedaemon.sim.job_queue import bins_needed
 from tests.support.lab import wait_for
 from tests.support.slurm_mix import LostError, Order, cluster_of, quantile
 
 MODELS = Path("nodedaemon/sim/data/models.csv")
 COPIES = 3
 SCALE = 32
-DEVICE_MIB = 8704  # a little more than what the 42 keep together and one borrows; less than the sum of their peaks
+DEVICE_MIB = 8704  # the persistent memory of all 42 and the ephemeral memory of one fit; the sum of peaks does not
 LANE_RESERVE_MIB = 128
 ALONE_REQUESTS, ALONE_INTERVAL_MS = 15, 150
 REQUESTS, INTERVAL_MS, FACTOR = 8, 4000, 3
@@ -74,7 +74,7 @@ def run_alone(stage, program, found, gres):
 
 
 def run_together(stage, program, found):
-    """All servers at once on one node; the times of their requests begin when the last is ready."""
+    """Run all servers at once on one node; their requests begin when the last server is ready."""
     folder = stage.folder("together")
     go = folder / "go"
     node = stage.cluster.plan.nodes[0]
@@ -85,7 +85,7 @@ def run_together(stage, program, found):
             argv = argv_of(program, sizes, REQUESTS, INTERVAL_MS, FACTOR, seed, str(go))
             options = ("--gres=salus:1", f"--salus-profile={name}", f"--nodelist={node}")
             names.append(f"{name}-{copy}")
-            # Their start is not what is measured: any core will do, and salusd pins them once they have a session.
+            # Their start is not measured, so any core will do, and salusd pins them once they have a session.
             numbers.append(stage.sbatch(folder, Order(names[-1], 0.0, options, argv), ",CORES=0-1023")[0])
 
     def are_all_ready():
@@ -102,12 +102,12 @@ def run_together(stage, program, found):
     stage.wait_ends(folder, names, time.time() + REQUESTS * INTERVAL_MS / 1000 * FACTOR + 120)
     ended = {name: stage.read(folder, name, submitted) for name in names}
     stage.wait_empty("together")
-    stage.check_books("together", numbers)
+    stage.check_accounting("together", numbers)
     return ended, round(ready_s, 1), status
 
 
 def devices_needed(profiles):
-    """Devices for all servers at once, by the rule of each side; sizes as admission takes them."""
+    """Devices for all servers at once, by the rule of each side, with the sizes that admission uses."""
     capacity = DEVICE_MIB * MIB
     sizes = [(with_headroom(row["persistent_bytes"], 10), with_headroom(row["ephemeral_bytes"], 10))
              for row in profiles.values() for _ in range(COPIES)]  # fmt: skip

@@ -1,7 +1,7 @@
-"""Records a second through the ledger, against a bare executemany of the same rows, on each database, in one run.
+"""Records per second through the ledger and through a bare executemany of the same rows, on each database.
 
 The bare side inserts finished tuples with plain INSERT through the driver into the same schema, in batches of the same
-size with a commit each, and gives up all that the ledger does: decoding, numbering, merging, idempotence. ARGS:
+size with a commit each. It does none of the ledger's work: decoding, numbering, merging, idempotence. ARGS:
 [--records N] [--batch N] [--rounds N] [--databases sqlite,postgresql,mariadb]
 """
 
@@ -78,7 +78,7 @@ def time_ledger(database: Database, records: Sequence[Record], batch: int) -> fl
 
 
 def decode_rate(records: Sequence[Record]) -> float:
-    """Records a second out of the spool's bytes: what the daemon pays before the ledger sees them."""
+    """Records per second decoded from the spool's bytes: what the daemon pays before the ledger sees them."""
     spooled = [encode(record) for record in records]
     started = time.perf_counter()
     for payload in spooled:
@@ -96,7 +96,7 @@ def rows_of(database: Database) -> list[tuple[Table, list[tuple[Any, ...]]]]:
 
 
 def time_bare(address: str, tables: Sequence[tuple[Table, list[tuple[Any, ...]]]], batch: int) -> float:
-    """Plain INSERTs of the same rows, one batch a transaction."""
+    """Plain INSERTs of the same rows, one batch per transaction."""
     connection, mark, close = connect(address)
     with close():
         cursor = connection.cursor()
@@ -164,7 +164,7 @@ def measure(kind: str, server: Server | None, options: argparse.Namespace, recor
             ledger_s = time_ledger(databases[0], records, options.batch)
             tables = rows_of(databases[0])
             count = sum(len(rows) for table, rows in tables if table.name in ("jobs", "sessions", "usage"))
-            assert count == len(records), "one row a record"
+            assert count == len(records), "one row per record"
             bare_s = time_bare(addresses[1], tables, options.batch)
             for database in databases:
                 database.close()

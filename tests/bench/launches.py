@@ -1,8 +1,8 @@
-"""A high-class job beside a best-effort one: p99 of its iterations alone, beside it ungated, and with launch gating.
+"""A high-class job alone and beside a best-effort job, with and without launch gating: p99 of its iterations.
 
-`device` figures are between events on the device around the iteration's kernels, so that a busy host shows less.
-All three in one run on one emulated device with time slices, in several rounds. The emulator's time model is not a
-GPU's (docs/emulator.md): the figures say that gating does what it should, not what it brings on hardware.
+`device` figures are times between device events around the kernels of an iteration, which a busy host distorts less.
+All three settings run in several rounds on one emulated device with time slices. The emulator's time model is not that
+of a GPU (docs/emulator.md): the figures show that gating works, not what it gains on hardware.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 from tests.support.cuda_node import CudaNode, wait_started
 
 HIGH = ("--kernels", "4", "--kernel-us", "500", "--activations-mib", "16", "--pause-us", "10000", "--leave")
-# Class of the other job: none, one whose kernels nobody holds back, one whose are.
+# Class of the other job: none, one whose kernels are not held back, and one whose kernels are.
 SETTINGS = {"alone": None, "ungated": "normal", "gated": "best-effort"}
 OTHER = ("--iterations", "1000000", "--kernels", "40", "--kernel-us", "1000", "--activations-mib", "16", "--started")
 
 
 def measure(other_class: str | None, count: int) -> dict[str, Any]:
-    """The high job's report, and how many iterations the other made meanwhile."""
-    # pack lets both lanes run at once: what is left between the two is the queue of kernels.
+    """The high job's report, and how many iterations the other completed meanwhile."""
+    # With pack both lanes run at once, so the jobs compete only for the queue of kernels.
     with CudaNode("tiny-1g", "MaxLanes=2\nPolicy=pack") as node:
         other = node.job(*OTHER, job_class=other_class) if other_class else None
         if other is not None:
@@ -49,9 +49,9 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     rounds = []
     for number in range(options.repeats):
-        sys.stderr.write(f"launches: round {number + 1} of {options.repeats}: {options.count} iterations a setting\n")
+        sys.stderr.write(f"launches: round {number + 1} of {options.repeats}: {options.count} iterations per setting\n")
         rounds.append({name: measure(other_class, options.count) for name, other_class in SETTINGS.items()})
-    # Compared within a round: what slows the whole machine for a while slows all three.
+    # Compare within a round: what slows the machine for a while slows all three settings.
     ratios = {
         f"{name}_{figure}_ratio": spread(
             [round(one[name][f"{figure}_ns"] / one["alone"][f"{figure}_ns"], 3) for one in rounds]

@@ -15,7 +15,8 @@ import time
 
 from nodedaemon.core.types import GIB
 from nodedaemon.sim.builtin import Draw, built_in
-from nodedaemon.sim.run import Prepared, SimulationSetup, prepare, run_baseline, run_policy
+from nodedaemon.sim.device import SimulationSetup
+from nodedaemon.sim.run import Prepared, prepare, run_baseline, run_policy
 
 SIZES = (1_000, 2_000, 4_000, 8_000)
 JOBS, NODES, DEVICES = 8_000, 1_200, 6_200
@@ -65,7 +66,7 @@ def main() -> None:
     policy = sys.argv[2] if len(sys.argv) > 2 else "fair"
     result: dict[str, object] = {"bench": "replay", "n": rounds, "policy": policy, "turns_per_job": TURNS_PER_JOB}
     result["cluster"] = measure(rounds, policy, 1.0)
-    # A tenth of the devices: nearly every turn is contended. Once, because it is for the growth alone.
+    # A tenth of the devices: nearly every turn is contended. It runs once, because only the growth matters.
     result["crowded"] = measure(1, policy, 0.1)
     print(json.dumps(result))
 

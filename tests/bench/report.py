@@ -1,9 +1,9 @@
 """A month's report on a million job runs, against the plain SQL aggregate on the same database, in one run.
 
 The plain side is one statement that sums held, occupied, busy, iterations and memory by account and user, in the plan
-that the database chooses and in the order of the table; the faster of the two counts. The report
-also cuts at the window's edges, takes suspended time out, looks up each profile's solo time, computes fairness job by
-job, and finds the median wait. ARGS: [--jobs N] [--rounds N] [--growth 10000,100000]
+that the database chooses and in the order of the table; the faster of the two counts. The report also cuts at the
+window's edges, subtracts suspended time, looks up each profile's solo time, computes fairness job by job, and finds the
+median wait. ARGS: [--jobs N] [--rounds N] [--growth 10000,100000]
 [--database sqlite|postgresql|mariadb]
 """
 

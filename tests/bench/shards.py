@@ -1,8 +1,8 @@
-"""Devices of 5,120 shards against 256, in one run: `make bench BENCH=shards`, other releases by `ARGS="--root DIR"`.
+"""Devices of 5,120 shards against 256, in one run: `make bench BENCH=shards`, other releases with `ARGS="--root DIR"`.
 
-Two clusters side by side differ in nothing but the number of shards. Each round does the same on both, in turn: eight
-jobs of three eighths of a device are submitted (two fit on each device, four wait), until the four run; and two of them
-are cancelled, until their successors run. The ratio is that of the medians, large to small: 1 is no difference.
+Two clusters side by side differ only in the number of shards. Each round does the same on both in turn. It submits
+eight jobs of three eighths of a device, of which two fit on each device, and waits until four run. Then it cancels two
+of them and waits until their successors run. The ratio is that of the medians, large to small: 1 means no difference.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def running(lab):
 
 
 def one_round(lab, shard_count):
-    """Seconds for a submit, until four of eight run, and until successors run."""
+    """Seconds per submission, until four of eight run, and until their successors run."""
     memory = f"--salus-mem={shard_count * 3 // 8 * 16}M"
     started = time.perf_counter()
     jobs = [lab.sbatch("--gres=salus:1", memory, "--wrap", "sleep 300") for _ in range(8)]
@@ -40,7 +40,7 @@ def one_round(lab, shard_count):
     wait_for(lambda: len(running(lab)) == 4, "four jobs to run", 60)
     filled_s = time.perf_counter() - started
     first = running(lab)
-    assert sorted(first) == sorted(jobs[:4]), "not the oldest four run"
+    assert sorted(first) == sorted(jobs[:4]), "the four oldest jobs must run"
     places = [lab.device(job) for job in first]
     assert sorted(places.count(place) for place in set(places)) == [2, 2], places
     started = time.perf_counter()
@@ -61,7 +61,7 @@ def main():
     labs, spans = {}, {name: [] for name in COUNTS}
     try:
         for name, count in COUNTS.items():
-            say(f"starting a cluster with {count} shards a device")
+            say(f"starting a cluster with {count} shards per device")
             plan = ClusterPlan(
                 directory=directory / name, node_count=1, device_bytes=80 * GIB, lane_reserve_bytes=2 * MIB,
                 shard_count=count, with_daemons=False, root=options.root,

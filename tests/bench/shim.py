@@ -1,7 +1,7 @@
 """What libsalus costs a CUDA call: bare emulator against preloaded library, by instructions and time, in one run.
 
 Instructions are counted by valgrind at two loop lengths, so that everything but the call cancels out. No session is
-attached: the figures are what every job pays for being loadable. `forwarded` is a call that is not wrapped.
+attached, so the figures are what every job pays. `forwarded` is a call that is not wrapped.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ int main(int count, char **words)
         find("cuModuleGetFunction")(&function, module, "k"))
         return 1;
     call current = find("cuCtxGetCurrent"), info = find("cuMemGetInfo"), launch = find("cuLaunchKernel");
-    call take = find("cuMemAlloc"), give = find("cuMemFree");
+    call allocate = find("cuMemAlloc"), release = find("cuMemFree");
     clock_gettime(CLOCK_MONOTONIC, &start);
     for (long i = 0; i < turns; i++) {
         if (!strcmp(words[1], "forwarded"))
@@ -60,7 +60,7 @@ int main(int count, char **words)
             info(&free_bytes, &total_bytes);
         else if (!strcmp(words[1], "launch"))
             launch(function, 1, 1, 1, 1, 1, 1, 0, (uint64_t)0, (uint64_t)0, (uint64_t)0);
-        else if (take(&address, (size_t)4096) || give(address))
+        else if (allocate(&address, (size_t)4096) || release(address))
             return 1;
     }
     clock_gettime(CLOCK_MONOTONIC, &end);

@@ -1,17 +1,17 @@
-"""The same PyTorch jobs by gres/gpu, by gres/shard and by Salus, on one Slurm cluster in one run: BENCH=sidebyside.
+"""The same PyTorch jobs with gres/gpu, gres/shard and Salus on one Slurm cluster: `make bench BENCH=sidebyside`.
 
 First each kind of job runs alone: unknown to Salus (which measures its memory), known, and plain. Then the jobs of
 tests/support/mix.py run once in every configuration, submitted at the same times:
 
-- `gpu`: --gres=gpu:1 in the order of submission; `gpu-shortest`: the same with --nice by length, so that Slurm takes
-  the shortest of those that wait.
-- `shard`: --gres=shard:N by peak memory, without Salus: whoever fits runs at once on the device's core.
-- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. Jobs declare to srtf the time that they take alone.
+- `gpu`: --gres=gpu:1 in the order of submission; `gpu-shortest`: the same with --nice by length, so that Slurm
+  starts the shortest waiting job first.
+- `shard`: --gres=shard:N by peak memory, without Salus: every job that fits runs at once on the device's core.
+- `fifo`, `srtf`, `fair`, `pack`: --gres=salus:1 under that policy. For srtf, jobs declare their time alone.
 
 Jobs have the same lengths on every machine: the plain runs alone decide how many iterations a job has.
 
-These machines change their speed by the minute: in a row of runs each begins with another configuration.
-A job that fails, is lost or has another checksum than in the first configuration ends the benchmark. Last, the same
+The speed of a machine can change by the minute, so each run of a series begins with a different configuration.
+A job that fails, is lost or has a different checksum than in the first configuration ends the benchmark. Last, the same
 jobs go through `salus simulate` (tests/support/mix_simulation.py).
 """
 
@@ -65,7 +65,7 @@ def run_alone(stage, program, name, rounds, iterations, options):
         mean = lambda value, jobs=jobs: statistics.mean(value(job) for job in jobs)  # noqa: E731
         found[kind] = {
             "iteration_ms": round(iteration_s * 1000, 2),
-            # What a job takes beside its iterations: Slurm, imports, the first touch of its pages, the end.
+            # The time that a job takes besides its iterations: Slurm, imports, the first touch of its pages, the end.
             "startup_s": round(mean(lambda job: job.completion_s) - iteration_s * iterations, 3),
             "startup_cpu_s": round(mean(lambda job: job.startup_cpu_s), 3),
             "latency_s": round(mean(lambda job: job.started - job.submitted), 3),
@@ -75,7 +75,7 @@ def run_alone(stage, program, name, rounds, iterations, options):
 
 
 def run_queued(stage, program):
-    """By how much a job of each kind holds a whole device longer than its iterations: Slurm hands it on in between."""
+    """How much longer than its iterations a job of each kind holds a whole device, until the next job gets it."""
     orders = [
         Order(f"{kind.name}{round_number}", 0.0, ("--gres=gpu:1",), argv_of(program, kind, mix.ITERATIONS_MIN))
         for round_number in range(3)
@@ -96,7 +96,7 @@ def calibrate(stage, program):
     profiles = stage.profiles([kind.name for kind in mix.KINDS])
     say("each kind alone: known to Salus, then plain")
     known = run_alone(stage, program, "known", pairs, SOLO_ITERATIONS, by_name)
-    # These say how many iterations make a job's length: longer, and with all devices busy to the end.
+    # These runs decide how many iterations a job has. So they are longer, and keep all devices busy to the end.
     doubled = [(kind,) * mix.DEVICE_COUNT for kind in mix.KINDS]
     plain = run_alone(stage, program, "plain", doubled, PLAIN_ITERATIONS, lambda _kind: ("--gres=gpu:1",))
     say("each kind after another, plain")
@@ -141,7 +141,7 @@ def orders_of(configuration, stage, program, kinds, jobs):
 
 
 def run_configurations(stage, program, kinds, jobs, names):
-    """Every configuration once: figures, and for the simulator what each job told."""
+    """Every configuration once: figures, and the reports of each job for the simulator."""
     alone = {job.name: solo_s(kinds, job, "plain") for job in jobs}
     found, ran, checksums = {}, {}, {}
     for name in names:
@@ -151,7 +151,7 @@ def run_configurations(stage, program, kinds, jobs, names):
         ended = stage.run(name, orders_of(name, stage, program, kinds, jobs))
         for job in ended.values():
             if checksums.setdefault(job.name, job.report["checksum"]) != job.report["checksum"]:
-                raise LostError(f"{name}: {job.name}: another result than in {names[0]}")
+                raise LostError(f"{name}: {job.name}: a different result than in {names[0]}")
         found[name] = figures(ended, alone, mix.DEVICE_COUNT)
         found[name]["iterations_cpu_s"] = round(sum(job.report["cpu_s"] for job in ended.values()), 3)
         found[name]["beside_cpu_s"] = round(next(iter(ended.values())).beside_cpu_s, 3)
@@ -163,16 +163,16 @@ def run_configurations(stage, program, kinds, jobs, names):
 
 
 def in_turn(names, run_number):
-    """The order of a run: each of a row begins elsewhere, and all have been early and late after a few."""
+    """The order of a run: each run starts with another configuration, so over a few runs all come early and late."""
     first = 3 * (run_number - 1) % len(names)
     return names[first:] + names[:first]
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--only", default="", help="configurations to run, separated by commas; for trying it out")
-    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths and gaps; for trying it out")
-    parser.add_argument("--seed", type=int, default=mix.SEED, help="of order, kinds and gaps; for trying it out")
+    parser.add_argument("--only", default="", help="configurations to run, separated by commas; only for a trial")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all lengths and gaps; only for a trial")
+    parser.add_argument("--seed", type=int, default=mix.SEED, help="seed of order, kinds and gaps; only for a trial")
     options = parser.parse_args()
     names = [name for name in SIMULATED if not options.only or name in options.only.split(",")]
     names = in_turn(names, int(os.environ.get("SALUS_BENCH_RUN", "1")))

@@ -1,8 +1,8 @@
 """Submissions with Salus against plain Slurm, on one cluster in one run: `make bench BENCH=submit`.
 
 Both sides submit held jobs to the same slurmctld: once `--gres=salus:1` with a known profile, so that the whole path
-runs; once `--gres=gpu:1` by commands that load no SPANK plugin, which job_submit.lua lets through unasked. Sides
-alternate in blocks, so that the machine's drift meets both. Then a 500-task array, and the whole of `srun true`.
+runs; once `--gres=gpu:1` with commands that load no SPANK plugin, which job_submit.lua accepts without a request. Sides
+alternate in blocks, so that a drift of the machine affects both. A 500-task array and a complete `srun true` follow.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def say(text):
 
 
 def plain_conf(lab):
-    """slurm.conf for commands that know nothing of Salus."""
+    """A slurm.conf for commands that do not load Salus."""
     conf = lab.cluster.plan.slurm_conf
     plain = conf.with_name("plain.conf")
     plain.write_text("".join(line for line in conf.open() if not line.startswith("PlugStackConfig")))
@@ -54,7 +54,7 @@ def submit(lab, side, script):
 
 
 def block(lab, side, script, count, clients):
-    """Rate a second and the latency of each submit."""
+    """Submissions per second, and the latency of each."""
     started = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         spans = list(pool.map(lambda _: submit(lab, side, script), range(count)))
@@ -84,7 +84,7 @@ def compare(lab, script, clients, count, rounds):
 
 
 def array_and_start(lab, script, rounds):
-    """One 500-task array, and the whole of `srun true` on an idle node; medians in ms. Sides alternate."""
+    """One 500-task array, and a complete `srun true` on an idle node; medians in ms. Sides alternate."""
     arrays, starts = {side: [] for side in SIDES}, {side: [] for side in SIDES}
     for number in range(rounds * 3):
         for side in SIDES if number % 2 == 0 else reversed(SIDES):
@@ -106,7 +106,7 @@ def array_and_start(lab, script, rounds):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--count", type=int, default=100, help="submits in a block")
+    parser.add_argument("--count", type=int, default=100, help="submissions per block")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
@@ -120,7 +120,7 @@ def main():
         plain_conf(lab)
         script = lab.script("job.sh", "sleep 1")
         probe = lab.sbatch("-H", "--gres=salus:1", script)
-        lab.teach(lab.segment(probe).signature, 100 * MIB, 100 * MIB)
+        lab.store_profile(lab.segment(probe).signature, 100 * MIB, 100 * MIB)
         lab.cancel_all()
         clients = [compare(lab, script, clients, options.count, options.rounds) for clients in (1, 4)]
         result = {

@@ -1,8 +1,8 @@
-"""A sweep of equal trainings that Salus has never seen, against gres/gpu, on one Slurm cluster: BENCH=sweep.
+"""A sweep of identical training jobs that Salus has never seen, compared with gres/gpu: `make bench BENCH=sweep`.
 
-An array of 30 tasks, submitted at once, three times: `gpu` by --gres=gpu:1; `empty` by --gres=salus:1 with an empty
-database, where ProbeTasks=1 lets the first task run alone until it is measured; `known` the same again. What learning
-costs is the difference of the last two.
+An array of 30 tasks, submitted at once, three times: `gpu` with --gres=gpu:1; `empty` with --gres=salus:1 with an empty
+database, where ProbeTasks=1 lets the first task run alone until it is measured; `known` the same again. The cost
+of learning is the difference between the last two.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Real Slurm accounting beside ours: held time agrees with sacct to the second, and users see their own jobs."""
+"""Our accounting compared with Slurm's: held time agrees with sacct to the second, and users see their own jobs."""
 
 import json
 import re
@@ -13,9 +13,9 @@ from accounting.questions import AskReport, request_of
 from accounting.reports.selection import Selection
 from accounting.storage.database import open_database
 from slurm_plugin.admitd.credentials import digest
-from tests.e2e.conftest import OPERATOR, ROOT, SLURM_ROOT
+from tests.support.cluster_fixtures import OPERATOR, ROOT, SLURM_ROOT
 from tests.support.held_time import sacct_held_s, stored_held_s
-from tests.support.lab import wait_for
+from tests.support.lab import Lab, wait_for
 
 S = 1_000_000_000
 
@@ -23,8 +23,6 @@ S = 1_000_000_000
 @pytest.fixture(scope="module")
 def sacct_table(cluster):
     """Ended jobs in sacct: completed, cancelled, requeued, suspended, timed out, and an array."""
-    from tests.support.lab import Lab
-
     lab = Lab(cluster)
     release = lab.work / "release"
     waits = lab.script("waits.sh", f"until [ -e {release} ]; do sleep 0.1; done")
@@ -39,7 +37,7 @@ def sacct_table(cluster):
     ids["array"] = lab.sbatch("--gres=salus:1", "--salus-mem=16M,16M", "--array=1-3", quick)
     for name in ("requeue", "suspend", "cancel", "timeout"):
         lab.wait_state(ids[name], "RUNNING")
-    # A limit has whole minutes; an operator may end one earlier. Slurm looks every half minute.
+    # A limit has whole minutes, but an operator may set an earlier end. Slurm checks it every half minute.
     lab.ask("scontrol", "update", f"JobId={ids['timeout']}", "EndTime=now+1")
     for name in ("requeue", "suspend"):
         lab.ask("scontrol", "update", f"JobId={ids[name]}", "TimeLimit=10")
@@ -51,10 +49,10 @@ def sacct_table(cluster):
         lab.ask("scontrol", "update", f"JobId={ids[name]}", f"AdminComment={comment} {word}")
     lab.ask("scancel", ids["cancel"])
     lab.ask("scontrol", "requeue", ids["requeue"])
-    # Slurm counts whole seconds: let the suspension last for more than one.
+    # Slurm counts whole seconds: the suspension must last for more than one.
     wait_for(lambda: time.time() > suspended_at + 2.5, "more than two seconds of suspension")
     lab.ask("scontrol", "resume", ids["suspend"])
-    # Slurm keeps a requeued job back for two minutes, counted from when its first run is cleaned up.
+    # Slurm holds a requeued job for two minutes after its first run is cleaned up.
     lab.wait_state(ids["requeue"], "PENDING")
     wait_for(lambda: "COMPLETING" not in lab.ask("squeue", "-h", "-o", "%T"), "the first run to be cleaned up")
     lab.ask("scontrol", "update", f"JobId={ids['requeue']}", "StartTime=now")
@@ -70,12 +68,20 @@ def sacct_table(cluster):
 
     def is_written():
         rows = read_sacct(table(), cluster=cluster.plan.name)
-        # Every run: of a requeued job the first has ended long before the second.
+        # Look at every run: the first run of a requeued job ended long before the second.
         return len(rows) >= 9 and all(row.record.end_utc_ns is not None for row in rows)
 
-    # slurmdbd hears of an end a moment after slurmctld.
+    # slurmdbd learns of an end a moment after slurmctld.
     wait_for(is_written, table, 60)
     return lab, ids, table()
+
+
+@pytest.fixture(scope="module")
+def reconciled(sacct_table):
+    """The same jobs after `salus-acct reconcile`."""
+    done = acct(sacct_table[0], "reconcile", "-S", "now-1day", "--json")
+    assert done.returncode == 0, done.stderr
+    return sacct_table
 
 
 def acct(lab, *words):
@@ -90,10 +96,8 @@ def ask(lab, question, user):
         return json.loads(peer.makefile().readline())
 
 
-def test_held_agrees_with_sacct_to_the_second_for_every_job(sacct_table):
-    lab, ids, text = sacct_table
-    done = acct(lab, "reconcile", "-S", "now-1day", "--json")
-    assert done.returncode == 0, done.stderr
+def test_held_time_agrees_with_sacct_to_the_second_for_every_job(reconciled):
+    lab, ids, text = reconciled
     rows = read_sacct(text, cluster=lab.cluster.plan.name)
     database = open_database(f"sqlite:///{lab.cluster.plan.path('db', 'salus.db')}")
     held = stored_held_s(database, [row.record.key for row in rows])
@@ -107,7 +111,7 @@ def test_held_agrees_with_sacct_to_the_second_for_every_job(sacct_table):
     assert again.returncode == 0, again.stdout
 
 
-def test_a_job_past_its_time_limit_is_released_and_counted_up_to_there(sacct_table):
+def test_a_job_past_its_time_limit_is_released_and_counted_up_to_its_end(sacct_table):
     lab, ids, text = sacct_table
     (row,) = [
         row for row in read_sacct(text, cluster=lab.cluster.plan.name) if str(row.record.key.job_id) == ids["timeout"]
@@ -119,18 +123,16 @@ def test_a_job_past_its_time_limit_is_released_and_counted_up_to_there(sacct_tab
         assert not lab.cluster.plan.path("run", node, "jobs", ids["timeout"]).exists()
 
 
-def test_the_report_counts_what_sacct_counts(sacct_table):
-    lab, ids, text = sacct_table
-    acct(lab, "reconcile", "-S", "now-1day")
+def test_the_report_counts_what_sacct_counts(reconciled):
+    lab, ids, text = reconciled
     rows = read_sacct(text, cluster=lab.cluster.plan.name)
     jobs = ",".join(ids.values())
     done = acct(lab, "report", "cluster", "-P", "-n", "-o", "held", "-t", "Seconds", "-j", jobs)
     assert done.stdout.strip() == str(sum(sacct_held_s(row) for row in rows)), done.stderr
 
 
-def test_users_see_their_own_jobs_and_operators_all(sacct_table):
-    lab, ids, _ = sacct_table
-    acct(lab, "reconcile", "-S", "now-1day")
+def test_users_see_their_own_jobs_and_operators_all(reconciled):
+    lab, ids, _ = reconciled
     window = Selection(start_utc_ns=0, end_utc_ns=time.time_ns() + S)
     mine = ask(lab, AskReport(kind="job", selection=window), "news")
     assert mine["ok"], mine
@@ -145,7 +147,7 @@ def test_users_see_their_own_jobs_and_operators_all(sacct_table):
 
 def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_table):
     lab, ids, text = sacct_table
-    # Runs of a job follow each other: the last one stays.
+    # Rows of the same job are in the order of its runs, so this keeps the last run.
     held = {str(row.record.key.job_id): sacct_held_s(row) for row in read_sacct(text, cluster=lab.cluster.plan.name)}
     jobs = set(held) - {ids["cancel"]}
     wait_for(
@@ -160,19 +162,18 @@ def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_
         assert comment.count("salus-sum:1") == 1
         assert re.search(r"held=(\d+)", comment)[1] == str(held[job]), f"{job}: {comment}"
     assert ";run=1;" in _comment(lab, ids["requeue"])
-    # Another tool's word stays, and asking for it again changes nothing.
+    # The word of another tool stays, and storing the summary again changes nothing.
     assert " tool:abc " in _comment(lab, ids["suspend"])
     output = acct(lab, "job", ids["suspend"], "--store")
     assert output.returncode == 0, output.stderr
     again = _comment(lab, ids["suspend"])
     assert (again.count("salus-sum:1"), again.count("tool:abc")) == (1, 1)
-    # What sacctmgr would write in lower case is left alone if that is the only way.
+    # If only sacctmgr could write the comment, and would do it in lower case, the comment is left alone.
     assert " JS1:aBc==" in _comment(lab, ids["cancel"])
 
 
-def test_a_tree_shows_every_level_of_slurms_accounts(sacct_table):
-    lab, ids, _ = sacct_table
-    acct(lab, "reconcile", "-S", "now-1day")
+def test_a_tree_shows_every_level_of_slurms_accounts(reconciled):
+    lab, ids, _ = reconciled
     output = acct(lab, "report", "account", "--tree", "-j", ids["quick"], "-o", "account%-20,held")
     lines = [line.split()[:-1] for line in output.stdout.splitlines()[2:7]]
     assert lines == [["science"], ["└", "images"], ["└", "vision"], ["└", "news"], ["Total"]], (
@@ -181,11 +182,9 @@ def test_a_tree_shows_every_level_of_slurms_accounts(sacct_table):
 
 
 @pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has none of our packages")
-def test_commands_serve_users_and_operators_without_any_right_on_the_database(sacct_table):
-    lab, ids, _ = sacct_table
-    acct(lab, "reconcile", "-S", "now-1day")
-
-    # They may not write beside the sources; without a cache of its own, each command would compile them again.
+def test_commands_serve_users_and_operators_without_any_right_on_the_database(reconciled):
+    lab, ids, _ = reconciled
+    # The users cannot write beside the sources; without a cache of their own, each command would compile them again.
     compiled = lab.work / "compiled"
     compiled.mkdir(exist_ok=True)
     compiled.chmod(0o1777)
@@ -238,5 +237,5 @@ def test_commands_serve_users_and_operators_without_any_right_on_the_database(sa
 
 def _comment(lab, job):
     output = lab.ask("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment")
-    # Of an array's first task sacct lists the others as well.
+    # For the first task of an array, sacct lists the other tasks too.
     return next(line.partition("|")[2] for line in output.splitlines() if line.startswith(f"{job}|"))

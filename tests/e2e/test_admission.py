@@ -1,6 +1,6 @@
-"""`sbatch --gres=salus:1` on real Slurm, up to the job's start: charge, packing, refusals, changes, faults of ours.
+"""`sbatch --gres=salus:1` on real Slurm, up to the job's start: charges, packing, refusals, changes, restarts.
 
-Profiles are taught through the database, so no job trains. A device has 72 shards of 16 MiB and a reserve of 256 MiB.
+The tests write profiles to the database, so no job trains. A device has 72 shards of 16 MiB and a reserve of 256 MiB.
 """
 
 import json
@@ -12,14 +12,12 @@ import pytest
 
 from nodedaemon.core.types import MIB
 from slurm_plugin.admitd.credentials import digest
-from tests.e2e.conftest import SLURM_ROOT
+from tests.support.cluster_fixtures import SLURM_ROOT
 from tests.support.lab import wait_for
 
 SLEEP = "exec sleep 300"
 ROOT = Path(__file__).parents[2]
-
-
-#: 286 MiB with headroom: four to a device.
+#: 286 MiB with headroom, so that four such jobs fill a device.
 KNOWN_MIB, KNOWN_SHARDS = 260, 18
 
 
@@ -29,7 +27,7 @@ def known_job(lab, name, persistent_mib=KNOWN_MIB, ephemeral_mib=100):
     probe = lab.sbatch("-H", "--gres=salus:1", script)
     signature = lab.segment(probe).signature
     lab.run("scancel", probe)
-    lab.teach(signature, persistent_mib * MIB, ephemeral_mib * MIB)
+    lab.store_profile(signature, persistent_mib * MIB, ephemeral_mib * MIB)
     return script
 
 
@@ -39,7 +37,7 @@ def test_an_unknown_job_takes_a_device_and_known_ones_share_as_the_arithmetic_sa
     lab.wait_state(first, "RUNNING")
     assert lab.charge(first) == lab.whole_device
     assert lab.segment(first).kind == "exclusive"
-    lab.teach(lab.segment(first).signature, KNOWN_MIB * MIB, 100 * MIB)
+    lab.store_profile(lab.segment(first).signature, KNOWN_MIB * MIB, 100 * MIB)
     rest = [lab.sbatch("--gres=salus:1", script) for _ in range(5)]
     for job in rest:
         lab.wait_state(job, "RUNNING")
@@ -49,7 +47,7 @@ def test_an_unknown_job_takes_a_device_and_known_ones_share_as_the_arithmetic_sa
     assert sorted(places.count(place) for place in set(places)) == [1, 4]
 
 
-def test_four_devices_hold_sixteen_and_the_next_waits(lab):
+def test_four_devices_hold_sixteen_jobs_and_the_next_waits(lab):
     script = known_job(lab, "sixteen.sh")
     jobs = [lab.sbatch("--gres=salus:1", script) for _ in range(17)]
     wait_for(lambda: sum(lab.state(job) == "RUNNING" for job in jobs) == 16, "sixteen jobs to run")
@@ -68,17 +66,17 @@ def test_an_unknown_array_probes_with_one_task_and_packs_once_known(lab):
     assert lab.ask("squeue", "-h", "-r", "-t", "R", "-j", array).count("\n") == 1
     waiting = f"{array}_12"
     assert lab.charge(waiting) == lab.whole_device
-    lab.teach(lab.segment(waiting).signature, KNOWN_MIB * MIB, 100 * MIB)
+    lab.store_profile(lab.segment(waiting).signature, KNOWN_MIB * MIB, 100 * MIB)
     wait_for(lambda: lab.ask("squeue", "-h", "-r", "-t", "R", "-j", array).count("\n") == 12, "all tasks to run")
     assert lab.charge(f"{array}_1") == lab.whole_device
     assert {lab.charge(f"{array}_{task}")["shard"] for task in range(2, 13)} == {KNOWN_SHARDS}
 
 
-def test_a_raised_profile_raises_jobs_that_wait(lab):
+def test_a_larger_profile_raises_the_charge_of_waiting_jobs(lab):
     script = known_job(lab, "raised.sh")
     job = lab.sbatch("-H", "--gres=salus:1", script)
     assert lab.charge(job)["shard"] == KNOWN_SHARDS
-    lab.teach(lab.segment(job).signature, 2 * KNOWN_MIB * MIB, 100 * MIB)
+    lab.store_profile(lab.segment(job).signature, 2 * KNOWN_MIB * MIB, 100 * MIB)
     wait_for(lambda: lab.charge(job)["shard"] == 2 * KNOWN_SHARDS, "the higher charge", 45)
 
 
@@ -98,12 +96,12 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("argv", "words"), REFUSALS, ids=[" ".join(argv) for argv, _ in REFUSALS])
-def test_what_cannot_be_is_refused_with_what_to_do(lab, argv, words):
+def test_an_impossible_request_is_refused_with_advice(lab, argv, words):
     assert words in lab.refusal(*argv, "--wrap", "true")
 
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
-def test_srun_and_salloc_are_asked_too(lab, command):
+def test_srun_and_salloc_are_checked_too(lab, command):
     assert "a job can share only one device per node" in lab.refusal("--gres=salus:2", "true", command=command)
     output = lab.run(command, "--gres=salus:1", "true", user="games")
     assert output.returncode == 0, output.stderr
@@ -115,7 +113,7 @@ def test_one_bad_component_refuses_a_heterogeneous_job(lab):
     lab.ask("salloc", "--gres=salus:1", ":", "--gres=salus:1", "true", user="games")
 
 
-def test_options_work_on_sbatch_lines_and_reach_the_segment(lab):
+def test_options_on_sbatch_lines_reach_the_segment(lab):
     options = ("--gres=salus:1", "--salus-mem=100M,300M", "--salus-time=30", "--salus-class=best-effort")
     script = lab.script("lines.sh", *(f"#SBATCH {option}" for option in options), SLEEP, ": lines")
     segment = lab.segment(lab.sbatch("-H", script))
@@ -124,7 +122,7 @@ def test_options_work_on_sbatch_lines_and_reach_the_segment(lab):
     assert "--salus-mem=P[,E]" in lab.ask("sbatch", "--help")
 
 
-def test_the_signature_follows_what_runs_and_not_how_it_is_submitted(lab):
+def test_the_signature_depends_on_what_runs_and_not_on_how_it_is_submitted(lab):
     (lab.work / "train.py").write_text("print(1)\n")
 
     def signature(*argv, script="sig.sh"):
@@ -154,7 +152,7 @@ def test_a_user_cannot_cut_the_charge_of_a_waiting_job_and_root_may(lab):
     assert lab.run("scontrol", "update", f"jobid={plain}", "gres=shard:1").returncode == 0
 
 
-def test_sacct_shows_charge_and_admission(lab):
+def test_sacct_shows_the_charge_and_the_segment(lab):
     job = lab.sbatch("--gres=salus:1", "--salus-mem=100M", "--wrap", "true")
     lab.wait_state(job, "COMPLETED")
     wait_for(lambda: "COMPLETED" in lab.ask("sacct", "-X", "-n", "-j", job, "-o", "State"), "sacct")
@@ -164,7 +162,7 @@ def test_sacct_shows_charge_and_admission(lab):
     assert "P=104857600" in output
 
 
-def test_a_qos_that_is_named_for_it_allows_class_high(lab):
+def test_a_qos_in_high_qos_allows_class_high(lab):
     lab.ask("sacctmgr", "-i", "add", "qos", "gold")
     wait_for(lambda: "gold" in lab.ask("scontrol", "show", "assoc_mgr", "flags=qos"), "slurmctld to know the QOS")
     options = ("-H", "--gres=salus:1", "--salus-mem=100M", "--salus-class=high", "--wrap", "true")
@@ -195,7 +193,7 @@ def ask_tcp(lab, request, user, credential=None):
 
 def test_users_see_their_own_jobs_and_profiles_and_operators_all(lab):
     job = lab.sbatch("-H", "--gres=salus:1", "--salus-profile=mine", "--wrap", "true")
-    lab.teach("name:mine", MIB, MIB)
+    lab.store_profile("name:mine", MIB, MIB)
     status = {"verb": "status"}
     own, used = ask_tcp(lab, status, "games")
     assert [row["id"] for row in own["jobs"]] == [int(job)]
@@ -227,7 +225,7 @@ def test_status_and_why_work_on_a_login_node_without_database_rights(lab):
     assert salus("why", job, user="news").returncode == 3
 
 
-def test_controller_and_service_restart_with_jobs_and_charges_stay(lab):
+def test_jobs_and_charges_survive_restarts_of_slurmctld_slurmd_and_salus_admitd(lab):
     script = known_job(lab, "restart.sh")
     running = [lab.sbatch("--gres=salus:1", script) for _ in range(3)]
     for job in running:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import SLURM_ROOT
+from tests.support.cluster_fixtures import SLURM_ROOT
 from tests.support.lab import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ def lines_until(stream, is_wanted):
         if is_wanted(line):
             return lines
         assert time.monotonic() < deadline, "".join(lines)
-    raise AssertionError("it ended early: " + "".join(lines))
+    raise AssertionError("the demo ended early: " + "".join(lines))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def lines_until(stream, is_wanted):
     ],
     ids=["starting", "running"],
 )
-def test_ctrl_c_leaves_nothing(closed_tree, moment, is_reached):
+def test_ctrl_c_leaves_nothing_behind(closed_tree, moment, is_reached):
     accounts = Path("/etc/passwd").read_bytes()
     place = Path(tempfile.mkdtemp(prefix="s-"))
     place.chmod(0o755)
@@ -80,7 +80,7 @@ def test_ctrl_c_leaves_nothing(closed_tree, moment, is_reached):
         assert demo.wait(60) == 130, "".join(lines)
         assert "interrupted" in lines[-1]
         assert list(place.iterdir()) == []
-        # A daemon may need a moment to end; none may stay.
+        # A daemon may need a moment to end, but none may stay.
         wait_for(lambda: not processes_of(str(place)), lambda: f"processes {processes_of(str(place))} to end", 10)
         assert str(place) not in Path("/proc/mounts").read_text()
         assert Path("/etc/passwd").read_bytes() == accounts
@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_nothing(closed_tree, moment, is_reached):
         shutil.rmtree(place, ignore_errors=True)
 
 
-def test_a_demo_that_fails_shows_the_end_of_that_parts_log_and_keeps_the_logs(open_directory):
+def test_a_demo_that_fails_shows_the_end_of_the_failed_parts_log_and_keeps_all_logs(open_directory):
     programs, place = open_directory / "bin", open_directory / "tmp"
     for folder in (programs, place):
         folder.mkdir()
@@ -103,7 +103,7 @@ def test_a_demo_that_fails_shows_the_end_of_that_parts_log_and_keeps_the_logs(op
         env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(place), "PATH": f"{programs}:{os.environ['PATH']}"},
         capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
-    kept = report.parent / "failed"
+    (kept,) = report.parent.glob("failed-*")
     assert done.returncode == 1, done.stderr
     assert f"failed; the logs are kept in {kept}" in done.stdout
     assert "  this machine has no entropy today\n" in done.stdout

@@ -10,7 +10,7 @@ from nodedaemon.core.types import MIB
 from nodedaemon.drivers.slurm import NodeCommands
 from tests.support.lab import wait_for
 
-# Not the text of other modules: a script with the same text has the same profile.
+# Each module has its own text: a script with the same text has the same profile.
 SLEEP = "exec sleep 301"
 MEMORY = "--salus-mem=150M,50M"
 
@@ -23,7 +23,7 @@ def start(lab, *argv, user="games"):
 
 
 def wait_released(lab, job):
-    wait_for(lambda: not lab.sessions(job), lambda: f"job {job} to be released: {lab.sessions(job)}", 45)
+    wait_for(lambda: not lab.sessions(job), lambda: f"the release of job {job}: {lab.sessions(job)}", 45)
 
 
 def nodes_are_up(lab):
@@ -40,12 +40,12 @@ def test_a_job_is_known_to_its_daemon_from_prolog_to_epilog(lab):
     assert (lab.cluster.plan.path("run", node, "jobs", job)).exists()
     lab.run("scancel", job)
     wait_released(lab, job)
-    wait_for(lambda: not lab.cluster.plan.path("run", node, "jobs", job).exists(), "the marker to go")
+    wait_for(lambda: not lab.cluster.plan.path("run", node, "jobs", job).exists(), "the job's file to be removed")
 
 
 def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
     output = lab.work / "environment.txt"
-    # Not by --export=NodeCommands=value: 26.05 then logs the user in, and these accounts have no shell.
+    # Do not use --export=NAME=value: 26.05 then logs the user in, and these accounts have no shell.
     job = lab.sbatch("--gres=salus:1", MEMORY, "--wrap", "env", output=str(output), PYTHONPATH="/mine")
     lab.wait_state(job, "COMPLETED")
     environment = dict(line.partition("=")[::2] for line in output.read_text().splitlines())
@@ -58,7 +58,7 @@ def test_a_task_gets_its_environment_and_the_users_own_paths_stay(lab):
 
 
 def requeue(lab, job):
-    """Requeue a job and let it start again, sooner than Slurm would."""
+    """Requeue a job and let it start again sooner than Slurm would."""
     lab.ask("scontrol", "requeue", job)
     wait_released(lab, job)
     lab.wait_state(job, "PENDING")
@@ -74,17 +74,17 @@ def test_requeue_ends_the_earlier_run_and_counts_once(lab):
     assert lab.charge(job) == {"salus": 1, "shard": 10}
 
 
-def test_a_job_that_starts_again_without_a_prolog_is_taken_up(lab):
-    """Make slurmd always skip the Prolog of a job that it remembers, as it sometimes does."""
+def test_a_job_that_starts_again_without_a_prolog_is_found(lab):
+    """slurmd sometimes skips the Prolog of a job that it remembers; here the Prolog always does nothing."""
     job = start(lab)
     script = lab.cluster.plan.path("etc", "prolog")
     text = script.read_text()
     script.write_text("#!/bin/sh\n")
     try:
         requeue(lab, job)
-        wait_for(lambda: len(lab.sessions(job)) == 1, lambda: f"its second run: {lab.story(lab.device(job)[0])}")
+        wait_for(lambda: len(lab.sessions(job)) == 1, lambda: f"its second run: {lab.daemon_log(lab.device(job)[0])}")
         assert lab.charge(job) == {"salus": 1, "shard": 10}
-        # A job without a file would be ended at the second look.
+        # salusd would end a job without a file when it looks for orphans the second time.
         assert (lab.cluster.plan.path("run", lab.device(job)[0], "jobs") / job).is_file()
         lab.run("scancel", job)
         wait_released(lab, job)
@@ -102,8 +102,8 @@ def test_suspend_and_resume_keep_the_charge(lab):
     assert len(lab.sessions(job)) == 1
 
 
-def test_slurm_adds_waited_minutes_to_a_time_limit_as_salusd_asks_for_it(lab, monkeypatch):
-    """The last step of ExtendTime, on real Slurm. unit/service tests how a job earns its minutes."""
+def test_slurm_extends_a_time_limit_by_the_minutes_that_salusd_asks_for(lab, monkeypatch):
+    """The last step of ExtendTime, on real Slurm. tests/unit/service covers how the minutes are counted."""
     plan = lab.cluster.plan
     for name, value in plan.environment().items():
         monkeypatch.setenv(name, value)
@@ -111,7 +111,7 @@ def test_slurm_adds_waited_minutes_to_a_time_limit_as_salusd_asks_for_it(lab, mo
     if plan.root is None:
         asyncio.run(NodeCommands(lab.device(job)[0]).extend_limit(job, 2))
     else:
-        # This process is not where the daemons of another release are: the same words by their own command.
+        # The other release runs in another root, so run the same command there.
         lab.ask("scontrol", "update", f"jobid={job}", "timelimit=+2")
     assert lab.field(job, "TimeLimit") == "00:07:00"
 
@@ -141,7 +141,7 @@ def no_epilog(lab):
     usual = script.read_text()
 
     def write(text):
-        # In one piece: one that runs right now must not read half of it.
+        # Rename a complete file: an Epilog that starts now must not read half of it.
         script.with_suffix(".new").write_text(text)
         script.with_suffix(".new").chmod(0o755)
         script.with_suffix(".new").rename(script)
@@ -151,9 +151,9 @@ def no_epilog(lab):
     write(usual)
 
 
-def test_an_epilog_that_never_came_is_made_up_for_and_a_live_job_is_not_touched(lab, no_epilog):
+def test_salusd_releases_jobs_whose_epilog_never_ran_and_keeps_live_jobs(lab, no_epilog):
     lives, ends, again = start(lab), start(lab), start(lab)
-    # An allocation without a step has no process either, and stays.
+    # An allocation without a step has no process, but it is live.
     lab.ask("salloc", "--gres=salus:1", MEMORY, "--no-shell", "--job-name=idle", user="games")
     idle = lab.ask("squeue", "-h", "-n", "idle", "-o", "%A").strip()
     lab.run("scancel", ends)
@@ -171,7 +171,7 @@ def test_an_epilog_that_never_came_is_made_up_for_and_a_live_job_is_not_touched(
 def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice(lab, how, is_together):
     jobs = [start(lab) for _ in range(3)]
     before = {job: lab.device(job) for job in jobs}
-    # A killed slurmctld knows what it had written; it writes every few seconds.
+    # A killed slurmctld restores what it had saved; it saves its state every few seconds.
     saved, now = lab.cluster.plan.path("state", "job_state"), time.time()
     lab.ask("scontrol", "update", f"jobid={jobs[-1]}", "comment=saved")
     lab.ask("scontrol", "update", "nodename=node1", "comment=saved")
@@ -202,7 +202,7 @@ def test_all_daemons_restart_with_jobs_running_and_none_is_lost_or_counted_twice
     assert nodes_are_up(lab), lab.ask("sinfo", "-R")
 
 
-def test_a_job_that_starts_and_one_that_ends_while_salusd_is_away_are_both_right_afterwards(lab):
+def test_jobs_that_start_or_end_while_salusd_is_down_are_counted_correctly_afterwards(lab):
     ends = start(lab)
     node = lab.device(ends)[0]
     lab.cluster.stop(f"salusd.{node}")
@@ -219,7 +219,7 @@ def test_a_job_that_starts_and_one_that_ends_while_salusd_is_away_are_both_right
     assert nodes_are_up(lab), lab.ask("sinfo", "-R")
 
 
-def test_on_daemon_loss_refuse_fails_the_task_with_a_text_and_drains_nothing(lab):
+def test_on_daemon_loss_refuse_fails_the_task_with_a_message_and_drains_no_node(lab):
     plugstack = lab.cluster.plan.path("etc", "plugstack.conf")
     usual = plugstack.read_text()
     output = lab.work / "refused.txt"
@@ -229,7 +229,7 @@ def test_on_daemon_loss_refuse_fails_the_task_with_a_text_and_drains_nothing(lab
     try:
         job = lab.sbatch("--gres=salus:1", MEMORY, "--wrap", "true", output=str(output))
         lab.wait_state(job, "FAILED")
-        assert lab.run("sbatch", "--wait", "-o/dev/null", "--wrap", "true", user="games").returncode == 0
+        lab.wait_state(lab.sbatch("--wrap", "true"), "COMPLETED")
         assert "does not answer" in output.read_text()
         assert nodes_are_up(lab), lab.ask("sinfo", "-R")
     finally:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.lab import wait_for
 
-#: What a submit may take longer than one that nobody delays.
+#: How much longer than usual a submission may take.
 DELAY_S_MAX = 0.6
 SHARED = ("--gres=salus:1", "--wrap", "true")
 
@@ -31,11 +31,11 @@ class PluginLog:
 
     def __init__(self, lab):
         self.path = lab.cluster.plan.path("log", "slurmctld.log")
-        self.place = self.path.stat().st_size
+        self.offset = self.path.stat().st_size
 
     def text(self):
         with self.path.open("rb") as log:
-            log.seek(self.place)
+            log.seek(self.offset)
             return log.read().decode(errors="replace")
 
     def seconds(self):
@@ -44,24 +44,24 @@ class PluginLog:
 
 
 class Pings:
-    """Sends other requests to slurmctld meanwhile, and records how long each took."""
+    """Sends other requests to slurmctld in a thread, and records how long each took."""
 
-    QUESTIONS = (("scontrol", "ping"), ("squeue", "-h"), ("sinfo", "-h"))
+    COMMANDS = (("scontrol", "ping"), ("squeue", "-h"), ("sinfo", "-h"))
 
     def __init__(self, lab):
         self.lab, self.spans, self.is_over = lab, [], threading.Event()
         self.usual_s = max(self.ask() for _ in range(3))
-        self.thread = threading.Thread(target=self.go_on)
+        self.thread = threading.Thread(target=self.run)
 
     def ask(self):
         spans = []
-        for question in self.QUESTIONS:
-            done, seconds = timed(self.lab, *question)
+        for command in self.COMMANDS:
+            done, seconds = timed(self.lab, *command)
             assert done.returncode == 0, done.stderr
             spans.append(seconds)
         return max(spans)
 
-    def go_on(self):
+    def run(self):
         while not self.is_over.is_set():
             self.spans.append(self.ask())
 
@@ -103,27 +103,27 @@ def hung_admitd(lab):
         lab.run("kill", "-CONT", pid)
 
 
-def wait_asked_again(lab):
+def wait_until_asked_again(lab):
     wait_for(lambda: "salus:2" in lab.refusal("--gres=salus:2", "--wrap", "true"), "the service to be asked again", 20)
 
 
-def test_a_hung_service_delays_a_submit_by_half_a_second_and_soon_not_at_all(lab):
+def test_a_hung_service_delays_a_submission_by_half_a_second_and_soon_not_at_all(lab):
     usual_s = min(timed_sbatch(lab, *SHARED)[1] for _ in range(3))
     log = PluginLog(lab)
     with hung_admitd(lab):
         spans = [timed_sbatch(lab, *SHARED)[1] for _ in range(3)]
-        # Three time-outs, and nobody is asked for a while.
+        # After three time-outs the plugin does not ask for a while.
         assert timed_sbatch(lab, *SHARED)[0].returncode == 0
     assert len(log.seconds()) == 3, log.text()
     assert log.seconds()[0] > 0.4
     assert max(log.seconds()) < DELAY_S_MAX
-    assert log.text().count("not asked again yet") == 1
-    # The least of three: what the machine does beside it is no delay of ours.
+    assert log.text().count("not asked, after repeated time-outs") == 1
+    # The shortest of three, because other work on this machine also delays a submission.
     assert min(spans) - usual_s < DELAY_S_MAX, (spans, usual_s)
-    wait_asked_again(lab)
+    wait_until_asked_again(lab)
 
 
-def test_many_submits_at_once_hold_slurmctld_up_hardly_longer_than_one(lab):
+def test_many_submissions_at_once_delay_slurmctld_hardly_longer_than_one(lab):
     """Three of eight jobs send a request, two of them with a short deadline; the others are decided without one."""
     argv = ["sbatch", "-H", *SHARED]
     log = PluginLog(lab)
@@ -133,29 +133,29 @@ def test_many_submits_at_once_hold_slurmctld_up_hardly_longer_than_one(lab):
     assert [submit.returncode for submit in submits] == [0] * 8, outputs
     assert all("gets a device of its own" in complaint for _, complaint in outputs), outputs
     assert len(log.seconds()) == 3, log.text()
-    assert log.text().count("not asked again yet") == 5
-    # All of it, not each: three whole waits would be 1.5 s, eight without the pause 4 s.
+    assert log.text().count("not asked, after repeated time-outs") == 5
+    # This bounds their sum: three full time-outs would take 1.5 s, and eight without the pause 4 s.
     assert sum(log.seconds()) < 2 * DELAY_S_MAX - 0.2, log.text()
     for number, _ in outputs:
         assert lab.charge(number.split()[-1]) == lab.whole_device
-    wait_asked_again(lab)
+    wait_until_asked_again(lab)
 
 
-def test_slurmctld_answers_others_while_submits_wait_for_a_hung_service(lab):
-    wait_asked_again(lab)
+def test_slurmctld_answers_others_while_submissions_wait_for_a_hung_service(lab):
+    wait_until_asked_again(lab)
     pings, log = Pings(lab), PluginLog(lab)
     with hung_admitd(lab), pings:
         for _ in range(2):
             timed_sbatch(lab, *SHARED)
     assert len(log.seconds()) == 2, log.text()
     assert max(log.seconds()) < DELAY_S_MAX
-    # Whoever else asks slurmctld waits for one such submit at most.
+    # Any other request to slurmctld waits for at most one such submission.
     assert statistics.median(pings.spans) - pings.usual_s < DELAY_S_MAX, (pings.spans, pings.usual_s)
 
 
 @pytest.fixture
 def refusing(lab):
-    """OnAdmissionLoss=refuse, as `salus config lua` writes it; slurmctld reads its script again when that is newer."""
+    """OnAdmissionLoss=refuse, as `salus config lua` writes it. slurmctld reads job_submit.lua again if it is newer."""
     etc = lab.cluster.plan.path("etc")
     usual = (etc / "salus_admission.lua").read_text()
     assert 'on_loss = "exclusive"' in usual
@@ -169,7 +169,7 @@ def refusing(lab):
     write(usual)
 
 
-def test_on_admission_loss_refuse_refuses_what_is_ours_and_nothing_else(lab, refusing, stopped_admitd):
+def test_on_admission_loss_refuse_refuses_salus_jobs_and_no_others(lab, refusing, stopped_admitd):
     assert "unavailable" in lab.refusal("-H", *SHARED)
     assert "try again later" in lab.refusal("--gres=salus:1", "true", command="srun")
     assert lab.run("sbatch", "-H", "--wrap", "true", user="games").returncode == 0

@@ -17,7 +17,7 @@ def conf(lab):
     usual = path.read_text()
 
     def write(*lines):
-        # In one piece, and before the DeviceName lines: a general key stands before the records.
+        # Rename a complete file. General keys must come before the DeviceName records.
         path.with_suffix(".new").write_text("\n".join([*lines, usual]))
         path.with_suffix(".new").rename(path)
 
@@ -36,12 +36,12 @@ def reload(lab, node):
     return lab.run("salus", "reload", SLURMD_NODENAME=node)
 
 
-def test_salusd_takes_a_changed_file_by_signal_and_by_command_and_keeps_its_jobs(lab, conf):
+def test_salusd_reloads_a_changed_file_on_a_signal_and_a_command_and_keeps_its_jobs(lab, conf):
     job = lab.sbatch("--gres=salus:1", "--salus-mem=150M,50M", "--nodelist=node1", "--wrap", "exec sleep 303")
     wait_for(lambda: lab.sessions(job), "salusd to know the job")
     conf("Policy=srtf")
     os.kill(lab.cluster.pid("salusd.node1"), signal.SIGHUP)
-    wait_for(lambda: policies(lab, "node1") == {"srtf"}, "salusd to take the file")
+    wait_for(lambda: policies(lab, "node1") == {"srtf"}, "salusd to reload the file")
     # Each daemon reloads separately.
     assert policies(lab, "node2") == {"fair"}
     done = reload(lab, "node2")
@@ -50,16 +50,16 @@ def test_salusd_takes_a_changed_file_by_signal_and_by_command_and_keeps_its_jobs
     assert lab.state(job) == "RUNNING"
 
 
-def test_salusd_refuses_a_file_with_a_finding_and_keeps_the_old_one(lab, conf):
+def test_salusd_refuses_an_invalid_file_and_keeps_the_old_configuration(lab, conf):
     conf("Polcy=srtf")
     done = reload(lab, "node1")
     assert (done.returncode, "salus.conf:1: Polcy: unknown key; did you mean Policy?" in done.stderr) == (2, True)
     os.kill(lab.cluster.pid("salusd.node2"), signal.SIGHUP)
-    wait_for(lambda: "not reloaded" in lab.story("node2"), lambda: lab.story("node2"))
+    wait_for(lambda: "not reloaded" in lab.daemon_log("node2"), lambda: lab.daemon_log("node2"))
     assert policies(lab, "node1") == policies(lab, "node2") == {"fair"}
 
 
-def test_salus_admitd_takes_a_changed_file_by_signal_and_refuses_a_wrong_one(lab, conf):
+def test_salus_admitd_reloads_a_changed_file_on_a_signal_and_refuses_an_invalid_one(lab, conf):
     pid, log = lab.cluster.pid("admitd"), lab.cluster.plan.path("log", "admitd.out")
     assert lab.charge(lab.sbatch(*UNKNOWN)) == lab.whole_device
     conf("UnknownJob=refuse")
@@ -68,6 +68,6 @@ def test_salus_admitd_takes_a_changed_file_by_signal_and_refuses_a_wrong_one(lab
     before = log.stat().st_size
     conf("UnknownJob=perhaps")
     os.kill(pid, signal.SIGHUP)
-    wait_for(lambda: b"not reloaded" in log.read_bytes()[before:], "the wrong file to be refused")
+    wait_for(lambda: b"not reloaded" in log.read_bytes()[before:], "the invalid file to be refused")
     assert lab.run("sbatch", *UNKNOWN, user="games").returncode != 0
     assert lab.cluster.pid("admitd") == pid

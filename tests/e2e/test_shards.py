@@ -1,4 +1,4 @@
-"""Devices of 80 GiB, 5,120 shards each: charged and filled as the arithmetic says. BENCH=shards measures how fast."""
+"""Devices of 80 GiB with 5,120 shards each: the charges and how many jobs fit. BENCH=shards measures the speed."""
 
 import os
 
@@ -7,7 +7,7 @@ import pytest
 from nodedaemon.core.types import GIB, MIB
 from slurm_plugin.cluster import control
 from slurm_plugin.cluster.plan import ClusterPlan
-from tests.e2e.conftest import SLURM_ROOT
+from tests.support.cluster_fixtures import SLURM_ROOT
 from tests.support.lab import Lab, wait_for
 
 
@@ -22,7 +22,7 @@ def large(open_directory):
     cluster.down()
 
 
-def test_a_device_of_5120_shards_is_filled_to_its_measure(large):
+def test_a_device_of_5120_shards_is_filled_completely(large):
     assert large.charge(large.sbatch("-H", "--gres=salus:1", "--wrap", "true")) == large.whole_device
     job = large.sbatch("-H", "--gres=salus:1", "--salus-mem=30G", "--wrap", "true")
     assert large.charge(job) == {"salus": 1, "shard": 30 * 64}
@@ -34,5 +34,5 @@ def test_a_device_of_5120_shards_is_filled_to_its_measure(large):
     waiting = next(job for job in jobs if large.state(job) == "PENDING")
     wait_for(lambda: large.field(waiting, "Reason") == "Resources", "the reason")
     large.run("scancel", next(job for job in jobs if large.state(job) == "RUNNING"))
-    wait_for(lambda: large.ask("squeue", "-h", "-t", "R").count("\n") == 4, "the next to run")
+    wait_for(lambda: large.ask("squeue", "-h", "-t", "R").count("\n") == 4, "the next job to run")
     large.cancel_all()

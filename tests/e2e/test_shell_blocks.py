@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import SLURM_ROOT
+from tests.support.cluster_fixtures import SLURM_ROOT
 from tests.support.lab import wait_for
 from tests.support.shell_blocks import BLOCK_KINDS, Block, blocks_of, script_of
 
@@ -32,7 +32,7 @@ def run_as_user(cluster, script):
     )  # fmt: skip
 
 
-def test_every_block_says_what_it_is():
+def test_every_block_has_a_known_kind():
     for page in PAGES:
         assert {block.kind for block in blocks_of(ROOT / page)} <= BLOCK_KINDS, page
 
@@ -42,12 +42,12 @@ def test_every_shell_block_runs(lab):
     if not folder.exists():
         shutil.copytree(ROOT / "examples", folder)
     blocks = [block for page in PAGES for block in blocks_of(ROOT / page) if block.kind == "sh"]
-    assert len(blocks) >= 10, "the pages lost their blocks"
+    assert len(blocks) >= 10, "the pages have lost their blocks"
     done = run_as_user(lab.cluster, script_of(blocks))
     assert done.returncode == 0, done.stdout
     assert done.stdout.endswith("== end\n")
     wait_for(lambda: not lab.ask("squeue", "-h", "-u", "games").strip(), lambda: lab.ask("squeue"), 180)
-    # What was submitted, too, came to a good end: the user would look next.
+    # The submitted jobs must have completed too.
     numbers = {line.split()[-1] for line in done.stdout.splitlines() if line.startswith("Submitted batch job")}
     document = json.loads(lab.ask("sacct", "-X", "--json", "-j", ",".join(sorted(numbers))))
     states = {job["job_id"]: job["state"]["current"] for job in document["jobs"]}

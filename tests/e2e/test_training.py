@@ -1,4 +1,4 @@
-"""Real PyTorch jobs through the whole stack: measured once, then shared as the arithmetic says, with equal results."""
+"""Real PyTorch jobs through the whole stack: measured once, then packed by their charges, with equal results."""
 
 import json
 import re
@@ -9,13 +9,13 @@ import pytest
 
 from nodedaemon.core.memory import charge_units, with_headroom
 from nodedaemon.core.types import MIB
-from tests.e2e.conftest import SLURM_ROOT
+from tests.support.cluster_fixtures import SLURM_ROOT
 from tests.support.lab import Lab, wait_for
 
 ROOT = Path(__file__).parents[2]
 #: Several of these fit one device, each with a lane of its own.
 SMALL = "--salus-mem=300M,64M"
-#: Part of the signature: no page's shell block trains this often, so that the first run here is of an unknown job.
+#: Part of the signature. No shell block of a page uses this number, so the first run here is an unknown job.
 ITERATIONS = 16
 
 pytestmark = pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has no PyTorch")
@@ -31,12 +31,12 @@ def training(cluster):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def put_back(cluster, training):
-    """An unknown job under UnknownJob=requeue, started before the other tests: Slurm requeues it only after a while."""
+def requeued_job(cluster, training):
+    """An unknown job under UnknownJob=requeue. It starts before the other tests, because Slurm requeues it late."""
     lab = Lab(cluster)
     job = lab.sbatch(
-        training, "-p", "back", "--nodelist=node2", "--open-mode=append", "--salus-profile=put-back",
-        "examples/train.sh", "--iterations", 100_000, output=f"{lab.work}/back.txt",
+        training, "-p", "requeue", "--nodelist=node2", "--open-mode=append", "--salus-profile=requeued",
+        "examples/train.sh", "--iterations", 100_000, output=f"{lab.work}/requeued.txt",
     )  # fmt: skip
     yield job
     lab.run("scancel", job)
@@ -64,17 +64,17 @@ def wait_trains(lab, job, output):
     return session
 
 
-def test_the_first_run_is_measured_four_share_a_device_and_the_fifth_opens_the_next(lab, training):
+def test_the_first_run_is_measured_four_share_one_device_and_the_fifth_opens_the_next(lab, training):
     first, output = train(lab, training)
     assert lab.charge(first) == lab.whole_device
     wait_done(lab, first, output)
     expected = checksum(output)
-    # The profile is written by the time that a job of the same signature is charged less than a device.
+    # The profile has been written when a job with the same signature is charged less than a device.
     held = []
     wait_for(lambda: held.append(lab.sbatch("-H", training, "examples/train.sh", "--iterations", ITERATIONS))
              or lab.segment(held[-1]).kind == "shared", "the profile to be known", 60)  # fmt: skip
     lab.run("scancel", *held)
-    # Held until all are there, so that none is over before the last has its place.
+    # Hold the jobs until all are submitted, so that none ends before the last one starts.
     jobs = [train(lab, training, "-H", "--nodelist=node1") for _ in range(5)]
     plan = lab.cluster.plan
     for job, _ in jobs:
@@ -82,7 +82,7 @@ def test_the_first_run_is_measured_four_share_a_device_and_the_fifth_opens_the_n
         units = charge_units(segment.persistent_bytes, segment.ephemeral_bytes, plan.lane_reserve_bytes)
         assert lab.charge(job) == {"salus": 1, "shard": units}
         assert segment.persistent_bytes > with_headroom(50 * MIB, 0)
-        assert plan.device_shards // units == 4, "the example has changed: fit the devices in conftest.py to it"
+        assert plan.device_shards // units == 4, "the example has changed: adapt the size of the devices in conftest.py"
     lab.run("scontrol", "release", *(job for job, _ in jobs))
     wait_for(lambda: all(lab.state(job) != "PENDING" for job, _ in jobs), "all five to start")
     places = [lab.device(job) for job, _ in jobs]
@@ -93,13 +93,16 @@ def test_the_first_run_is_measured_four_share_a_device_and_the_fifth_opens_the_n
 
 
 def lane_inodes(pid):
-    """The lane memory that a process has mapped."""
-    lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    """The lane memory that a process has mapped; none if the process ends meanwhile."""
+    try:
+        lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    except (FileNotFoundError, ProcessLookupError):
+        return set()
     return {line[4] for line in lines if len(line) > 5 and line[5].startswith("/memfd:salus-lane")}
 
 
 def test_two_users_never_map_the_same_lane_memory(lab, training):
-    # So large that both cannot have a lane open at once: it changes hands.
+    # Lanes of this size do not fit side by side, so the two jobs use one after the other.
     mine = [train(lab, training, "--salus-mem=280M,500M", "--nodelist=node1", user=user, iterations=40)
             for user in ("games", "news")]  # fmt: skip
     mapped, domains, lane_users = {"games": set(), "news": set()}, set(), []
@@ -108,7 +111,7 @@ def test_two_users_never_map_the_same_lane_memory(lab, training):
         status = lab.node_status("node1")
         users = {row["session"]: row["user"] for row in status["sessions"]}
         for row in status["sessions"]:
-            if row["pid"] and Path(f"/proc/{row['pid']}").exists():
+            if row["pid"]:
                 mapped[row["user"]] |= lane_inodes(row["pid"])
         for lane in status["lanes"]:
             owners = {users[session] for session in lane["sessions"] if session in users}
@@ -146,7 +149,7 @@ def test_one_user_cannot_see_or_influence_anothers_session(lab, training):
         done = lab.run("python3", "-c", TRY_SOCKET, run / socket_name, json.dumps(request), user="news")
         return done.stdout
 
-    # Others are seen as load: without job, user, process or memory of their own.
+    # Another user's session is visible as load, without its job, user, process or memory.
     (seen,) = json.loads(attempt("control.sock", verb="status"))["sessions"]
     assert not any(seen[name] for name in ("job", "user", "name", "pid", "own_bytes", "reason"))
     for verb, fields in (("drain", {"device": session["device"]}), ("policy", {"policy": "fifo"}), ("reload", {})):
@@ -183,13 +186,13 @@ def test_several_programs_and_ranks_in_one_job_run_and_end(lab, training):
     assert output.read_text().count("checksum") == 4
 
 
-def test_a_notebook_in_an_allocation_idles_and_nobody_waits_for_it(lab, training):
+def test_no_job_waits_for_an_idle_notebook_in_an_allocation(lab, training):
     folder = lab.work / "notebook"
     folder.mkdir(mode=0o777)
     folder.chmod(0o777)
     program = lab.work / "notebook.py"
     shutil.copy(ROOT / "tests" / "support" / "notebook.py", program)
-    # One lane for both: with two of 500 MiB the device would be too small.
+    # Both must use one lane: two lanes of 500 MiB do not fit the device.
     memory = "--salus-mem=280M,500M"
     with lab.background(
         "salloc", "--gres=salus:1", memory, "--nodelist=node1", "--job-name=notebook", "srun", lab.cluster.python,
@@ -213,26 +216,26 @@ def is_served(lab, job):
     return lab.state(job) == "COMPLETED" or any(row["is_connected"] for row in lab.sessions(job))
 
 
-def test_an_unknown_job_is_put_back_after_it_was_measured_and_runs_on_with_its_real_charge(lab, put_back):
-    wait_for(lambda: lab.field(put_back, "Restarts") == "1", "the job to be put back", 60)
-    lab.wait_state(put_back, "RUNNING", seconds=150)
-    segment = lab.segment(put_back)
+def test_an_unknown_job_is_requeued_once_measured_and_then_runs_with_its_real_charge(lab, requeued_job):
+    wait_for(lambda: lab.field(requeued_job, "Restarts") == "1", "the job to be requeued", 60)
+    lab.wait_state(requeued_job, "RUNNING", seconds=150)
+    segment = lab.segment(requeued_job)
     assert segment.kind == "shared"
-    assert lab.charge(put_back) == {"salus": 1, "shard": segment.shard_count}
+    assert lab.charge(requeued_job) == {"salus": 1, "shard": segment.shard_count}
     assert segment.shard_count < lab.cluster.plan.device_shards
-    wait_for(lambda: lab.sessions(put_back), lambda: f"its second run: {lab.story('node2')}")
-    wait_for(lambda: is_served(lab, put_back), lambda: f"its process: {lab.story('node2')}")
-    (session,) = lab.sessions(put_back)
+    wait_for(lambda: lab.sessions(requeued_job), lambda: f"its second run: {lab.daemon_log('node2')}")
+    wait_for(lambda: is_served(lab, requeued_job), lambda: f"its process: {lab.daemon_log('node2')}")
+    (session,) = lab.sessions(requeued_job)
     assert session["persistent_bytes"] == segment.persistent_bytes
-    # Never srun, salloc or a job that must not start twice.
-    done = lab.run("sbatch", "-H", "-p", "back", "--no-requeue", "--gres=salus:1", "--wrap", "true", user="games")
+    # A job that must not start twice is never requeued.
+    done = lab.run("sbatch", "-H", "-p", "requeue", "--no-requeue", "--gres=salus:1", "--wrap", "true", user="games")
     once = done.stdout.split()[-1]
     assert lab.segment(once).kind == "exclusive"
     lab.run("scancel", once)
 
 
-def test_training_goes_on_through_suspension_a_killed_slurmstepd_and_restarts(lab, training):
-    """One result for four runs: undisturbed, suspended, without its slurmstepd, with all daemons away for a while."""
+def test_training_survives_suspension_a_killed_slurmstepd_and_restarts(lab, training):
+    """Three runs have the same result: suspended, without slurmstepd, and with all daemons down for a while."""
     options, count = (SMALL, "--nodelist=node1"), 100
     paused, paused_output = train(lab, training, *options, iterations=count)
     wait_trains(lab, paused, paused_output)
@@ -249,7 +252,11 @@ def test_training_goes_on_through_suspension_a_killed_slurmstepd_and_restarts(la
         lab.cluster.start(name)
     lab.ask("scontrol", "resume", paused)
     for job in (paused, whole):
-        wait_for(lambda job=job: is_served(lab, job), lambda job=job: f"{job} to be back: {lab.story('node1')}", 60)
+        wait_for(
+            lambda job=job: is_served(lab, job),
+            lambda job=job: f"{job} to be connected again: {lab.daemon_log('node1')}",
+            60,
+        )
     # Its slurmstepd cannot report its end, so Slurm considers it running until it is cancelled.
     wait_for(lambda: "checksum" in orphan_output.read_text(), "the orphan to end", 120)
     wait_for(lambda: not any(row["is_connected"] for row in lab.sessions(orphan)), "its session to leave")

@@ -1,4 +1,4 @@
-"""The side-by-side's jobs in `salus simulate`, as a process of its own."""
+"""The jobs of the side-by-side benchmark in `salus simulate`, which runs as a process of its own."""
 
 import pytest
 
@@ -14,8 +14,8 @@ JOBS = [
 
 
 @pytest.mark.parametrize("name", ["srtf", "shard"])
-def test_salus_simulate_and_the_draws_go_by_one_arithmetic(name):
-    """What the table says of a configuration is what the other seeds are drawn with."""
+def test_salus_simulate_and_the_simulator_that_draws_other_seeds_agree(name):
+    """The benchmark's table and its other seeds come from the same arithmetic."""
     ran = {job.name: Ended(job.name, 0.0, 0.0, "node1", {}, 0.0) for job in JOBS}
     by_kind = {kind.name: Demand(1.0, 100.0, 0.5, 0.25) for kind in mix.KINDS}
     report = simulate_jobs(name, KINDS, JOBS, ran, [by_kind[job.kind.name] for job in JOBS])

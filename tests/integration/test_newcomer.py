@@ -14,123 +14,103 @@ from nodedaemon.core.errors import OperatingError
 from slurm_plugin.cluster import ports
 
 ROOT = Path(__file__).parents[2]
-#: What set-up itself calls; everything else is what a test puts there.
+#: The programs that set-up itself calls. Everything else on PATH comes from the test.
 TOOLS = ("bash", "sh", "sed", "grep", "tail", "mktemp", "rm", "env", "dirname", "cat", "tee", "chmod", "id")
-NOT_INSTALLED = "exit 1"
+PACKAGES_MISSING = {"dpkg-query": "exit 1"}
+PACKAGES_THERE = {"dpkg-query": "echo install ok installed"}
+ROOT_USER, OTHER_USER = {"id": "echo 0"}, {"id": "echo 1000"}
 
 
 @pytest.fixture
-def machine(tmp_path):
-    """A tree with set-up alone, and a PATH that has what the test says."""
+def run_setup(tmp_path):
+    """A function that runs set-up in a tree of its own, with these programs on PATH, and returns its one line."""
     (tmp_path / "bin").mkdir()
     shutil.copytree(ROOT / ".ci", tmp_path / "salus" / ".ci")
     for tool in TOOLS:
         (tmp_path / "bin" / tool).symlink_to(shutil.which(tool))
 
-    def put(name, text="exit 0"):
-        program = tmp_path / "bin" / name
-        program.unlink(missing_ok=True)
-        program.write_text(f"#!/bin/sh\n{text}\n")
-        program.chmod(0o755)
-
-    def setup(part="", **environment):
+    def run(programs, part="", **environment):
+        for name, text in programs.items():
+            program = tmp_path / "bin" / name
+            program.unlink(missing_ok=True)
+            program.write_text(f"#!/bin/sh\n{text}\n")
+            program.chmod(0o755)
         environment = {"PATH": str(tmp_path / "bin"), "TMPDIR": str(tmp_path), **environment}
-        return subprocess.run(
+        done = subprocess.run(
             ["bash", ".ci/setup", part], cwd=tmp_path / "salus", env=environment, capture_output=True, text=True,
             timeout=30, check=False,
         )  # fmt: skip
+        assert done.returncode == 1, done.stdout + done.stderr
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("setup: ")
+        return line
 
-    return put, setup
-
-
-def one_line(done):
-    """The one line that answers; set-up fails with it and has made no environment."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("setup: ")
-    return lines[0]
+    return run
 
 
-def test_no_root_and_no_sudo(machine):
-    put, setup = machine
-    put("dpkg-query", NOT_INSTALLED)
-    put("id", "echo 1000")
-    assert "neither root nor sudo at hand; ask an admin for: python3 " in one_line(setup())
+@pytest.mark.parametrize(
+    ("programs", "part", "expected"),
+    [
+        pytest.param(
+            PACKAGES_MISSING | OTHER_USER, "",
+            ["neither root nor sudo is available; ask an admin to install: python3 "],
+            id="neither root nor sudo",
+        ),
+        pytest.param(
+            PACKAGES_MISSING | OTHER_USER | {"sudo": ""}, "demo", ["not root; ", "sudo make demo, or su"],
+            id="the demo without root",
+        ),
+        pytest.param(
+            ROOT_USER, "demo", ["no dpkg here; the demo needs packages of Debian 12"],
+            id="the demo on a system other than Debian",
+        ),
+        pytest.param(
+            PACKAGES_MISSING | ROOT_USER, "",
+            ["no apt-get here; install these packages by hand, then run make setup again: ", "slurmctld"],
+            id="no apt-get",
+        ),
+        pytest.param(
+            # As another user with a sudo that does nothing: the test must not write to the machine.
+            PACKAGES_MISSING | OTHER_USER | {
+                "apt-get": "",
+                "sudo": 'case "$*" in *apt-get*) echo "E: Unable to locate package slurmd" >&2; exit 100;; esac',
+            },
+            "",
+            ["apt-get: E: Unable to locate package slurmd; check the network and the sources", "by hand: python3 "],
+            id="apt-get that cannot reach its sources",
+        ),
+        pytest.param(
+            PACKAGES_THERE, "", ["no C compiler (gcc); install gcc and the libc headers"], id="no compiler",
+        ),
+        pytest.param(
+            PACKAGES_THERE | {"gcc": "", "python3": 'case "$1" in -V) echo "Python 3.9.2";; *) exit 1;; esac'}, "",
+            ["Python 3.11 or newer is needed, found Python 3.9.2", "make setup PYTHON=/path/to/python"],
+            id="an old Python",
+        ),
+        pytest.param(
+            PACKAGES_THERE | {"gcc": "", "python3": 'case "$1" in -c) exit 0;; *) exit 1;; esac'}, "",
+            ["install its venv module: apt-get install python3-venv"],
+            id="a Python without venv",
+        ),
+    ],
+)  # fmt: skip
+def test_set_up_that_cannot_continue_says_in_one_line_what_to_do(run_setup, programs, part, expected):
+    line = run_setup(programs, part)
+    assert [text for text in expected if text not in line] == [], line
 
 
-def test_the_demo_without_root_says_so_before_it_sets_anything_up(machine):
-    put, setup = machine
-    put("dpkg-query", NOT_INSTALLED)
-    put("id", "echo 1000")
-    put("sudo")
-    assert "not root; " in (line := one_line(setup(part="demo")))
-    assert line.endswith("sudo make demo, or su")
+def test_set_up_names_the_compiler_that_was_chosen(run_setup):
+    assert "no C compiler (nonesuch)" in run_setup(PACKAGES_THERE, CC="nonesuch")
 
 
-def test_the_demo_on_another_system_than_debian(machine):
-    put, setup = machine
-    put("id", "echo 0")
-    assert "no dpkg here; the demo needs packages of Debian 12" in one_line(setup(part="demo"))
-
-
-def test_the_demo_asks_for_less_than_the_tests(machine):
-    put, setup = machine
-    put("dpkg-query", NOT_INSTALLED)
-    put("id", "echo 0")
-    everything, for_demo = one_line(setup()), one_line(setup(part="demo"))
+def test_the_demo_needs_fewer_packages_than_the_tests(run_setup):
+    everything, for_demo = (run_setup(PACKAGES_MISSING | ROOT_USER, part) for part in ("", "demo"))
     assert "slurmctld" in for_demo
     assert "chromium" in everything
     assert "chromium" not in for_demo
 
 
-def test_no_apt(machine):
-    put, setup = machine
-    put("dpkg-query", NOT_INSTALLED)
-    put("id", "echo 0")
-    line = one_line(setup())
-    assert "no apt-get here; install these packages by hand, then run make setup again: " in line
-    assert "slurmctld" in line
-
-
-def test_apt_that_cannot_reach_its_sources(machine):
-    put, setup = machine
-    put("dpkg-query", NOT_INSTALLED)
-    # A sudo that does nothing as root: the test must not write to the machine.
-    put("id", "echo 1000")
-    put("sudo", 'case "$*" in *apt-get*) echo "E: Unable to locate package slurmd" >&2; exit 100;; esac')
-    put("apt-get")
-    line = one_line(setup())
-    assert "apt-get: E: Unable to locate package slurmd; check network and sources" in line
-    assert "install by hand: python3 " in line
-
-
-def test_no_compiler(machine):
-    put, setup = machine
-    put("dpkg-query", "echo install ok installed")
-    assert "no C compiler (gcc); install gcc and the headers of libc" in one_line(setup())
-    assert "no C compiler (nonesuch)" in one_line(setup(CC="nonesuch"))
-
-
-def test_old_python(machine):
-    put, setup = machine
-    put("dpkg-query", "echo install ok installed")
-    put("gcc")
-    put("python3", 'case "$1" in -V) echo "Python 3.9.2";; *) exit 1;; esac')
-    line = one_line(setup())
-    assert "Python 3.11 or newer is needed, found Python 3.9.2" in line
-    assert "make setup PYTHON=/path/to/it" in line
-
-
-def test_python_without_venv(machine):
-    put, setup = machine
-    put("dpkg-query", "echo install ok installed")
-    put("gcc")
-    put("python3", 'case "$1" in -c) exit 0;; *) exit 1;; esac')
-    assert "install its venv module: apt-get install python3-venv" in one_line(setup())
-
-
-def test_the_demo_without_root_says_how():
+def test_the_demo_without_root_says_how_to_run_it():
     nobody = pwd.getpwnam("nobody")
     done = subprocess.run(
         [sys.executable, "-c", DEMO_AS_NOBODY.format(uid=nobody.pw_uid)], capture_output=True, text=True, timeout=60,
@@ -139,11 +119,11 @@ def test_the_demo_without_root_says_how():
     assert done.returncode == 2, done.stderr
     assert (
         done.stderr
-        == "salus: cluster: start: not root, which device nodes and several users need; run: sudo make demo\n"
+        == "salus: cluster: start: root is needed, for device nodes and several users; run: sudo make demo\n"
     )
 
 
-# The interpreter may be closed to others, so that nobody but root could start it: only the answer is another's.
+# Other users may not be able to run our interpreter, so root runs it and only pretends to have another id.
 DEMO_AS_NOBODY = (
     "import os, sys; from cli import main; os.geteuid = lambda: {uid}; sys.argv[1:] = ['demo']; main.main()"
 )

@@ -1,4 +1,4 @@
-"""A node as a whole: several devices, cores, idle holders, and the commands that look at it and steer it."""
+"""A whole node: several devices, pinned cores, idle holders, and the commands that show and change its state."""
 
 import json
 import os
@@ -43,14 +43,25 @@ def test_sessions_spread_over_devices_and_are_pinned_to_their_cores(salusd, crew
         worker.finish()
 
 
-def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew):
-    # fifo would rather keep the one that came first; an idle one is nobody's to prefer.
-    daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
-    group = crew(daemon)
-    # It looks idle: a long pause outside every entry point, as a notebook between two cells.
-    idle, peer = group.start(iteration_us=1_500_000, iterations=2, outside=True), group.start(iteration_us=300)
-    group.ready()
-    idle.go()
+@pytest.fixture
+def holder_and_peer(salusd, crew):
+    """A function that starts a job with these options, which takes the only lane, and one that will wait for it."""
+
+    def start(**options):
+        # fifo would let the first job keep the lane; only an idle one gives it up.
+        daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
+        group = crew(daemon)
+        holder, peer = group.start(**options), group.start(iteration_us=300)
+        group.ready()
+        holder.go()
+        return daemon, holder, peer
+
+    return start
+
+
+def test_an_idle_holder_gives_its_lane_to_a_waiting_job_and_asks_again(holder_and_peer):
+    # It looks idle: a long pause outside every entry point, like a notebook between two cells.
+    daemon, idle, peer = holder_and_peer(iteration_us=1_500_000, iterations=2, outside=True)
     daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "it holds the lane")
     peer.go()
     peer.wait_iterations(50)
@@ -61,13 +72,8 @@ def test_an_idle_holder_gives_its_lane_to_who_waits_and_asks_again(salusd, crew)
     assert overlaps([idle, peer]) > 0
 
 
-def test_a_holder_inside_an_entry_point_keeps_its_lane_however_long_it_takes(salusd, crew):
-    """The same two as above, but for the entry point: ten times IdleRelease go by, and nobody is lent the lane."""
-    daemon = salusd(config="MaxLanes=1\nIdleRelease=50ms\nPolicy=fifo")
-    group = crew(daemon)
-    busy, peer = group.start(iteration_us=500_000, iterations=1, tell_inside=True), group.start(iteration_us=300)
-    group.ready()
-    busy.go()
+def test_a_holder_inside_an_entry_point_keeps_its_lane_for_ten_times_idle_release(holder_and_peer):
+    _, busy, peer = holder_and_peer(iteration_us=500_000, iterations=1, report_starts=True)
     busy.wait_report("inside")
     peer.go()
     busy.finish()
@@ -78,7 +84,7 @@ def test_a_holder_inside_an_entry_point_keeps_its_lane_however_long_it_takes(sal
     assert overlaps([busy, peer]) == 0
 
 
-def test_a_drained_device_takes_nobody_and_why_says_what_would_help(salusd, crew):
+def test_a_drained_device_admits_no_job_and_why_says_what_would_help(salusd, crew):
     daemon = salusd()
     assert salus(daemon, "drain", "0", "--reason", "dust").returncode == 0
     waiting = daemon.hook(
@@ -114,7 +120,7 @@ def test_commands_and_their_exit_codes(salusd):
 
 
 @pytest.mark.parametrize("verb", ["job_start", "job_end"])
-def test_hooks_may_come_twice(verb, salusd):
+def test_hooks_may_run_twice(verb, salusd):
     daemon = salusd()
     segment = "salus:1;P=4194304;E=4194304;K=shared"
     request = {"job": "8", "uid": os.getuid(), "gpus": "0", "segment": segment, "wait_ms": 3000}
@@ -126,13 +132,14 @@ def test_hooks_may_come_twice(verb, salusd):
     assert len(daemon.status()["sessions"]) == 1
 
 
-def test_a_job_whose_prolog_slurm_did_not_answer_gets_the_bytes_of_its_segment(salusd, tmp_path):
-    """Many jobs that start at once make slurmctld slow; as an unmeasured one it would wait for the whole device."""
+def test_a_job_gets_the_bytes_of_its_segment_even_if_slurm_did_not_answer_its_prolog(salusd, tmp_path):
+    """Many jobs that start at once make slurmctld slow. Without its segment, the job would wait for a whole device."""
     segment = "salus:1;P=4194304;E=4194304;K=shared"
     squeue = tmp_path / "squeue"
     squeue.write_text(f"""#!/bin/sh
 mkdir "{tmp_path}/asked" 2>/dev/null && exit 1
-printf '%-32s%-32s%-16s%-64s%-64s%-64s%-2048s\\n' 9 RUNNING 0 physics normal main "{segment}"
+printf '%-32s%-32s%-16s%-16s%-512s%-64s%-64s%-64s%-2048s\\n' \\
+    9 RUNNING 0 {os.getuid()} gres:salus:1 physics normal main "{segment}"
 """)
     squeue.chmod(0o755)
     tmp_path.chmod(0o755)

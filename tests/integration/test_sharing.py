@@ -1,4 +1,4 @@
-"""Jobs share a device: one lane, several policies, whole stack (engine, daemon, libsalus)."""
+"""Jobs share a device: one lane, several policies, and the whole stack of engine, daemon and libsalus."""
 
 import pytest
 
@@ -22,7 +22,9 @@ def test_three_jobs_take_turns_in_one_lane_under(policy, salusd, crew):
     workers = run_together(daemon, crew(daemon), [{"iteration_us": 1000}] * 3, 100)
     assert [worker.wait_report("done")["count"] for worker in workers] == [100] * 3
     assert overlaps(workers) == 0
-    daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")
+    daemon.wait_for(
+        lambda status: not status["sessions"] and not status["lanes"], "all sessions and lanes are released"
+    )
 
 
 def service_by_job(daemon):
@@ -38,8 +40,8 @@ def test_fair_gives_equal_service_to_long_and_short_iterations(salusd, crew):
         worker.go()
     for worker in workers:
         worker.wait_iterations(2)
-    # As salusd counts it, between two looks at all four: what a worker sees of its turn also depends on how soon a busy
-    # machine lets it run.
+    # Compare the service that salusd counts between two readings. The turns that a worker sees also depend on how soon
+    # a busy machine lets it run.
     before = service_by_job(daemon)
     workers[-1].wait_iterations(150)
     after = service_by_job(daemon)
@@ -76,6 +78,6 @@ def test_priority_starts_the_high_job_at_the_next_boundary(salusd, crew):
     between = [one for worker in low for one in worker.iterations() if first_ns <= one["start_ns"] < last_ns]
     assert between == []
     overtaken = HighWaits(daemon).overtaken
-    # One hand-over may be under way when the high one asks; it was decided before.
+    # A hand-over that was decided before the high job asked may still be under way.
     assert len(overtaken) > 10
     assert set(overtaken) <= {0, 1}, overtaken

@@ -1,4 +1,4 @@
-"""The pages build without a warning, as HTML and as manuals, and every program has a manual that man can show."""
+"""The pages build without warnings, as HTML and as manual pages, and every program has a manual page."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def test_every_page_becomes_html(site):
     assert pages <= built
 
 
-def test_every_program_and_the_configuration_have_a_manual_with_one_name_line(site):
+def test_every_program_and_salus_conf_have_a_manual_page_with_one_name_line(site):
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     manuals = {path.stem: path.read_text() for path in (site / "man").iterdir()}
     assert {*scripts, "salus.conf"} <= set(manuals)

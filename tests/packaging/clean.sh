@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# A newcomer's hour: a clean Debian 12 without the project's packages, a fresh clone of the last commit, a stop-watch.
-# usage: clean.sh demo | test [MAKE TARGETS]      root; `test` runs make test, or the targets named, in one after another
+# What a newcomer does, with the time it takes: a clean Debian 12 without our packages and a fresh clone of the last commit.
+# usage, as root: clean.sh demo | test [MAKE TARGETS]      `test` runs make test, or the named targets one after another
 #
-# Mounts and processes live in name spaces of their own and end with them, whatever happens; the root file system is
-# removed only then. Packages come from where this machine's own apt and pip get them.
+# Mounts and processes live in namespaces of their own and end with them, whatever happens. Only then is the root file
+# system removed. Packages come from the same sources as this machine's own apt and pip use.
 set -euo pipefail
 
 fail() { echo "test-clean: $*" >&2; exit 1; }
@@ -20,13 +20,13 @@ if [ "${1:-}" = --inside ]; then
   root=$2; shift 2
   mapfile -t carried < <(env | grep -E '^PIP_|_proxy=|_PROXY=' || true)
   mount --make-rprivate /
-  # slurmd wants / to be a mount point.
+  # slurmd requires / to be a mount point.
   mount --bind "$root" "$root"
   mount -t proc proc "$root/proc"
   mount --rbind /sys "$root/sys"
   mount --rbind /dev "$root/dev"
   mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
-  # The environment may point pip to folders of this machine.
+  # pip may be configured to use folders of this machine.
   for place in $(python3 -m pip config list 2>/dev/null | grep -oE "(file://)?/[^' ,]+" | sed -e 's,^file://,,' -e 's,/simple$,,' | sort -u); do
     [ -d "$place" ] || continue
     mkdir -p "$root$place"
@@ -39,13 +39,13 @@ if [ "${1:-}" = --inside ]; then
 fi
 
 part=${1:-}
-case "$part" in demo | test) shift ;; *) fail "say which: make test-clean PART=demo|test" ;; esac
-[ "$(id -u)" -eq 0 ] || fail "not root; debootstrap and chroot need it"
+case "$part" in demo | test) shift ;; *) fail "no such part; run make test-clean PART=demo or PART=test" ;; esac
+[ "$(id -u)" -eq 0 ] || fail "must run as root, for debootstrap and chroot"
 command -v debootstrap >/dev/null || fail "debootstrap is missing; run: apt-get install debootstrap"
 cd "$(dirname "$0")/../.."
 base=$PWD/build/chroot/bookworm-clean
 if [ ! -e "$base/.ready" ]; then
-  echo "test-clean: making $base: a minute or two, once"
+  echo "test-clean: creating $base; this takes a minute or two, once"
   rm -rf "$base"
   mkdir -p "$base"
   mirror=${MIRROR:-$(apt-get indextargets --format '$(REPO_URI)' 2>/dev/null | head -1)}
@@ -56,10 +56,10 @@ fi
 root=$(mktemp -d "$base.XXXXXX")
 inside=
 ending() {
-  # unshare passes no signal on; with it dies all that is inside.
+  # unshare does not forward signals, but all processes inside end with it.
   if [ -n "$inside" ]; then kill -9 "$inside" 2>/dev/null || true; wait "$inside" 2>/dev/null || true; fi
-  # Nothing is mounted out here; if it were, removing would reach through it.
-  if grep -q " $root/" /proc/mounts; then fail "mounts are left in $root; umount them, then remove it"; fi
+  # The mounts are in the other namespace. If one were here, rm would delete what is mounted.
+  if grep -q " $root/" /proc/mounts; then fail "$root still has mounts; unmount them, then remove it"; fi
   rm -rf "$root"
 }
 trap ending EXIT
@@ -72,7 +72,7 @@ done
 grep -lsE 'Proxy|Acquire::' /etc/apt/apt.conf.d/* | xargs -r cp -t "$root/etc/apt/apt.conf.d/"
 git clone -q --no-local . "$root$HOME/salus"
 if [ "$part" = demo ]; then
-  # The second time it is set up already.
+  # The second run finds the environment set up.
   targets=(demo demo)
 else
   targets=("${@:-test}")

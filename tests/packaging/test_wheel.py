@@ -1,4 +1,4 @@
-"""The wheel in an environment of its own, far from the checkout: installs, and everything it needs is in it."""
+"""The wheel in an environment of its own, away from the checkout: it installs, and it contains everything it needs."""
 
 import os
 import subprocess
@@ -42,7 +42,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin directory of a fresh environment; only what Salus itself depends on is borrowed."""
+    """The bin directory of a fresh environment. The dependencies of Salus come from the environment of the tests."""
     home = tmp_path_factory.mktemp("installed") / "env"
     venv.create(home, with_pip=False, symlinks=True)
     python = home / "bin" / "python"
@@ -50,14 +50,14 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = subprocess.run([*pip, str(wheel)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     library = home / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
-    # A path added by a .pth file comes last, and .pth files in it are not read: the checkout stays out.
+    # A path from a .pth file comes last, and .pth files in it are not read, so the checkout is not on the path.
     (library / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return home / "bin"
 
 
 def run(installed: Path, folder: Path, *argv: str) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SALUS"))}
-    # Else --show-completion takes the shell that it runs in for the one that is named.
+    # Otherwise --show-completion prefers the shell that it runs in to the one that is named.
     environment["_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION"] = "1"
     done = subprocess.run(
         [str(installed / argv[0]), *argv[1:]], cwd=folder, env=environment, capture_output=True, text=True, check=False
@@ -66,7 +66,7 @@ def run(installed: Path, folder: Path, *argv: str) -> str:
     return done.stdout
 
 
-def test_it_holds_native_parts_and_data_and_names_its_platform(wheel: Path) -> None:
+def test_the_wheel_contains_native_libraries_and_data_and_names_its_platform(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert set(NATIVE) | set(DATA) <= names
     assert "-py3-none-linux_" in wheel.name
@@ -80,7 +80,7 @@ def test_it_holds_native_parts_and_data_and_names_its_platform(wheel: Path) -> N
     } <= shared
 
 
-def test_its_programs_run_from_another_directory(installed: Path, tmp_path: Path) -> None:
+def test_the_programs_run_from_another_directory(installed: Path, tmp_path: Path) -> None:
     place = run(installed, tmp_path, "python", "-c", "import cli, slurm_plugin.cluster.files as f; print(cli.__file__)")
     assert Path(place.strip()).is_relative_to(installed.parent)
     for program in ("salus", "salus-acct", "salusd", "salus-admitd"):
@@ -94,7 +94,7 @@ def test_its_programs_run_from_another_directory(installed: Path, tmp_path: Path
     assert ": ok" in run(installed, tmp_path, "salus-acct", "-f", str(own), "db", "check")
 
 
-def test_its_native_parts_load_from_where_it_is(installed: Path, tmp_path: Path) -> None:
+def test_the_native_libraries_load_from_the_installed_wheel(installed: Path, tmp_path: Path) -> None:
     script = (
         "import ctypes; from pathlib import Path; import nodedaemon.job as job; "
         "ctypes.CDLL(str(Path(list(job.__path__)[0]) / 'libsalus' / 'libsalus.so')); "
@@ -104,11 +104,11 @@ def test_its_native_parts_load_from_where_it_is(installed: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize(("program", "shell"), [("salus", "zsh"), ("salus-acct", "fish")])
-def test_each_shell_gets_a_completion(installed: Path, tmp_path: Path, program: str, shell: str) -> None:
+def test_each_shell_has_a_completion(installed: Path, tmp_path: Path, program: str, shell: str) -> None:
     assert program in run(installed, tmp_path, program, "--show-completion", shell)
 
 
-def test_bash_completes_commands_of_both(installed: Path, tmp_path: Path) -> None:
+def test_bash_completes_the_commands_of_both_programs(installed: Path, tmp_path: Path) -> None:
     for program, begun, wanted in (("salus", "prof", "profiles"), ("salus-acct", "rep", "report")):
         script = tmp_path / f"{program}.bash"
         script.write_text(run(installed, tmp_path, program, "--show-completion", "bash"))

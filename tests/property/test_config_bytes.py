@@ -1,4 +1,4 @@
-"""Any bytes are a configuration or a list of findings; never an exception, never a finding without a place."""
+"""Any bytes are a configuration or a list of findings with their places; they never cause an exception."""
 
 import re
 from pathlib import Path
@@ -107,8 +107,8 @@ def test_a_valid_file_with_some_bytes_changed(data):
 
 @settings(deadline=None)
 @given(st.sampled_from(KEYS), st.data())
-def test_what_is_written_reads_back(key, data):
-    """Whatever text a key takes, the file with its written form means the same."""
+def test_a_written_value_reads_back(key, data):
+    """For any text that a key accepts, a file with its written form means the same."""
     texts = [st.sampled_from(WORDS), st.text(max_size=8), st.from_regex(r"[0-9]{1,6}([KMG%]|ms|us|s)?", fullmatch=True)]
     try:
         value = key.kind.parse(data.draw(st.one_of(texts)))

@@ -1,11 +1,11 @@
-"""Whatever happens to a daemon, its journal replays to the very state it had: engine and shell, event by event."""
+"""The journal of a daemon replays to the same state of engine and shell, whatever happened to the daemon."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodedaemon.core import commands, events
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.invariants import check
+from nodedaemon.core.state.invariants import check
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher, engine_digest, replay
 from nodedaemon.service.journal.segments import Journal, read_journal
@@ -99,7 +99,7 @@ class Shell:
 
 @given(steps=STEPS, segment_bytes_max=st.sampled_from((400, 1 << 20)))
 @settings(max_examples=60, deadline=None)
-def test_replay_gives_the_state_that_was(tmp_path_factory, steps, segment_bytes_max):
+def test_a_replay_gives_the_same_state(tmp_path_factory, steps, segment_bytes_max):
     directory = tmp_path_factory.mktemp("journal")
     shell = Shell(directory, segment_bytes_max)
     for step in steps:

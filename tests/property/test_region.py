@@ -1,4 +1,4 @@
-"""The lane's allocator against a model that knows which bytes are taken: long stories, and short ones that shrink."""
+"""The lane's allocator agrees with a model of the allocated bytes, over long and short sequences."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def library() -> ctypes.CDLL:
 
 
 class Model:
-    """A byte a line of memory: 0 free, 1 taken. Every answer of the allocator is held against it."""
+    """One byte per line of memory: 0 free, 1 allocated. Every answer of the allocator is checked against it."""
 
     def __init__(self, library: ctypes.CDLL, limit_bytes: int = LIMIT_BYTES) -> None:
         self._library = library
@@ -57,12 +57,12 @@ class Model:
         lines_bytes = -(-size_bytes // LINE_BYTES) * LINE_BYTES
         return lines_bytes if lines_bytes < PAGE_BYTES else -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
-    def take(self, size_bytes: int, align_bytes: int = 64) -> bool:
+    def allocate(self, size_bytes: int, align_bytes: int = 64) -> bool:
         offset = self._library.region_allocate(self._region, size_bytes, align_bytes, 1)
         need = self.rounded(size_bytes) // LINE_BYTES
         align = max(align_bytes, PAGE_BYTES if self.rounded(size_bytes) >= PAGE_BYTES else LINE_BYTES)
         if offset == NONE:
-            # Only a gap in which no aligned block of this size lies may be refused.
+            # A refusal is right only if no gap is sure to hold an aligned block of this size.
             assert self.lines.find(bytes(need + align // LINE_BYTES)) < 0
             return False
         first = offset // LINE_BYTES
@@ -75,7 +75,7 @@ class Model:
         self.high_bytes = max(self.high_bytes, offset + need * LINE_BYTES)
         return True
 
-    def give(self, position: int) -> None:
+    def free(self, position: int) -> None:
         offsets = self.offsets
         position %= len(offsets)
         offset, offsets[position] = offsets[position], offsets[-1]
@@ -93,7 +93,7 @@ class Model:
         while extent:
             listed.append(ctypes.c_uint64.from_address(extent).value)
             extent = self._library.region_next(self._region, extent)
-        assert listed == sorted(self.blocks), "survivors, by offset"
+        assert listed == sorted(self.blocks), "the live blocks, by offset"
 
 
 @pytest.fixture
@@ -104,23 +104,23 @@ def model(library: ctypes.CDLL) -> Iterator[Model]:
 
 
 def test_a_million_operations_agree_with_the_model(model: Model) -> None:
-    dice = random.Random(20260711)
+    rng = random.Random(20260711)
     for number in range(1_000_000):
-        # Fill and drain by turns, so that both crowding and coalescing are met.
+        # Fill and drain in turn, so that both full lanes and coalescing occur.
         is_filling = number // 5_000 % 2 == 0
-        if not model.offsets or dice.random() < (0.6 if is_filling else 0.4):
-            # Now and then larger ones: a crowded lane refuses, and each refusal costs the model a scan.
-            model.take(
-                int(2 ** dice.uniform(0, 19 if number % 50 == 0 else 15)), 1 << dice.choice((6, 6, 6, 6, 12, 14))
+        if not model.offsets or rng.random() < (0.6 if is_filling else 0.4):
+            # Larger blocks are rare: a full lane refuses them, and each refusal costs the model a scan.
+            model.allocate(
+                int(2 ** rng.uniform(0, 19 if number % 50 == 0 else 15)), 1 << rng.choice((6, 6, 6, 6, 12, 14))
             )
         else:
-            model.give(dice.randrange(len(model.offsets)))
+            model.free(rng.randrange(len(model.offsets)))
         if number % 20_000 == 0:
             model.check()
     while model.offsets:
-        model.give(0)
+        model.free(0)
     model.check()
-    assert model.take(LIMIT_BYTES), "everything has coalesced again"
+    assert model.allocate(LIMIT_BYTES), "all free extents have coalesced again"
 
 
 operations = st.lists(
@@ -134,45 +134,45 @@ operations = st.lists(
 
 @settings(max_examples=200, deadline=None)
 @given(operations)
-def test_every_short_story_agrees_with_the_model(library: ctypes.CDLL, story: list[tuple[int, int]]) -> None:
+def test_every_short_sequence_agrees_with_the_model(library: ctypes.CDLL, sequence: list[tuple[int, int]]) -> None:
     model = Model(library, 256 << 10)
-    for size_bytes, argument in story:
+    for size_bytes, argument in sequence:
         if size_bytes:
-            model.take(size_bytes, argument)
+            model.allocate(size_bytes, argument)
         elif model.offsets:
-            model.give(argument)
+            model.free(argument)
         model.check()
     model.close()
 
 
 def test_the_lowest_gap_is_taken_so_that_the_highest_offset_stays_low(model: Model) -> None:
     for _ in range(4):
-        model.take(PAGE_BYTES)
+        model.allocate(PAGE_BYTES)
     first, third = sorted(model.blocks)[0], sorted(model.blocks)[2]
-    model.give(model.offsets.index(third))
-    model.give(model.offsets.index(first))
-    model.take(100)
+    model.free(model.offsets.index(third))
+    model.free(model.offsets.index(first))
+    model.allocate(100)
     assert first in model.blocks
-    model.take(PAGE_BYTES)
+    model.allocate(PAGE_BYTES)
     assert third in model.blocks
     assert model.high_bytes == 4 * PAGE_BYTES
 
 
-def test_a_block_that_fills_a_page_shares_it_with_nobody(model: Model) -> None:
-    model.take(64)
-    model.take(PAGE_BYTES - 1)
+def test_a_block_that_fills_a_page_has_it_to_itself(model: Model) -> None:
+    model.allocate(64)
+    model.allocate(PAGE_BYTES - 1)
     assert sorted(model.blocks) == [0, PAGE_BYTES]
 
 
-def test_what_is_not_a_live_block_cannot_be_given_back(library: ctypes.CDLL, model: Model) -> None:
-    model.take(PAGE_BYTES)
+def test_only_a_live_block_can_be_freed(library: ctypes.CDLL, model: Model) -> None:
+    model.allocate(PAGE_BYTES)
     assert library.region_free(model._region, 64) == NONE
-    model.give(0)
+    model.free(0)
     assert library.region_free(model._region, 0) == NONE
 
 
-def test_a_lowered_limit_binds_new_blocks_and_a_raised_one_gives_room(library: ctypes.CDLL, model: Model) -> None:
-    model.take(LIMIT_BYTES // 2)
+def test_a_lower_limit_applies_to_new_blocks_and_a_higher_one_allows_more(library: ctypes.CDLL, model: Model) -> None:
+    model.allocate(LIMIT_BYTES // 2)
     assert library.region_limit(model._region, LIMIT_BYTES // 2) == 0
     assert library.region_allocate(model._region, 1, 64, 0) == NONE
     assert library.region_limit(model._region, 2 * LIMIT_BYTES) == 0

@@ -1,4 +1,4 @@
-"""The simulator: taking iterations together changes nothing, who fits does not wait, any file is read or refused."""
+"""The simulator: merging iterations changes no result, a job that fits never waits, any file is read or refused."""
 
 from contextlib import suppress
 from typing import ClassVar
@@ -8,14 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nodedaemon.core import invariants
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.state import invariants
 from nodedaemon.core.types import GIB, MIB, MILLISECOND_NS, SECOND_NS, JobClass, JobId, LaneSharing
 from nodedaemon.sim import gated_device
-from nodedaemon.sim.line import Line, Minima, Room, Spread, bins_needed
-from nodedaemon.sim.run import SimulationSetup, prepare, run_policy
+from nodedaemon.sim.device import SimulationSetup
+from nodedaemon.sim.job_queue import DevicePool, JobQueue, MinimumTree, Spread, bins_needed
+from nodedaemon.sim.run import prepare, run_policy
 from nodedaemon.sim.sacct import read_sacct
 from nodedaemon.sim.tables import read_pair_speeds, read_workload
 from nodedaemon.sim.workload import Job, Workload, by_submission
@@ -45,7 +46,7 @@ def jobs(draw):
 
 
 class WatchedEngine(Engine):
-    """Keeps every event and its commands, and checks the rule that must never break after each."""
+    """Records every event with its commands and checks the invariants after each."""
 
     story: ClassVar[list] = []
 
@@ -66,24 +67,29 @@ def story_of(workload, setting, policy):
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=jobs(), devices=st.integers(1, 2), lanes=st.integers(1, 4), sharing=st.sampled_from(list(LaneSharing)))
-def test_iterations_taken_together_equal_single_ones(policy, drawn, devices, lanes, sharing):
+def test_iterations_simulated_together_give_the_same_result_as_single_ones(policy, drawn, devices, lanes, sharing):
     workload = Workload("drawn", drawn)
     together, single = (
         SimulationSetup(2 * GIB, devices, lanes_max=lanes, lane_sharing=sharing, is_single_step=is_single_step)
         for is_single_step in (False, True)
     )
     story, result = story_of(workload, together, policy)
-    single_story, single_told = story_of(workload, single, policy)
+    single_story, single_result = story_of(workload, single, policy)
     assert story == single_story
     assert (result.average_completion_s, result.makespan_s, result.hand_overs, result.jain_average) == pytest.approx(
-        (single_told.average_completion_s, single_told.makespan_s, single_told.hand_overs, single_told.jain_average)
+        (
+            single_result.average_completion_s,
+            single_result.makespan_s,
+            single_result.hand_overs,
+            single_result.jain_average,
+        )
     )
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=25, deadline=None)
 @given(drawn=jobs())
-def test_all_work_is_done_and_none_for_free(policy, drawn):
+def test_all_work_is_done_and_takes_its_time(policy, drawn):
     batch = [job for job in drawn if job.request_offsets_ns is None]
     if not batch:
         return
@@ -93,15 +99,15 @@ def test_all_work_is_done_and_none_for_free(policy, drawn):
         busy_until_ns = max(busy_until_ns, job.submit_ns) + job.work_ns
     least_s = (busy_until_ns - batch[0].submit_ns) / SECOND_NS
     assert result.makespan_s >= least_s - 1e-6
-    # One at a time: the device is never idle while somebody waits, so it takes no longer either.
+    # These policies run one session at a time and never leave the device idle while a job waits.
     if policy in ("fifo", "srtf"):
         assert result.makespan_s == pytest.approx(least_s)
 
 
 @settings(max_examples=200, deadline=None)
 @given(values=st.lists(st.integers(0, 20), min_size=1, max_size=40), bound=st.integers(-1, 21))
-def test_the_leftmost_that_fits_is_found(values, bound):
-    row = Minima(len(values))
+def test_the_leftmost_value_that_is_small_enough_is_found(values, bound):
+    row = MinimumTree(len(values))
     for place, value in enumerate(values):
         row.put(place, value)
     assert row.first_at_most(bound) == next((n for n, value in enumerate(values) if value <= bound), None)
@@ -116,14 +122,14 @@ def test_packing_is_within_the_known_bound_of_first_fit_decreasing(charges):
 
 @settings(max_examples=80, deadline=None)
 @given(data=st.data())
-def test_nobody_waits_who_fits_and_nothing_is_overbooked(data):
+def test_a_job_that_fits_never_waits_and_no_device_is_overbooked(data):
     count = data.draw(st.integers(1, 20))
     nodes = data.draw(st.integers(1, 3))
     devices = nodes * data.draw(st.integers(1, 3))
     charges = data.draw(st.lists(st.integers(1, 10), min_size=count, max_size=count))
     widths = data.draw(st.lists(st.integers(1, devices), min_size=count, max_size=count))
-    room = Room(devices, nodes, 10, data.draw(st.sampled_from(list(Spread))))
-    line = Line(charges, widths, room)
+    pool = DevicePool(devices, nodes, 10, data.draw(st.sampled_from(list(Spread))))
+    queue = JobQueue(charges, widths, pool)
     running, waiting, unseen = {}, set(), list(range(count))
 
     def started(place, taken):
@@ -133,21 +139,21 @@ def test_nobody_waits_who_fits_and_nothing_is_overbooked(data):
     while unseen or running:
         if unseen and (not running or data.draw(st.booleans())):
             place = unseen.pop(0)
-            taken = line.submit(place)
+            taken = queue.submit(place)
             if taken is None:
                 waiting.add(place)
             else:
                 started(place, taken)
         else:
             ended = data.draw(st.sampled_from(sorted(running)))
-            for place, taken in line.release(ended, running.pop(ended)):
+            for place, taken in queue.release(ended, running.pop(ended)):
                 waiting.remove(place)
                 started(place, taken)
         used = [0] * devices
         for place, taken in running.items():
             for device in taken:
                 used[device] += charges[place] if widths[place] == 1 else 10
-        assert [room.free(device) for device in range(devices)] == [10 - units for units in used]
+        assert [pool.free(device) for device in range(devices)] == [10 - units for units in used]
         for place in waiting:
             if widths[place] == 1:
                 assert all(10 - units < charges[place] for units in used)

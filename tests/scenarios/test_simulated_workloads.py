@@ -7,9 +7,10 @@ import pytest
 
 from nodedaemon.core.types import GIB, MIB
 from nodedaemon.sim.builtin import Draw, built_in
-from nodedaemon.sim.run import SimulationSetup, devices_needed, prepare, run_baseline, run_policy
+from nodedaemon.sim.device import SimulationSetup
+from nodedaemon.sim.run import devices_needed, prepare, run_baseline, run_policy
 
-#: Published headline: average completion time against one job a GPU.
+#: Published headline: average completion time, compared with one job per GPU.
 PUBLISHED_GAIN = 3.19
 
 
@@ -33,7 +34,7 @@ def test_forty_two_model_servers_need_as_few_devices_as_published(context, neede
 def test_model_servers_on_one_device_answer_almost_at_once():
     (workload,) = built_in("inference", Draw())
     few = [job for job in workload.jobs if job.model in ("resnet50eval_1", "vgg16eval_1", "inception4eval_1")]
-    result = run_policy(prepare(workload.having(few), SimulationSetup(14 * GIB)), "fair")
+    result = run_policy(prepare(workload.with_jobs(few), SimulationSetup(14 * GIB)), "fair")
     assert result.average_request_wait_ms < 5
 
 

@@ -1,9 +1,11 @@
-"""Whose turn it is under each policy: jobs in, turns out, by milliseconds."""
+"""Who runs when under each policy: jobs go in, turns with their times in milliseconds come out."""
 
 from __future__ import annotations
 
+import pytest
+
 from nodedaemon.core import events as ev
-from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, JobClass, OnHang
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, FaultAction, JobClass
 from tests.support.engine_table import Row, play, turns
 from tests.support.engine_world import DEVICE
 
@@ -36,51 +38,41 @@ def test_fifo_runs_the_first_job_to_its_end_beside_an_open_second_lane() -> None
     ]
 
 
-def test_srtf_lets_a_short_job_overtake_at_the_next_boundary() -> None:
-    decisions = play(
+#: Two jobs of one user: when each arrives, how long an iteration takes, and how many it runs; then all turns.
+TWO_JOBS = {
+    "srtf lets a short job overtake at the next boundary": (
         limits("srtf"),
-        Row(1, "ada", 0, 100, 200, iteration_ms=10, iteration_count=5),
-        Row(2, "ada", 5, 100, 200, iteration_ms=10, iteration_count=2),
-    )
-    assert turns(decisions) == [
-        "0 grant 1 in lane 1",
-        "5 revoke 1",
-        "10 grant 2 in lane 2",
-        "30 done 2",
-        "30 grant 1 in lane 1",
-        "70 done 1",
-    ]
-
-
-def test_pack_runs_every_lane_with_room() -> None:
-    decisions = play(
+        [(0, 10, 5), (5, 10, 2)],
+        ["0 grant 1 in lane 1", "5 revoke 1", "10 grant 2 in lane 2", "30 done 2", "30 grant 1 in lane 1", "70 done 1"],
+    ),
+    "pack runs every lane with room": (
         limits("pack"),
-        Row(1, "ada", 0, 100, 200, iteration_ms=10, iteration_count=2),
-        Row(2, "ada", 5, 100, 200, iteration_ms=10, iteration_count=2),
-    )
-    assert turns(decisions) == ["0 grant 1 in lane 1", "5 grant 2 in lane 2", "20 done 1", "25 done 2"]
-
-
-def test_fair_gives_equal_time_to_long_and_short_iterations() -> None:
-    decisions = play(
+        [(0, 10, 2), (5, 10, 2)],
+        ["0 grant 1 in lane 1", "5 grant 2 in lane 2", "20 done 1", "25 done 2"],
+    ),
+    # After 40 ms both have had 20 ms. The revoke at 20 ms marks the moment from which the holder is ahead.
+    "fair gives equal time to long and short iterations": (
         limits("fair", lanes_max=1),
-        Row(1, "ada", 0, 100, 200, iteration_ms=10, iteration_count=3),
-        Row(2, "ada", 0, 100, 200, iteration_ms=20, iteration_count=2),
-    )
-    # After 40 ms both have had 20; the revoke at 20 marks the moment from which the holder is ahead.
-    assert turns(decisions) == [
-        "0 grant 1 in lane 1",
-        "0 revoke 1 for 2",
-        "10 grant 2 in lane 1",
-        "20 revoke 2 for 1",
-        "30 grant 1 in lane 1",
-        "40 revoke 1 for 2",
-        "40 grant 2 in lane 1",
-        "40 revoke 2 for 1",
-        "60 done 2",
-        "60 grant 1 in lane 1",
-        "70 done 1",
-    ]
+        [(0, 10, 3), (0, 20, 2)],
+        [
+            *("0 grant 1 in lane 1", "0 revoke 1 for 2", "10 grant 2 in lane 1", "20 revoke 2 for 1"),
+            *("30 grant 1 in lane 1", "40 revoke 1 for 2", "40 grant 2 in lane 1", "40 revoke 2 for 1"),
+            *("60 done 2", "60 grant 1 in lane 1", "70 done 1"),
+        ],
+    ),
+    "a hung holder is ended after the deadline": (
+        limits("fair", lanes_max=1, hang_timeout_ns=20 * MILLISECOND_NS, on_hang=FaultAction.KILL),
+        [(0, 100, 1), (5, 10, 1)],
+        ["0 grant 1 in lane 1", "5 revoke 1 for 2", "25 end 1", "100 done 1", "100 grant 2 in lane 1", "110 done 2"],
+    ),
+}
+
+
+@pytest.mark.parametrize("title", TWO_JOBS)
+def test_two_jobs_of_one_user_take_turns(title: str) -> None:
+    device, jobs, expected = TWO_JOBS[title]
+    rows = [Row(number, "ada", at_ms, 100, 200, *iterations) for number, (at_ms, *iterations) in enumerate(jobs, 1)]
+    assert turns(play(device, *rows)) == expected
 
 
 def test_fair_gives_a_double_weight_two_iterations_for_one() -> None:
@@ -147,20 +139,4 @@ def test_a_change_of_policy_takes_effect_at_the_next_boundary() -> None:
         "30 done 2",
         "30 grant 1 in lane 1",
         "50 done 1",
-    ]
-
-
-def test_a_hung_holder_is_ended_after_the_deadline() -> None:
-    decisions = play(
-        limits("fair", lanes_max=1, hang_timeout_ns=20 * MILLISECOND_NS, on_hang=OnHang.KILL),
-        Row(1, "ada", 0, 100, 200, iteration_ms=100, iteration_count=1),
-        Row(2, "ada", 5, 100, 200, iteration_ms=10, iteration_count=1),
-    )
-    assert turns(decisions) == [
-        "0 grant 1 in lane 1",
-        "5 revoke 1 for 2",
-        "25 end 1",
-        "100 done 1",
-        "100 grant 2 in lane 1",
-        "110 done 2",
     ]

@@ -1,4 +1,4 @@
-"""A real Chromium for tests, driven over WebDriver's HTTP: console, network and pictures of a page."""
+"""A real Chromium for tests, controlled over WebDriver: the console, network requests and pictures of a page."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ from typing import Any
 ANSWER_DEADLINE_S = 120
 STOP_DEADLINE_S = 20
 
-# Without these it tries to reach its maker's hosts at every start.
+# Without these, Chromium contacts Google's servers at every start.
 QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run")
 PLAIN = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage")
 
@@ -30,11 +30,11 @@ class Browser:
         self._ask("POST", "/url", {"url": url})
 
     def run(self, script: str) -> Any:
-        """What a function body returns in the page."""
+        """The value that a function body returns in the page."""
         return self._ask("POST", "/execute/sync", {"script": script, "args": []})
 
     def command(self, name: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol."""
+        """Run a command of the DevTools protocol."""
         return self._ask("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def console(self) -> list[dict[str, Any]]:
@@ -42,7 +42,7 @@ class Browser:
         return found
 
     def requested(self) -> list[str]:
-        """Every address that was asked for since the last call."""
+        """Every address that the page requested since the last call."""
         entries = self._ask("POST", "/se/log", {"type": "performance"})
         messages = [json.loads(entry["message"])["message"] for entry in entries]
         return [
@@ -63,7 +63,7 @@ def browser(*, width: int = 1280, height: int = 1600) -> Iterator[Browser]:
     """A fresh Chromium with an empty profile, ended with its driver."""
     for program in ("chromium", "chromedriver"):
         if shutil.which(program) is None:
-            raise FileNotFoundError(f"no {program} here; run make setup")
+            raise FileNotFoundError(f"{program}: not installed; run make setup")
     with tempfile.TemporaryDirectory() as profile:
         driver = subprocess.Popen(
             ["chromedriver", "--port=0"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -98,13 +98,13 @@ def _port(driver: subprocess.Popen[bytes]) -> int:
         match = re.search(rb"started successfully on port (\d+)", line)
         if match:
             return int(match[1])
-    raise AssertionError("chromedriver ended before it said its port")
+    raise AssertionError("chromedriver ended before it printed its port")
 
 
 def _ask(method: str, url: str, body: object = None) -> Any:
     content = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"}, method=method)
-    # Loopback only: a proxy of the environment must not see it.
+    # Loopback only: do not use a proxy from the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=ANSWER_DEADLINE_S) as answer:
         return json.load(answer)["value"]

@@ -1,4 +1,4 @@
-"""Becomes a job of a salusd with `LocalJobs`: asks for a run, takes the environment, preloads libsalus, runs a program.
+"""Starts a program as a local job of salusd: sends `run_start`, sets the environment, preloads libsalus.
 
 cuda_job.py CONTROL-SOCKET LIBRARY|'' {json of run_start} PROGRAM [ARGUMENTS]
 """

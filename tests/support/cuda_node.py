@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import json
-import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tests.support import emulator as emulators
 from tests.support.emulator import MIB, ROOT, Emulator
+from tests.support.salusd import DEADLINE_S, Salusd
 
 LIBSALUS = ROOT / "nodedaemon/job/libsalus"
 LOOP = ROOT / "examples/cuda_loop.py"
-DEADLINE_S = 60.0
 ARM = "import ctypes, runpy; ctypes.CDLL(None).salus_point_arm({}, {}); runpy.run_path({!r}, run_name='__main__')"
 
 
@@ -31,92 +24,22 @@ def build_libsalus() -> None:
         subprocess.run(["make", "-s", "-C", str(LIBSALUS), f"PYTHON={sys.executable}", "all", "tests"], check=True)
 
 
-def wait_until(claim: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    end_s = time.monotonic() + deadline_s
-    while not (value := claim()):
-        if time.monotonic() > end_s:
-            raise AssertionError(f"not within {deadline_s:g} s: {what}")
-        time.sleep(0.01)
-    return value
-
-
-class CudaNode:
-    """Use as a context manager; everything that it started is ended with it."""
+class CudaNode(Salusd):
+    """Use as a context manager; it ends every job that it started."""
 
     def __init__(self, devices: str = "tiny-1g", config: str = "", variant: str = "emulator") -> None:
         build_libsalus()
-        # Short, because socket paths are.
-        self.directory = Path(tempfile.mkdtemp(prefix="salus-cuda-"))
+        super().__init__(config=config, devices="AutoDetect=nvml")
         self.emulator: Emulator = emulators.make(self.directory, devices, variant)
-        self.control = self.directory / "control.sock"
-        self.processes: list[subprocess.Popen[str]] = []
-        self.daemon: subprocess.Popen[str] | None = None
-        lines = [
-            "ClusterName=test",
-            "SingleHost=yes",
-            "LocalJobs=yes",
-            f"DaemonSocket={self.directory / 'salusd.sock'}",
-            f"ControlSocket={self.control}",
-            f"StateDir={self.directory / 'state'}",
-            f"StorageUrl=sqlite:///{self.directory / 'salus.db'}",
-            "MetricsPort=0",
-            "AutoDetect=nvml",
-            "SampleInterval=200ms",
-            config,
-        ]
-        (self.directory / "salus.conf").write_text("\n".join(lines) + "\n")
+        self.environment = self.emulator.environment()
+        self.jobs: list[subprocess.Popen[str]] = []
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for process in [*self.processes, *([self.daemon] if self.daemon else [])]:
-            if process.poll() is None:
-                process.kill()
-            process.communicate()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "nodedaemon", "-f", str(self.directory / "salus.conf"), "-N", "n1"]
-        with (self.directory / "log").open("a") as log:
-            self.daemon = subprocess.Popen(
-                command, env=self.emulator.environment(), cwd=ROOT, stdout=log, stderr=log, text=True
-            )
-        wait_until(lambda: self._is_up() or self.daemon.poll() is not None, "salusd comes up")  # type: ignore[union-attr]
-        assert self.daemon.poll() is None, self.story()
-
-    def stop(self) -> None:
-        """End the daemon politely and see that no device memory is left."""
-        assert self.daemon is not None
-        self.daemon.terminate()
-        self.daemon.wait(DEADLINE_S)
-
-    def kill_daemon(self) -> None:
-        assert self.daemon is not None
-        self.daemon.send_signal(signal.SIGKILL)
-        self.daemon.wait(DEADLINE_S)
-
-    def _is_up(self) -> bool:
-        try:
-            return bool(self.ask("ping")["ok"])
-        except (OSError, ValueError):
-            return False
-
-    def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(DEADLINE_S)
-            connection.connect(str(self.control))
-            connection.sendall(json.dumps({"verb": verb, **fields}).encode() + b"\n")
-            with connection.makefile() as answers:
-                answer: dict[str, Any] = json.loads(answers.readline())
-                return answer
-
-    def story(self) -> str:
-        return (self.directory / "log").read_text()[-4000:]
+    def stop(self) -> int | None:
+        for job in self.jobs:
+            if job.poll() is None:
+                job.kill()
+            job.communicate()
+        return super().stop()
 
     def job(
         self,
@@ -131,7 +54,7 @@ class CudaNode:
     ) -> subprocess.Popen[str]:
         """Start a loop as a job of its own; `point` kills it at the nth pass of a point in libsalus."""
         fields = {
-            "name": f"job{len(self.processes)}",
+            "name": f"job{len(self.jobs)}",
             "signature": "cuda_loop",
             "class": job_class,
             "persistent_bytes": persistent_mib * MIB,
@@ -152,7 +75,7 @@ class CudaNode:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.processes.append(process)
+        self.jobs.append(process)
         return process
 
     def report(self, process: subprocess.Popen[str]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Private database servers for tests: on a socket in a directory of their own, no port, ended by pid.
+"""Private database servers for tests: each listens on a socket in its own directory, without a port.
 
-PostgreSQL refuses to run as root and MariaDB wants a user of its own, so as root both run as the user that their
-Debian package made; otherwise as the caller. fsync is off: a test's data need not survive a power cut.
+PostgreSQL refuses to run as root, and MariaDB needs a user of its own. So root runs both as the user that their Debian
+package created; any other caller runs them as itself. fsync is off: test data need not survive a power failure.
 """
 
 import os
@@ -22,7 +22,7 @@ STOP_DEADLINE_S = 30
 
 @dataclass(frozen=True)
 class Server:
-    """A running server. `address(name)` is the StorageUrl of one of its databases, which `create` makes."""
+    """A running server. `address(name)` is the StorageUrl of one of its databases."""
 
     kind: str
     directory: Path
@@ -34,7 +34,7 @@ class Server:
         return f"mariadb://root@localhost/{name}?unix_socket={self.directory}/s"
 
     def create(self, name: str) -> str:
-        """Make an empty database and return its address."""
+        """Create an empty database and return its address."""
         if self.kind == "postgresql":
             self._statement("postgres", f'CREATE DATABASE "{name}"')
         else:
@@ -65,25 +65,14 @@ class Server:
 
 @contextmanager
 def postgresql_server() -> Iterator[Server]:
-    """A PostgreSQL of the newest installed release."""
+    """A PostgreSQL server of the newest installed release."""
     releases = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
     if not releases:
         raise FileNotFoundError("no PostgreSQL server under /usr/lib/postgresql; run make setup")
     with _directory("postgres") as (directory, prefix):
         data = directory / "data"
-        initdb = [
-            releases[-1] / "initdb",
-            "-D",
-            data,
-            "-U",
-            "postgres",
-            "-A",
-            "trust",
-            "-E",
-            "UTF8",
-            "--locale=C.UTF-8",
-        ]
-        _run([*prefix, *initdb, "--no-sync"])
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C.UTF-8", "--no-sync"]
+        _run([*prefix, releases[-1] / "initdb", "-D", data, *options])
         settings = ("listen_addresses=", f"unix_socket_directories={directory}", "fsync=off", "full_page_writes=off")
         options = [word for setting in (*settings, "max_connections=60") for word in ("-c", setting)]
         command = [*prefix, releases[-1] / "postgres", "-D", data, *options]
@@ -93,7 +82,7 @@ def postgresql_server() -> Iterator[Server]:
 
 @contextmanager
 def mariadb_server() -> Iterator[Server]:
-    """A MariaDB whose `root` needs no password on the private socket."""
+    """A MariaDB server whose `root` needs no password on the private socket."""
     with _directory("mysql") as (directory, prefix):
         data = directory / "data"
         user = [f"--user={pwd.getpwuid(directory.stat().st_uid).pw_name}"]
@@ -118,7 +107,7 @@ def mariadb_server() -> Iterator[Server]:
 
 @contextmanager
 def _directory(user: str) -> Iterator[tuple[Path, list[str]]]:
-    # Short, because a socket's path holds 107 bytes; open to others, because the server is another user.
+    # Short, because the path of a socket has at most 107 bytes. Open to all, because the server runs as another user.
     directory = Path(tempfile.mkdtemp(prefix="salus-", dir="/tmp"))
     prefix: list[str] = []
     try:
@@ -161,8 +150,8 @@ def _running(command: Sequence[object], ready: bytes, end: signal.Signals) -> It
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
-        came = is_ready.wait(START_DEADLINE_S) and any(ready in line for line in output)
-        assert came, f"{command} did not come up: {b''.join(output).decode(errors='replace')}"
+        has_started = is_ready.wait(START_DEADLINE_S) and any(ready in line for line in output)
+        assert has_started, f"{command} did not start: {b''.join(output).decode(errors='replace')}"
         yield server.pid
     finally:
         if server.poll() is None:

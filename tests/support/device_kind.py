@@ -1,8 +1,7 @@
 """Which kind of device the daemon's integration suite runs on: `SALUS_TEST_DEVICE=host` (default), `cuda` or `gpu`.
 
-On cuda the daemon drives an emulated GPU through cuda-python and NVML, and workers are sessions of the CUDA part of
-libsalus, preloaded in the driver's place. On gpu it is the first GPU of this machine, of which Salus gets as much as
-the test says. Nothing else of the suite changes.
+On `cuda`, salusd uses an emulated GPU through cuda-python and NVML, and workers preload the CUDA part of libsalus in
+place of the driver. On `gpu`, it uses as much of the first GPU as the test says. The tests are the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from tests.support import emulator
 
 KIND = os.environ.get("SALUS_TEST_DEVICE", "host")
 IS_CUDA = KIND in ("cuda", "gpu")
-#: Tells a worker that it is to use a GPU.
+#: Makes a worker use a GPU.
 MARK = {"SALUS_TEST_GPU": "1"}
 
 
@@ -25,9 +24,9 @@ def mebibytes(size: str) -> int:
 
 
 def make_gpu(directory: Path, memory: str) -> tuple[dict[str, str], str]:
-    """A GPU of that size: what daemon and workers need in their environment, and the lines of salus.conf.
+    """A GPU of that size: the environment for daemon and workers, and the lines of salus.conf.
 
-    An emulated one's contexts cost nothing, so that sizes mean what they mean on host.
+    Contexts on the emulated GPU take no memory, so sizes mean the same as on a host device.
     """
     if KIND == "gpu":
         return MARK, f"AutoDetect=off\nDeviceName=gpu0 Type=cuda Uuid={_first_uuid()} Memory={memory}"

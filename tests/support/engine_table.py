@@ -1,7 +1,7 @@
-"""Scenario tables: devices, arrivals and a policy in, decisions in order by time out.
+"""Scenario tables: limits and jobs go in, decisions in order of time come out.
 
-A `Row` is a job with iterations of one length; `play` runs the rows in virtual time by the test hand's engine and
-writes each decision as `<milliseconds> <what>`. Confirmations come at once; time passes only while iterations run.
+A `Row` is a job with iterations of one length. `play` runs the rows in virtual time and writes each decision as
+`<milliseconds> <what>`. Confirmations arrive at once; time passes only while iterations run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.support.engine_world import World
 
 @dataclass(frozen=True)
 class Row:
-    """A job: who comes when, with which memory, and how many iterations of which length it runs before it leaves."""
+    """A job: its user, arrival and memory, and how many iterations of which length it runs before it leaves."""
 
     session: int
     user: str
@@ -34,7 +34,7 @@ class Row:
 
 
 def describe(command: cmd.Command) -> str | None:
-    """A decision in words; what only carries numbers for the executor (limits, wake-ups) is left out."""
+    """The decision in words, or None for commands that only carry numbers for the executor (limits, wake-ups)."""
     match command:
         case cmd.AdmitSession(session):
             return f"admit {session}"
@@ -58,7 +58,7 @@ def describe(command: cmd.Command) -> str | None:
 
 
 class Play:
-    """One run of a table; `happenings` are further events with their moments in milliseconds."""
+    """One run of a table. `happenings` are additional events, by their time in milliseconds."""
 
     def __init__(self, limits: DeviceLimits, rows: list[Row], happenings: dict[int, list[ev.Event]]) -> None:
         self.world = World(limits)
@@ -118,7 +118,7 @@ class Play:
 
     def happen(self, event: ev.Event) -> None:
         if isinstance(event, ev.SessionStopped):
-            # Its iteration ends only after it continued; how much of it is left does not matter to the engine.
+            # Its iteration ends only after it continues. How much of it is left does not matter to the engine.
             self.stopped.add(event.session)
             self.ends_ns.pop(event.session, None)
         elif isinstance(event, ev.SessionContinued):
@@ -143,5 +143,5 @@ def play(limits: DeviceLimits, *rows: Row, happenings: dict[int, list[ev.Event]]
 
 
 def turns(decisions: list[str]) -> list[str]:
-    """Only who runs and who has to end: grants, revokes and what is done."""
+    """Only the decisions about turns: grants, revokes and the ends of jobs."""
     return [one for one in decisions if one.split()[1] in ("grant", "revoke", "done", "end", "warn")]

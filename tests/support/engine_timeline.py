@@ -1,4 +1,4 @@
-"""Runs a `World` in virtual time: iterations have lengths, and things happen in the order of their moments."""
+"""Runs a `World` in virtual time: iterations have lengths, and events happen in order of time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.engine_world import World
 
 @dataclass
 class Timeline:
-    """`length_ns(session)` gives the wall time of its next iteration; everybody always wants the next one."""
+    """`length_ns(session)` is the wall time of its next iteration. Every session always wants another iteration."""
 
     world: World
     length_ns: Callable[[SessionId], int]
@@ -32,11 +32,11 @@ class Timeline:
         self.on_start(session)
 
     def step(self) -> None:
-        """Go to the next moment at which something happens, and let it happen."""
+        """Go to the next boundary or wake-up, and send its event."""
         self._start_new()
         end_ns = min(self.ends_ns.values(), default=None)
         wake_ns = self.world.wake_ns
-        assert end_ns is not None or wake_ns is not None, "nobody runs and nobody will look again"
+        assert end_ns is not None or wake_ns is not None, "no session runs and no wake-up is due"
         if end_ns is None or (wake_ns is not None and wake_ns < end_ns):
             self.world.tick()
         else:

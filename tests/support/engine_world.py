@@ -13,10 +13,10 @@ import msgspec
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.frozen import FrozenEngine, freeze, thaw
-from nodedaemon.core.invariants import check
 from nodedaemon.core.ordering import Policy
 from nodedaemon.core.policies import make_policy
+from nodedaemon.core.state.frozen import FrozenEngine, freeze, thaw
+from nodedaemon.core.state.invariants import check
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, Epoch, JobId, SessionId
 from nodedaemon.sim.node import SimulatedNode
 
@@ -83,8 +83,9 @@ class World(SimulatedNode):
             )
         )
 
-    def want(self, session: int) -> list[cmd.Command]:
-        return self.send(ev.GrantWanted(SessionId(session)))
+    def want(self, *sessions: int) -> list[cmd.Command]:
+        """The sessions want a grant, one after the other. Returns the commands that the last one causes."""
+        return [self.send(ev.GrantWanted(SessionId(session))) for session in sessions][-1]
 
     def boundary(self, session: SessionId, *, wants_next: bool = True, hands_over: bool = True) -> bool:
         """The session ends an iteration. Returns whether it gave its grant back."""

@@ -1,4 +1,4 @@
-"""The five examples as jobs of a test's salusd: small sizes, started together, compared with one plain process."""
+"""Runs the five examples as jobs of a salusd, with small sizes, and compares their results with a plain process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 @dataclass(frozen=True)
 class Example:
-    """One of examples/, with sizes that make an iteration short, and how many of them take a second or so."""
+    """One of examples/, with sizes that make iterations short, and how many iterations take about a second."""
 
     name: str
     options: tuple[str, ...]
@@ -47,7 +47,7 @@ EXAMPLES = (
 
 
 class PlainRun:
-    """What the same commands print without Salus; runs beside the test, in one process."""
+    """Runs the same commands without Salus, in one process beside the test."""
 
     def __init__(self, commands: Mapping[str, Sequence[str]]) -> None:
         self._names = list(commands)
@@ -70,7 +70,7 @@ class PlainRun:
 
 
 class ExampleJobs:
-    """Jobs under one salusd. A gate worker holds the only lane till all stand at their first boundary."""
+    """Jobs under one salusd. A worker holds the only lane until all jobs wait at their first boundary."""
 
     def __init__(self, daemon: Salusd, crew: Crew) -> None:
         self.daemon = daemon
@@ -83,7 +83,7 @@ class ExampleJobs:
         daemon.wait_for(lambda status: any(s["state"] == "running" for s in status["sessions"]), "the lane is held")
 
     def start(self, name: str, command: list[str], *, job_class: str = "normal", remaining_s: int = 60) -> None:
-        wish = {
+        request = {
             "name": name,
             "persistent_bytes": 400 * MIB,
             "ephemeral_bytes": 96 * MIB,
@@ -93,16 +93,16 @@ class ExampleJobs:
         }
         self._commands[name] = command
         self._processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.launch", str(self.daemon.control), json.dumps(wish),
+            [sys.executable, "-m", "tests.support.launch", str(self.daemon.control), json.dumps(request),
              sys.executable, *command],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=ENVIRONMENT,
         )  # fmt: skip
 
     def release(self) -> None:
-        """Let all start at once; till then nobody has had service, so nobody has to wait for the others' share."""
+        """Let all start at once. No job has had service before, so none has to wait for the others' share."""
         wait_until(
             lambda: sum(s["state"] == "waiting" for s in self.daemon.status()["sessions"]) == len(self._processes),
-            "all jobs stand at their first boundary",
+            "all jobs wait at their first boundary",
             lambda: f"{self.daemon.status()['sessions']}\n{self.daemon.story()}",
             deadline_s=300,
         )
@@ -117,7 +117,7 @@ class ExampleJobs:
         return all(process.poll() is not None for process in self._processes.values())
 
     def finish(self, timeout_s: float = 280) -> None:
-        """All end well, with the parameters of the plain run."""
+        """Wait for all jobs, and check that they computed the same parameters as the plain run."""
         assert self._plain is not None
         with ThreadPoolExecutor(len(self._processes)) as pool:
             outputs = dict(
@@ -131,7 +131,7 @@ class ExampleJobs:
             assert process.returncode == 0, outputs[name][-2000:]
         shared = {name: _checksum(text) for name, text in outputs.items()}
         assert shared == self._plain.checksums(timeout_s)
-        self.daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all is given back")
+        self.daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all memory is free")
 
     def close(self) -> None:
         for process in self._processes.values():
@@ -170,10 +170,10 @@ class HighWaits:
             self._high.add(event.session)
         if isinstance(event, events.GrantReturned) and event.handed_over in self._offered:
             self._begin(self._offered[event.handed_over])
-        is_wish = isinstance(event, events.GrantWanted) or (
+        wants_grant = isinstance(event, events.GrantWanted) or (
             isinstance(event, events.GrantReturned) and event.wants_next
         )
-        if is_wish and event.session in self._high:
+        if wants_grant and event.session in self._high:
             self._waiting.add(event.session)
             self._others = 0
         for command in made:

@@ -1,6 +1,6 @@
-"""A PyTorch job whose tensors lie in a lane while it forks: the two cases that a naive shared mapping breaks.
+"""A PyTorch job that forks while its tensors are in a lane: the two cases that a naive shared mapping breaks.
 
-Run as a program with the socket's path; prints one JSON object: what parent and children saw.
+Run as a program with the path of the socket. Prints one JSON object with what parent and children saw.
 """
 
 import ctypes
@@ -31,7 +31,7 @@ class Doubling(Dataset):
 
 
 def run_child(tensor: torch.Tensor) -> bool:
-    """A child that allocates as much as the lane holds; true if it saw the parent's tensor and ended well."""
+    """Fork a child that fills the lane; true if it saw the parent's tensor and succeeded."""
     child = os.fork()
     if child == 0:
         has_seen = bool((tensor == 3).all())

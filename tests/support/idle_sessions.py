@@ -1,6 +1,6 @@
-"""Many idle sessions at little cost: one small program forks a process for each, which says HELLO and then sleeps.
+"""Many idle sessions at little cost: one small program forks a process per session, which sends HELLO and sleeps.
 
-usage: python idle_sessions.py CONTROL SOCKET COUNT. Says `ready` when all are welcomed; all end with its input.
+usage: python idle_sessions.py CONTROL SOCKET COUNT. Prints `ready` when all have got WELCOME; end of input ends all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 
 class IdleSessions:
-    """Use as a context manager; its sessions are gone afterwards, also if a test fails."""
+    """Use as a context manager; its sessions are gone afterwards, even if the test fails."""
 
     def __init__(self, daemon: Salusd, count: int) -> None:
         self._process = subprocess.Popen(
@@ -57,9 +57,9 @@ def _ask(control: str, fields: dict[str, object]) -> dict[str, object]:
 
 
 def _attach(control: str, path: str) -> socket.socket:
-    """Become a job and a session of it; the socket keeps the session."""
-    wish = {"verb": "run_start", "name": "idle", "persistent_bytes": 2 * MIB, "ephemeral_bytes": 2 * MIB}
-    answer = _ask(control, wish | {"wait_ms": 60000})
+    """Become a job with one session, which lasts as long as the socket."""
+    request = {"verb": "run_start", "name": "idle", "persistent_bytes": 2 * MIB, "ephemeral_bytes": 2 * MIB}
+    answer = _ask(control, request | {"wait_ms": 60000})
     assert answer["ok"], answer
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     peer.connect(path)

@@ -1,4 +1,4 @@
-"""A private Slurm cluster in tests' words: submit, wait for a state, ask for the charge, teach a profile."""
+"""A private Slurm cluster for tests: submit a job, wait for its state, read its charge, store a profile."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from accounting.viewer import Viewer
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.cluster.control import PrivateCluster
-from slurm_plugin.slurm import GPU_APART_RELEASE
+from slurm_plugin.slurm import GPU_APART_RELEASE, read_release
 from slurm_plugin.slurm.tres import parse_tres
 
 OPERATOR = Viewer(uid=0, user="root", is_operator=True)
@@ -33,7 +33,7 @@ def wait_for(ready, what, seconds=30.0):
 
 
 class Lab:
-    #: Daemons that a restart of everything restarts.
+    #: The daemons that a test restarts.
     PARTS = ("slurmctld", "slurmd.node1", "slurmd.node2", "salusd.node1", "salusd.node2", "admitd")
 
     def __init__(self, cluster: PrivateCluster) -> None:
@@ -42,12 +42,11 @@ class Lab:
 
     @cached_property
     def release(self) -> tuple[int, int]:
-        major, minor = self.ask("scontrol", "--version").split()[-1].split(".")[:2]
-        return int(major), int(minor)
+        return read_release(self.ask("scontrol", "--version"))
 
     @property
     def whole_device(self) -> dict[str, int]:
-        """What an unknown job is charged."""
+        """The charge of an unknown job."""
         if self.release >= GPU_APART_RELEASE:
             return {"salus": 1, "gpu": 1}
         return {"salus": 1, "shard": self.cluster.plan.device_shards}
@@ -56,13 +55,14 @@ class Lab:
         return self.cluster.run([str(part) for part in argv], user=user, **options)
 
     def ask(self, *argv, user=None, **environment) -> str:
+        """The output of a command that must succeed."""
         done = self.run(*argv, user=user, **environment)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 
     @contextlib.contextmanager
     def background(self, *argv, user=None):
-        """A command that runs beside the test, ended with it."""
+        """A command that runs beside the test and is ended with it."""
         with self.cluster.popen([str(part) for part in argv], user=user) as process:
             try:
                 yield process
@@ -70,22 +70,24 @@ class Lab:
                 process.kill()
 
     def kill_slurmstepd(self, job) -> None:
-        """kill -9 of every slurmstepd of a job: the parents of its steps' processes."""
+        """Kill every slurmstepd of a job: the parents of its steps' processes."""
 
         def parents():
             found = set()
             for node in self.cluster.plan.nodes:
                 for line in self.run("scontrol", "listpids", job, node).stdout.splitlines()[1:]:
                     stat = read_stat(int(line.split()[0]))
-                    if stat is not None and "slurmstepd" in Path(f"/proc/{stat.parent_pid}/comm").read_text():
-                        found.add(stat.parent_pid)
+                    if stat is not None:
+                        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                            if "slurmstepd" in Path(f"/proc/{stat.parent_pid}/comm").read_text():
+                                found.add(stat.parent_pid)
             return found
 
         for pid in wait_for(parents, f"a slurmstepd of job {job}"):
             os.kill(pid, signal.SIGKILL)
 
-    def story(self, node, line_count=40) -> str:
-        """The last lines of a node's salusd."""
+    def daemon_log(self, node, line_count=40) -> str:
+        """The last lines that the salusd of a node has logged."""
         lines = self.cluster.plan.path("log", f"salusd.{node}.out").read_text().splitlines()
         return "\n".join(lines[-line_count:])
 
@@ -96,19 +98,15 @@ class Lab:
         return str(path)
 
     def sbatch(self, *argv, user="games", output="/dev/null", **environment) -> str:
-        """Submit and return the job's id. `environment` follows into the job, as a user's own does."""
+        """Submit and return the job's id. The job gets `environment`, as it gets a user's own."""
         text = self.ask("sbatch", "--parsable", "-o", output, *argv, user=user, **environment)
         return text.strip().splitlines()[-1].partition(";")[0]
 
     def refusal(self, *argv, user="games", command="sbatch") -> str:
-        """What the user reads when a submit is refused."""
+        """The message that the user reads when a submission is refused."""
         done = self.run(command, *argv, user=user)
         assert done.returncode != 0, f"{argv}: was accepted: {done.stdout}"
         return done.stderr
-
-    def jobs(self) -> dict[str, dict]:
-        """Slurm's records by id; of arrays those of the waiting rest and of each started task."""
-        return {str(job["job_id"]): job for job in json.loads(self.ask("squeue", "--json"))["jobs"]}
 
     def field(self, job, name) -> str:
         text = self.ask("scontrol", "-o", "show", "job", job).splitlines()[0]
@@ -142,7 +140,7 @@ class Lab:
         return node[1], index[1]
 
     def node_status(self, node) -> dict:
-        """What salusd of a node tells root."""
+        """The status that the salusd of a node shows to root."""
         with socket.socket(socket.AF_UNIX) as peer:
             peer.settimeout(10)
             peer.connect(str(self.cluster.plan.path("run", node, "control.sock")))
@@ -150,19 +148,19 @@ class Lab:
             return json.loads(peer.makefile().readline())
 
     def sessions(self, job=None) -> list[dict]:
-        """Sessions that the daemons of all nodes know, of one job or of all."""
+        """The sessions on all nodes, of one job or of all."""
         found = []
         for node in self.cluster.plan.nodes:
             found += [{**row, "node": node} for row in self.node_status(node)["sessions"]]
         return [row for row in found if job is None or row["job"] == job]
 
     def cancel_all(self) -> None:
-        """End all jobs but those in partition `back`, which a module keeps over several tests."""
+        """End all jobs except those in partition `requeue`, which a module keeps over several tests."""
         self.run("scancel", "--partition=main")
         wait_for(lambda: not self.ask("squeue", "-h", "-p", "main").strip(), lambda: self.ask("squeue"), 60)
 
-    def teach(self, signature, persistent_bytes, ephemeral_bytes, user="games") -> None:
-        """Put a profile into the database, as if a run had been measured."""
+    def store_profile(self, signature, persistent_bytes, ephemeral_bytes, user="games") -> None:
+        """Write a profile to the database, as if a run had been measured."""
         database = open_database(f"sqlite:///{self.cluster.plan.path('db', 'salus.db')}")
         key = ProfileKey(cluster=self.cluster.plan.name, user=user, signature=signature, device_model="host")
         set_profile(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).parents[2] / "slurm_plugin" / "lua" / "job_submit.lua"
-# What slurmctld gives to the script. Messages to the user and to the log are kept.
+# The table that slurmctld passes to the script. Messages to the user and to the log are recorded.
 SLURM = """
 SAID = {}
 local function keep(...) SAID[#SAID + 1] = string.format(...) end
@@ -72,7 +72,7 @@ class JobSubmit:
         self._lua.run("dofile(PATH)", PATH=str(folder / "job_submit.lua"))
 
     def submit(self, uid: int = 5, **record: Any) -> dict[str, Any]:
-        """The return code, the job's record afterwards, and all that was said."""
+        """The return code, the job's record afterwards, and all messages."""
         answer: dict[str, Any] = self._lua.run(SUBMIT, UID=uid, RECORD=record)
         return answer
 

@@ -1,4 +1,4 @@
-"""Trains a model whose loop is a function and prints, as JSON, its memory as we, arithmetic and torch see it.
+"""Trains a model and prints its memory as JSON: measured by Salus, computed from its tensors, and by torch's profiler.
 
 usage: measured_models.py mlp|cnn|transformer   (under the adaptor)
 """
@@ -17,7 +17,7 @@ ITERATIONS = 5
 
 
 class Batches(IterableDataset):
-    """Made as they are asked for: a dataset in memory would be live at every boundary."""
+    """Makes each batch on demand: a dataset in memory would be live at every boundary."""
 
     def __init__(self, shape):
         self._shape = shape
@@ -47,9 +47,9 @@ def tensors_of(model, optimizer):
 
 
 def profiled_peak_bytes(iterate):
-    """The highest sum of what torch's own profiler saw taken and given in one iteration.
+    """Peak of the memory that torch's profiler saw allocated and freed in one iteration.
 
-    It knows nothing of what was there before, so its sum starts at zero: that is the drift which must not be counted.
+    The profiler does not know what was allocated before, so its sum starts at zero. Our peak must not count it either.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         iterate()
@@ -73,7 +73,7 @@ def main():
     session._library.salus_counters_reset()
     for _ in range(ITERATIONS):
         iterate()
-    figures = session.figures()
+    figures = session.read_counters()
     analytic_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors_of(model, optimizer))
     print(
         json.dumps({**figures, "analytic_bytes": analytic_bytes, "profiled_bytes": profiled_peak_bytes(iterate)}),

@@ -1,17 +1,18 @@
-"""The jobs of the side-by-side: a busy cluster as the simulator's `paper` workload has it, on a small scale.
+"""The jobs of the side-by-side benchmark: the busy cluster of the simulator's `paper` workload, on a small scale.
 
-Lengths are those of nodedaemon/sim/data/paper.toml, divided by SCALE and cut at LONG_S: lognormal, as heavy-tailed as
-traces of GPU clusters are. A device that is busy at a random moment is most likely held by a long job, for nearly all
-of the work is in the few long ones. So the list begins with one job of LONG_S on each device, and jobs of any length
-come all the while that these would hold the devices. Lengths are quantiles, not draws: a seed gives only order, kinds
-and gaps. How many iterations make a length follows from what one takes on the machine at hand. Devices are as full as
-the published models make them: a few jobs by their peaks, many by what they keep.
+The lengths are those of nodedaemon/sim/data/paper.toml, divided by SCALE and cut at LONG_S. They are lognormal, with a
+tail as heavy as in traces of GPU clusters. Nearly all of the work is in a few long jobs, so a device that is busy at a
+random moment is most likely held by a long job. The list therefore begins with one job of LONG_S for each device, and
+jobs of any length arrive while those would hold the devices. Lengths are quantiles, not random draws: a seed decides
+only the order, the kinds and the gaps. The number of iterations follows from the time of one on this machine. The
+devices are as full as the published models make them: they hold a few jobs by peak memory, and many by persistent
+memory.
 
-A job costs a core more than two seconds before and after its iterations, here on the device's own core: imports, the
-first touch of its pages, the end. LONG_S is such that the jobs which come meanwhile, with all that, take three fifths
-of the cores: near all of them, and jobs queue for the import, whatever the order of iterations.
-SEED is the first that had been neither run nor simulated when it was committed. tests/bench/sidebyside.py also
-simulates other seeds and a random order, which says how much of the result is due to the long jobs' coming first.
+A job uses a core for more than two seconds before and after its iterations: imports, the first touch of its pages, its
+end. Here that is the device's own core. LONG_S is chosen so that the other jobs, with all of this, need three fifths of
+the cores. If they needed nearly all, jobs would queue for their imports, whatever the order of iterations.
+SEED is the first seed that had been neither run nor simulated when it was committed. tests/bench/sidebyside.py also
+simulates other seeds and a random order, which shows how much of the result comes from the long jobs being first.
 """
 
 import math
@@ -35,7 +36,7 @@ LONG_COUNT = DEVICE_COUNT
 
 @dataclass(frozen=True)
 class Kind:
-    """What `mix_job.py` trains: `depth` linear layers and `cheap_depth` element-wise ones over `rows` x `width`."""
+    """The model that `mix_job.py` trains: `depth` linear and `cheap_depth` element-wise layers on `rows` x `width`."""
 
     name: str
     rows: int
@@ -67,7 +68,7 @@ class Planned:
 
 
 def lengths_s(count):
-    """So many quantiles of the lengths, shortest first."""
+    """`count` quantiles of the lengths, shortest first."""
     sigma, mean_s = PAPER["length_sigma"], PAPER["length_mean_s"]
     logarithms = NormalDist(math.log(mean_s) - sigma**2 / 2, sigma)
     drawn_s = (math.exp(logarithms.inv_cdf((number + 0.5) / count)) for number in range(count))
@@ -75,7 +76,7 @@ def lengths_s(count):
 
 
 def mix(iteration_ms, seed=SEED, *, in_random_order=False, scale=1.0):
-    """The jobs in the order of their submission; `iteration_ms` says for each kind what an iteration takes alone."""
+    """The jobs in the order of their submission. `iteration_ms` has the time of an iteration alone, for each kind."""
     dice = random.Random(seed)
     shorter_s = lengths_s(JOB_COUNT - LONG_COUNT)
     dice.shuffle(shorter_s)

@@ -1,9 +1,9 @@
-"""A training job of the side-by-side: real PyTorch, nothing in it knows of Salus or of Slurm.
+"""A training job of the side-by-side benchmark: real PyTorch, and nothing in it knows about Salus or Slurm.
 
-Plain gradient descent is written out, because torch.optim imports the compiler for another second. Blocks are below the
-size at which the C library gives memory back at once, so that an iteration costs the same with and without lanes.
-Prints when its first iteration ended, the time of each iteration, their processor time and a checksum of the
-parameters, as one JSON line.
+Gradient descent is written out, because torch.optim imports the compiler, which takes another second. Allocations are
+smaller than the size at which the C library returns memory at once, so an iteration costs the same with and without
+lanes. The job prints one JSON line: when its first iteration ended, the time of each iteration, their CPU time and a
+checksum of the parameters.
 """
 
 import gc
@@ -12,8 +12,8 @@ import os
 import sys
 import time
 
-#: Iterations yield to whoever starts up: on a GPU they would not compete for a core at all. The kernel's table gives
-#: nice 0 a weight of 1024 and nice 10 one of 110. Where it groups processes by session (autogroup), this counts only
+#: Iterations give way to jobs that start up: on a GPU they would not compete for a core at all. The kernel gives nice 0
+#: a weight of 1024, and nice 10 a weight of 110. If it groups processes by session (autogroup), the weight counts only
 #: inside a job.
 NICE = 10
 NICE_WEIGHT = 1024 / 110
@@ -28,11 +28,11 @@ def build(nn, width, depth, cheap_depth):
 
 
 def main():
-    gc.disable()  # A fifth of the time of the import is spent in collections that find nothing.
+    gc.disable()  # The import spends a fifth of its time in collections that find nothing.
     import torch
     from torch import nn
 
-    gc.freeze()  # Nor do they at the end of the process, which takes half a second for it.
+    gc.freeze()  # The collections at the end of the process find nothing either, and take half a second.
     gc.enable()
     rows, width, depth, cheap_depth, iterations, seed = map(int, sys.argv[1:7])
     torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""A model server of the inference case: real PyTorch, keeps its weights, answers requests that come now and then.
+"""A model server of the inference benchmark: real PyTorch that keeps its weights and answers occasional requests.
 
-Requests come at times drawn with a seed; the latency of one is from the time it was due to its answer. With a file
-named, the times count from the moment that the file holds, so that many servers begin together; FILE.SEED says that
-this one is ready. They also end together: the end of a Python process takes a core for half a second, which the
-requests of the others would feel.
+Requests come at random times from a seed. The latency of a request counts from the time it was due to its answer. If a
+file is named, the times count from the moment that is written in it, so that many servers begin together; a server
+creates FILE.SEED when it is ready. Servers also end together: the end of a Python process uses a core for half a
+second, which would delay the requests of the others.
 """
 
 import gc
@@ -17,7 +17,7 @@ GO_SECONDS = 300
 
 
 def wait_for_go(path, seed):
-    """The moment from which requests count: now, or what the file says once it is there."""
+    """The moment from which requests count: now, or the time in the file once it exists."""
     if path == "-":
         return time.time()
     Path(f"{path}.{seed}").touch()
@@ -46,7 +46,7 @@ def main():
     torch.manual_seed(seed)
     width = 256
     rows = activation_mib * 2**20 // (4 * width)
-    # Most weights are read a row at a time, as an embedding's are; they stay, and cost little.
+    # Most weights are an embedding, which is read one row at a time: they stay in memory and cost little.
     table = nn.Embedding(weight_mib * 2**20 // (4 * width), width)
     model = nn.Sequential(nn.Linear(16, width), nn.ReLU(inplace=True), nn.Linear(width, 1)).eval()
     request = torch.randn(rows, 16)

@@ -1,15 +1,14 @@
-"""The jobs of the side-by-side in `salus simulate`, and how far it is from what really ran.
+"""The jobs of the side-by-side benchmark in `salus simulate`, and how far the simulation is from the real run.
 
-A configuration is simulated with what its jobs ask of a core, learned in three ways:
+To simulate a configuration we need the core time that its jobs use. We get it in three ways:
 
-- `alone`: from each kind's few seconds alone before the run, on a machine whose speed changes by the minute;
-- `history`: from the jobs of the same kind in the run's other configurations of that side, with Salus or without, as an
-  admin has them who asks what another policy would have done;
-- `replay`: from the very run that is compared. What is left then is the simulator's own error.
+- `alone`: each kind runs alone for a few seconds before the benchmark. The speed of the machine changes by the minute.
+- `history`: from the jobs of the same kind in the other configurations of the same side, with Salus or without. An
+  admin who asks what another policy would have done has the same data.
+- `replay`: from the compared run itself. The difference that remains is the simulator's own error.
 
-Processor time is counted where devices are shared. What the machine did beside the jobs (Slurm, its Prologs, the
-daemons) comes in short pieces on any core: it makes the devices slower by its share of them. Whole devices go by the
-clock.
+We use CPU time for shared devices and wall-clock time for whole ones. The other work of the machine (Slurm, its
+Prologs, the daemons) comes in short pieces on any core, so it slows the devices down by its share of the cores.
 """
 
 import csv
@@ -20,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, JobId
-from nodedaemon.sim.run import SimulationSetup, prepare, run_baseline, run_policy
+from nodedaemon.sim.device import SimulationSetup
+from nodedaemon.sim.run import prepare, run_baseline, run_policy
 from nodedaemon.sim.workload import Job, Workload, by_submission
 from tests.support import mix
 from tests.support.mix_job import NICE_WEIGHT
@@ -29,9 +29,9 @@ from tests.support.slurm_mix import simulate
 POLICIES = ("fifo", "srtf", "fair", "pack")
 WHOLE = ("gpu", "gpu-shortest")
 PLAIN = (*WHOLE, "shard")
-#: Of admission, in percent; shards were asked for by the measured peak.
+#: The headroom of admission, in percent. Jobs without Salus asked for shards by their measured peak.
 HEADROOM = 10
-#: What `salus simulate` calls the configurations.
+#: The names of the configurations in `salus simulate`.
 SIMULATED = {"gpu": "exclusive", "gpu-shortest": "exclusive-sjf", "shard": "peak", **{name: name for name in POLICIES}}
 AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 OTHER_SEEDS = range(2, 22)
@@ -39,11 +39,11 @@ OTHER_SEEDS = range(2, 22)
 
 @dataclass(frozen=True)
 class Demand:
-    """What a job asks of a core: its start, an iteration, and what it loses to Slurm before it takes the core.
+    """The core time of a job's start and of one iteration, and Slurm's delay before the job starts.
 
-    A whole device is held until the next job has it, so there all of it counts as start. Where devices are shared
-    nobody misses the core while Slurm places a job: it is submitted later by that time, which is one for all kinds.
-    `beside_s` is what the cluster does for a job on any core.
+    A whole device is held until the next job gets it, so Slurm's delay counts as start. A shared device is used by
+    others while Slurm places a job, so the job is simulated as submitted later by `latency_s`, the same for all kinds.
+    `beside_s` is the cluster's own work for a job, on any core.
     """
 
     startup_s: float
@@ -53,7 +53,7 @@ class Demand:
 
 
 def followers(ended):
-    """Jobs that waited for another one on their device, each with how long it held the device after that one."""
+    """The jobs that waited for another one on their device, each with the time it held the device after that one."""
     for node in {job.node for job in ended.values()}:
         there = sorted((job for job in ended.values() if job.node == node), key=lambda job: job.ended)
         for before, job in itertools.pairwise(there):
@@ -62,12 +62,12 @@ def followers(ended):
 
 
 def plain_ms(kinds):
-    """What an iteration of each kind takes alone and plain."""
+    """The time of an iteration of each kind, alone and without Salus."""
     return {name: kind["plain_iteration_ms"] for name, kind in kinds.items()}
 
 
 def alone(name, kinds, kind_name):
-    """What a job will ask of a core in a configuration, by the runs of its kind alone."""
+    """The demand of a job in a configuration, from the runs of its kind alone."""
     kind = kinds[kind_name]
     if name in WHOLE:
         return Demand(kind["plain_queued_s"], kind["plain_iteration_ms"], 0.0)
@@ -79,7 +79,7 @@ def alone(name, kinds, kind_name):
 
 
 def startups_s(name, jobs, runs):
-    """What a job of each kind cost beside its iterations in these runs; the median of all where no job tells."""
+    """The time of each kind outside its iterations in these runs; the median of all jobs if the kind has none."""
     kind_of, found = {job.name: job.kind.name for job in jobs}, []
     for ended in runs:
         if name in WHOLE:
@@ -96,8 +96,8 @@ def iterations_s(name, ended):
 
 
 def learned(name, kinds, jobs, runs):
-    """What a job of each kind asks of a core, by what such jobs did in `runs`, which are by configuration."""
-    # By the clock a start is known only where devices are whole.
+    """The demand of each kind, from what such jobs did in `runs`, by configuration."""
+    # Only whole devices show how long a start takes by the clock.
     starts = [ended for other, ended in runs.items() if name not in WHOLE or other in WHOLE]
     if not starts:
         return None
@@ -118,13 +118,13 @@ def learned(name, kinds, jobs, runs):
 
 
 def like(name, ran):
-    """The runs of the same side: with Salus, or without."""
+    """The runs on the same side: with Salus, or without."""
     side = POLICIES if name in POLICIES else PLAIN
     return {other: ended for other, ended in ran.items() if other in side}
 
 
 def as_it_ran(name, kinds, jobs, ended):
-    """What each job asked of a core in the configuration."""
+    """The demand of each job in the configuration."""
     if name in WHOLE:
         of_kind_s = startups_s(name, jobs, [ended])
         startup_s = {job.name: of_kind_s[job.kind.name] for job in jobs}
@@ -143,16 +143,16 @@ def as_it_ran(name, kinds, jobs, ended):
 
 
 def startup_weight():
-    """How much more of a core a job gets that starts up than one that iterates, which has lowered its priority.
+    """How much more of a core a job gets while it starts up than while it iterates at a lower priority.
 
-    Not more where the kernel makes each job of Slurm a group of its own: priorities count only inside a group then.
+    If the kernel makes each job a group of its own, priorities count only inside a group, and the shares are equal.
     """
     is_grouped = AUTOGROUP.is_file() and AUTOGROUP.read_text().strip() == "1"
     return 1.0 if is_grouped else NICE_WEIGHT
 
 
 def beside_cluster(simulated, demands):
-    """What `simulated(slowness)` tells when the cluster's own work takes its share of the cores all the time."""
+    """The result of `simulated(slowness)` when the cluster's own work takes its share of the cores all the time."""
     report = simulated(1.0)
     beside_s = sum(demand.beside_s for demand in demands)
     if beside_s:
@@ -225,7 +225,7 @@ def predict(kinds, jobs, ran, found, say):
 
 
 def simulated_average_s(name, kinds, demand_of, jobs):
-    """Average completion of a configuration in the simulator, for jobs as they were drawn."""
+    """Average completion of a configuration in the simulator, for jobs as drawn from a seed."""
     setting = SimulationSetup(
         device_bytes=mix.DEVICE_MIB * MIB, device_count=mix.DEVICE_COUNT, node_count=mix.DEVICE_COUNT,
         lane_reserve_bytes=mix.LANE_RESERVE_MIB * MIB, startup_weight=startup_weight(),
@@ -252,7 +252,7 @@ def simulated_average_s(name, kinds, demand_of, jobs):
 
 
 def learned_of_all(kinds, jobs, ran):
-    """What a job of each kind asks of a core in each configuration that is compared, by all runs of its side."""
+    """The demand of each kind in each configuration that is compared, from all runs on its side."""
     return {
         name: learned(name, kinds, jobs, like(name, ran)) or {kind: alone(name, kinds, kind) for kind in kinds}
         for name in (*PLAIN, "srtf")
@@ -260,13 +260,13 @@ def learned_of_all(kinds, jobs, ran):
 
 
 def simulated_gains(kinds, demands, jobs):
-    """By how much srtf is better than each way without Salus, in the simulator."""
+    """By how much srtf is better in the simulator than each configuration without Salus."""
     shortest_s = simulated_average_s("srtf", kinds, demands["srtf"], jobs)
     return {name: round(simulated_average_s(name, kinds, demands[name], jobs) / shortest_s, 3) for name in PLAIN}
 
 
 def other_draws(kinds, demands, *, in_random_order):
-    """The gain of srtf in the simulator for other seeds: how special the one that ran is."""
+    """The gain of srtf in the simulator for other seeds, which shows how typical the measured seed is."""
     drawn = [mix.mix(plain_ms(kinds), seed, in_random_order=in_random_order) for seed in OTHER_SEEDS]
     gains = [simulated_gains(kinds, demands, jobs) for jobs in drawn]
     found = {}

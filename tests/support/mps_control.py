@@ -1,7 +1,7 @@
-"""A stand-in for MPS's control program: daemonises, keeps a pid file, obeys commands, and misbehaves on request.
+"""A stand-in for the MPS control program: daemonises, keeps a pid file, obeys commands, and misbehaves on request.
 
-It is no MPS: it only does what Salus may rely on by MPS's documentation. Where the test gives it an emulator's control
-program, it turns the emulated device's sharing on and off with itself.
+It does only what the documentation of MPS promises. If the test passes the emulator's control program, starting and
+stopping this program also turns MPS of the emulated device on and off.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Like a notebook: trains a little when a cell is asked for (a file `cell1`, `cell2`...), and idles in between.
+"""Behaves like a notebook: trains briefly for each cell (a file `cell1`, `cell2`, ...) and idles in between.
 
 notebook.py FOLDER CELLS
 """
@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 
-def wait_asked(path):
-    """As a notebook does: for as long as its owner thinks. The allocation ends it."""
+def wait_for_cell(path):
+    """Wait for as long as the owner of the notebook thinks. Only the end of the allocation ends this."""
     while not path.exists():
         time.sleep(0.02)
 
@@ -22,7 +22,7 @@ def main():
     model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for cell in range(1, cell_count + 1):
-        wait_asked(folder / f"cell{cell}")
+        wait_for_cell(folder / f"cell{cell}")
         for _ in range(10):
             optimizer.zero_grad()
             loss = model(torch.randn(256, 64)).square().mean()

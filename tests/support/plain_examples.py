@@ -1,4 +1,4 @@
-"""Runs examples one after the other in one plain process and prints what each printed, as JSON: the reference.
+"""Runs examples one after the other in one plain process, and prints their outputs as JSON for comparison.
 
 usage: python plain_examples.py '[["examples/cnn.py", "--seed", "0"], ...]'
 """

@@ -1,4 +1,4 @@
-"""A program of many processes of which only trainers may register. Prints the pids of the trainers as JSON.
+"""A program with many processes, of which only those that train may register. Prints their pids as JSON.
 
 usage: process_tree.py fork|spawn|loader-fork|loader-spawn
 """
@@ -25,7 +25,7 @@ def train(answers=None):
 
 
 class Features(Dataset):
-    """Its rows are made by a module, so that workers run forwards too."""
+    """A module computes the rows, so that the workers run forward passes too."""
 
     def __init__(self):
         self._model = nn.Linear(4, 4)

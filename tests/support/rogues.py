@@ -1,4 +1,4 @@
-"""Starts rogue sessions (tests/support/rogue.py); none outlives its test."""
+"""Starts rogue sessions (tests/support/rogue.py); all of them end with their test."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class RogueHandle:
         assert line, f"rogue ended with {self.process.wait(30)} at {command}"
         return json.loads(line)
 
-    def tell(self, command: str) -> None:
-        """Without waiting for an answer."""
+    def send(self, command: str) -> None:
+        """Do it without waiting for an answer."""
         self.process.stdin.write(f"{command}\n")
         self.process.stdin.flush()
 

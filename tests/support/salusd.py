@@ -1,4 +1,4 @@
-"""A real salusd for tests: its own directory and sockets, asked over its control socket, killed and started at will."""
+"""A real salusd for tests, with its own directory and sockets. A test can ask, kill and restart it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from typing import Any, Self
 from tests.support import device_kind
 
 ROOT = Path(__file__).resolve().parents[2]
-#: For a step of a test on a machine that is busy with other things.
+#: Deadline for one step of a test, on a busy machine.
 DEADLINE_S = 60.0
 
 
 class Salusd:
-    """Use as a context manager. `memory` and `config` (lines of salus.conf) are the device's and the node's."""
+    """Use as a context manager. `memory` sizes the device; `config` adds lines to salus.conf."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Salusd:
         self.config = self.directory / "salus.conf"
         self.log = self.directory / "log"
         device = f"DeviceName=host0 Type=host Memory={memory}" + (f" Cores={cores}" if cores else "")
-        #: What the daemon and its workers need to find an emulated GPU; empty on host.
+        #: Environment in which the daemon and its workers find an emulated GPU; empty on a host device.
         self.gpu: dict[str, str] = {}
         self.environment = {"PYTHONPATH": str(ROOT), **(environment or {})}
         if device_kind.IS_CUDA and not devices:
@@ -142,7 +142,7 @@ class Salusd:
         return {session["job"]: session for session in self.status()["sessions"] if session["state"] != "leaving"}
 
     def wait_for(self, what: Callable[[dict[str, Any]], Any], name: str) -> Any:
-        """Wait till `what` of a status is true; the answer is its value."""
+        """Wait until `what` of the status is true, and return its value."""
         return wait_until(lambda: what(self.status()), name, self.story)
 
     def story(self) -> str:
@@ -152,7 +152,7 @@ class Salusd:
 def wait_until(
     what: Callable[[], Any], name: str, story: Callable[[], str] = str, deadline_s: float = DEADLINE_S
 ) -> Any:
-    """Ask again and again till the answer is true; fails with `name` and the story at the deadline."""
+    """Poll until the answer is true and return it; fails at the deadline with `name` and the story."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
         if answer := what():

@@ -1,8 +1,8 @@
-"""One hour and two minutes of a small cluster, small enough to be computed by hand; docs/accounting.md's definitions.
+"""One hour and two minutes of a small cluster, small enough to compute by hand from docs/accounting.md.
 
 Three users, two devices, overlapping lanes, a requeue with a suspension, a wall clock that jumps by an hour and a
-daemon that is killed and comes back. Times are seconds from T0 on the monotonic clock. The meter makes the usage, so
-that the numbers expected by tests are those of the whole path from a daemon's events to a report.
+daemon that is killed and restarted. Times are seconds from T0 on the monotonic clock. The meter produces the usage, so
+tests cover the whole path from a daemon's events to a report.
 
     d0  101 ada/vision  charge 1  0..3600     runs 0-1200, waits -1800, outside -2400, runs -3000, outside -3600
         102 ben/vision  charge 3  600..2400   runs 600-1800, outside -2400; moves into lane 1 at 1200
@@ -13,6 +13,7 @@ that the numbers expected by tests are those of the whole path from a daemon's e
 
 from typing import Any
 
+import msgspec
 from sqlalchemy import select
 
 from accounting.meter import Activity, DeviceMeter, MeteredDevice
@@ -38,7 +39,7 @@ S = 1_000_000_000
 MIB = 1 << 20
 # 2026-11-01T00:00:00 UTC
 T0 = 1_793_491_200 * S
-# The node's monotonic clock at T0: it has been up for a while.
+# The node's monotonic clock at T0: the node has been up for a while.
 M0 = 5_000 * S
 JUMP = 3_600 * S
 END = T0 + 86_400 * S
@@ -60,21 +61,21 @@ def mono(second: int) -> int:
 
 
 def records() -> list[Record]:
-    """All that the daemons hand over, in the order in which it happens."""
+    """All records that the daemons write, in order of time."""
     return [
-        *_places(),
+        *_inventory(),
         *_admissions(),
         *_job_records(),
         *_sessions(),
         *_usage(),
         *_lane_spans(),
-        *_learned(),
+        *_measurements(),
         *_events(),
     ]
 
 
 def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of every table, ordered: two dumps are equal when nothing has changed."""
+    """Every row of every table, ordered. Two dumps are equal if nothing has changed."""
     with database.reading() as connection:
         return {
             name: [tuple(row) for row in connection.execute(select(table).order_by(*table.primary_key.columns))]
@@ -83,7 +84,7 @@ def dump(database: Database) -> dict[str, list[tuple[Any, ...]]]:
         }
 
 
-def _places() -> list[Record]:
+def _inventory() -> list[Record]:
     devices = [
         DeviceRecord(
             cluster="alpha",
@@ -113,7 +114,7 @@ def _places() -> list[Record]:
         AccountRecord(cluster="alpha", account=name, parent=parent, seen_utc_ns=T0)
         for name, parent in (("root", ""), ("science", "root"), ("images", "science"), ("vision", "images"))
     ]
-    # An older word on an account does not replace a newer one.
+    # An older record of an account does not replace a newer one.
     accounts.append(AccountRecord(cluster="alpha", account="vision", parent="nlp", seen_utc_ns=T0 - S))
     return [*devices, *lives, *accounts]
 
@@ -176,16 +177,14 @@ def _sessions() -> list[Record]:
     ]
     made: list[Record] = []
     for session, job, device, incarnation, start, end, iterations in rows:
-        begun = SessionRecord(
+        started = SessionRecord(
             job=job, node="n1", device=device, session=session, incarnation=incarnation,
             start_utc_ns=utc(start), start_mono_ns=mono(start),
         )  # fmt: skip
-        ended = SessionRecord(
-            job=job, node="n1", device=device, session=session, incarnation=incarnation,
-            start_utc_ns=utc(start), start_mono_ns=mono(start), end_utc_ns=utc(end), end_mono_ns=mono(end),
-            end_reason="bye", iteration_count=iterations,
-        )  # fmt: skip
-        made += [begun, ended]
+        ended = msgspec.structs.replace(
+            started, end_utc_ns=utc(end), end_mono_ns=mono(end), end_reason="bye", iteration_count=iterations
+        )
+        made += [started, ended]
     return made
 
 
@@ -194,19 +193,23 @@ def _meter(device: str, incarnation: str, second: int) -> DeviceMeter:
     return DeviceMeter(metered, now_utc_ns=utc(second), now_mono_ns=mono(second))
 
 
+def _run_in_lane(
+    meter: DeviceMeter, session: int, job: JobKey, sizes_mib: tuple[int, int], second: int, charge: int
+) -> None:
+    """The session joins and runs in a lane of its own number."""
+    persistent_bytes, ephemeral_bytes = (size * MIB for size in sizes_mib)
+    meter.set_lane(session, ephemeral_bytes, mono(second))
+    meter.join(session, job, mono(second), charge=charge)
+    meter.set_memory(session, persistent_bytes, ephemeral_bytes, mono(second))
+    meter.bind(session, session, mono(second))
+    meter.change(session, RUN, mono(second))
+
+
 def _usage() -> list[Record]:
     d0 = _meter("d0", "i1", 0)
-    d0.set_lane(1, 400 * MIB, mono(0))
-    d0.join(1, key(101), mono(0), charge=1)
-    d0.set_memory(1, 100 * MIB, 400 * MIB, mono(0))
-    d0.bind(1, 1, mono(0))
-    d0.change(1, RUN, mono(0))
+    _run_in_lane(d0, 1, key(101), (100, 400), 0, charge=1)
     d0.change(1, RUN, mono(600), iteration_count=600)
-    d0.set_lane(2, 300 * MIB, mono(600))
-    d0.join(2, key(102), mono(600), charge=3)
-    d0.set_memory(2, 200 * MIB, 300 * MIB, mono(600))
-    d0.bind(2, 2, mono(600))
-    d0.change(2, RUN, mono(600))
+    _run_in_lane(d0, 2, key(102), (200, 300), 600, charge=3)
     d0.change(1, WAIT, mono(1200), iteration_count=300)
     d0.change(2, RUN, mono(1200), iteration_count=300)
     d0.bind(2, 1, mono(1200))
@@ -216,14 +219,10 @@ def _usage() -> list[Record]:
     made = d0.close(utc(1800), mono(1800))
     d0.leave(2, mono(2400))
     d0.change(1, RUN, mono(2400))
-    # The killed daemon had written the interval up to its last moment; its successor finds the session there.
+    # The killed daemon has written the interval up to its last moment. The next daemon finds the session running.
     made += d0.close(utc(2500), mono(2500))
     d0 = _meter("d0", "i2", 2500)
-    d0.set_lane(1, 400 * MIB, mono(2500))
-    d0.join(1, key(101), mono(2500), charge=1)
-    d0.set_memory(1, 100 * MIB, 400 * MIB, mono(2500))
-    d0.bind(1, 1, mono(2500))
-    d0.change(1, RUN, mono(2500))
+    _run_in_lane(d0, 1, key(101), (100, 400), 2500, charge=1)
     d0.change(1, OUT, mono(3000), iteration_count=600)
     made += d0.close(T0 + 3300 * S + JUMP, mono(3300))
     d0.leave(1, mono(3600))
@@ -272,7 +271,7 @@ def _lane_spans() -> list[Record]:
     ]  # fmt: skip
 
 
-def _learned() -> list[Record]:
+def _measurements() -> list[Record]:
     rows = [(101, "ada", "cnn", 60, 100, 380), (101, "ada", "cnn", 3600, 100, 400), (102, "ben", "rnn", 2400, 200, 300)]
     return [
         MeasurementRecord(

@@ -1,12 +1,12 @@
-"""The shell blocks of a page, each with its line number, so that a test can run what a reader would type."""
+"""The shell blocks of a page with their line numbers, so that a test can run what a reader would type."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-#: What a fence may be called in a page whose blocks are run; anything else could hide commands that nobody runs.
+#: The kinds of fenced blocks in a page whose blocks are run. Any other kind could hide commands that no test runs.
 BLOCK_KINDS = {"sh", "console", "python", "text", "{toctree}"}
-#: Commands that are tested elsewhere, or are the tests.
+#: Commands that other tests cover, or that run the tests.
 EXCEPTED = ("make demo", "make test", "make deb")
 
 
@@ -31,7 +31,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def script_of(blocks: list[Block]) -> str:
-    """One script that runs the blocks in order and says which one it is in; the first failure ends it."""
+    """One script that runs the blocks in order and prints the place of each. The first failure ends it."""
     parts = ["set -euo pipefail"]
     for block in blocks:
         parts += [f"echo '== {block.page}:{block.line}'", block.commands]

@@ -1,7 +1,7 @@
-"""Drives the jobs of a benchmark through a private Slurm cluster: submits them at their times, reads what they wrote.
+"""Runs the jobs of a benchmark on a private Slurm cluster: submits them at their times and reads what they wrote.
 
-Every job runs by the same script in every configuration: pinned to the core of its device, one thread. It says when
-its first iteration ended, and the script when all of it did; Slurm's books must call it COMPLETED.
+Every job runs with the same script in every configuration: one thread, pinned to the core of its device. The job
+reports when its first iteration ended, and the script when the job ended. sacct must show it as COMPLETED.
 """
 
 import compileall
@@ -26,10 +26,10 @@ from tests.support.lab import Lab, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 USER = "games"
-#: Everything of a job that is measured hangs on this script; SALUS_ is kept out, so that all configurations run it.
+#: All measurements of a job depend on this script. It does not use Salus, so that all configurations can run it.
 SCRIPT = """#!/bin/sh
 export OMP_NUM_THREADS=1
-# What an iteration frees stays with the process, as it stays with a GPU's caching allocator.
+# Memory that an iteration frees stays with the process, as with the caching allocator of a GPU.
 export MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=17179869184
 case "$SLURMD_NODENAME" in {cases} esac
 name="$WHERE/$SLURM_JOB_NAME${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}"
@@ -44,13 +44,13 @@ exit $code
 
 
 def machine_cpu_s():
-    """Processor time that this machine has spent on processes and itself; not what its host took away."""
+    """CPU time that this machine has used since its start. Time that its host took away does not count."""
     user, nice, system, _idle, _waiting, *interrupts = map(int, Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_time(at):
-    """The submissions of a workload are events of time."""
+    """Jobs are submitted at fixed times, so this sleeps until `at`."""
     while (left := at - time.time()) > 0:
         time.sleep(left)
 
@@ -71,7 +71,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Ended:
-    """One job that ran: wall-clock times, and what it told."""
+    """One job that ran: its wall-clock times and its report."""
 
     name: str
     submitted: float
@@ -81,7 +81,7 @@ class Ended:
     cpu_s: float
     #: When its script began.
     started: float = 0.0
-    #: What all processors did meanwhile beside the jobs, a job: Slurm, the daemons and this benchmark.
+    #: CPU time of everything but the jobs (Slurm, the daemons, this benchmark), divided by the number of jobs.
     beside_cpu_s: float = 0.0
 
     @property
@@ -90,7 +90,7 @@ class Ended:
 
     @property
     def startup_cpu_s(self):
-        """Processor time of the job itself beside its iterations: interpreter, imports, end."""
+        """CPU time of the job outside its iterations: interpreter, imports, end."""
         return self.cpu_s - self.report["cpu_s"]
 
 
@@ -110,7 +110,7 @@ def cluster_of(device_mib, reserve_mib, *, devices=2, say, salus_lines=()):
         slurm_lines=("SelectTypeParameters=CR_Core,CR_LLN",),
         salus_lines=salus_lines,
     )
-    # As in an installed package; a job's user may not write there, and would compile the adaptor at every start.
+    # As in an installed package. Otherwise every start would compile the adaptor, because users cannot write there.
     compileall.compile_dir(ROOT / "nodedaemon" / "job", quiet=1)
     say("starting a cluster")
     cluster = control.up(plan, owner_pid=os.getpid())
@@ -146,8 +146,8 @@ class Stage:
         return folder
 
     def sbatch(self, folder, order, variables=""):
-        """Submit a job; its number, and the time from which it could have started."""
-        # Salus refuses a user's own shards, which are what it charges by: root asks for them in a held job's place.
+        """Submit a job; returns its id and the time from which it could have started."""
+        # Salus refuses a request for shards, because they are its charge. So the job is held, and root sets its shards.
         shards = [option.removeprefix("--gres=") for option in order.options if option.startswith("--gres=shard")]
         options = ["--hold"] if shards else order.options
         argv = ["sbatch", "--parsable", f"--job-name={order.name}", "--output=/dev/null", *options,
@@ -165,7 +165,7 @@ class Stage:
         return number, submitted
 
     def run(self, name, orders, seconds=300.0):
-        """Submit every job at its time, wait for all, and return them by name; a job that is lost or fails ends it."""
+        """Submit every job at its time, wait for all, and return them by name. LostError if one fails or never ends."""
         folder = self.folder(name)
         begun, cpu_s, submitted, numbers = time.time(), machine_cpu_s(), {}, {}
         for order in sorted(orders, key=lambda order: order.submit_s):
@@ -177,7 +177,7 @@ class Stage:
         beside_cpu_s = max(0.0, cpu_s - sum(job.cpu_s for job in ended.values())) / len(ended)
         ended = {name: replace(job, beside_cpu_s=beside_cpu_s) for name, job in ended.items()}
         self.wait_empty(name)
-        self.check_books(name, numbers.values())
+        self.check_accounting(name, numbers.values())
         return ended
 
     def run_array(self, name, order, count, seconds=300.0):
@@ -189,7 +189,7 @@ class Stage:
         self.wait_ends(folder, names, submitted + seconds)
         ended = {name: self.read(folder, name, submitted) for name in names}
         self.wait_empty(name)
-        self.check_books(name, [f"{number}_{task}" for task in range(1, count + 1)])
+        self.check_accounting(name, [f"{number}_{task}" for task in range(1, count + 1)])
         return ended
 
     def wait_ends(self, folder, names, deadline):
@@ -214,8 +214,8 @@ class Stage:
         started = float((folder / f"{name}.start").read_text())
         return Ended(name, submitted, float(ended), node, report, cpu_s, started)
 
-    def check_books(self, name, numbers):
-        """Slurm's own books must say that every job completed."""
+    def check_accounting(self, name, numbers):
+        """Check that sacct shows every job as completed."""
         argv = ["sacct", "-X", "-n", "-P", "-o", "JobID,State", "-j", ",".join(numbers)]
         states = {}
 
@@ -237,7 +237,7 @@ class Stage:
         return done.stdout
 
     def node_status(self, node):
-        """What salusd of a node tells root."""
+        """The status that the salusd of a node shows to root."""
         return Lab(self.cluster).node_status(node)
 
     def set_policy(self, policy):
@@ -245,7 +245,7 @@ class Stage:
             self.salus("policy", "set", policy, node=node)
 
     def profiles(self, names):
-        """Profiles by the name that jobs gave with --salus-profile; waits until all are known."""
+        """The profiles by the name in --salus-profile; waits until all are written."""
 
         def known():
             found = json.loads(self.salus("profiles", "list", "--json"))
@@ -256,7 +256,7 @@ class Stage:
 
 
 def simulate(path, *options):
-    """`salus simulate` on a table of jobs: outcomes by name."""
+    """Run `salus simulate` on a table of jobs; returns the results by policy."""
     argv = [sys.executable, "-m", "cli.main", "simulate", "--workload", str(path), "--json", *options]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
@@ -272,7 +272,7 @@ def quantile(values, share):
 
 
 def figures(ended, solo_s, device_count):
-    """The figures of one configuration. `solo_s` is how long each job takes alone, from submit to end."""
+    """The results of one configuration. `solo_s` is the time of each job alone, from submit to end."""
     completions = [job.completion_s for job in ended.values()]
     slowdowns = [job.completion_s / solo_s[name] for name, job in ended.items()]
     first, last = min(job.submitted for job in ended.values()), max(job.ended for job in ended.values())
@@ -291,6 +291,6 @@ def figures(ended, solo_s, device_count):
 
 
 def slurm_time(seconds):
-    """Whole seconds as --salus-time takes them."""
+    """Whole seconds in the format of --salus-time."""
     whole = max(1, math.ceil(seconds))
     return f"{whole // 3600:02d}:{whole % 3600 // 60:02d}:{whole % 60:02d}"

@@ -1,5 +1,5 @@
 /* Drives the parts of the SPANK plugin that need no Slurm: `hash` of standard input, `text KEY` and
- * `list KEY` of a reply. */
+ * `list KEY` of a reply, `ask PATH` sends it to a socket. */
 #include <stdio.h>
 #include <string.h>
 
@@ -34,5 +34,11 @@ int main(int count, char **arguments)
     }
     if (count > 2 && strcmp(arguments[1], "list") == 0)
         return salus_reply_list(input, arguments[2], print_item, NULL) ? 0 : 1;
+    if (count > 2 && strcmp(arguments[1], "ask") == 0) {
+        int fault = salus_ask(arguments[2], input, 10, text, sizeof text);
+
+        printf("%s", fault ? strerror(fault) : text);
+        return fault ? 1 : 0;
+    }
     return 1;
 }

@@ -1,4 +1,4 @@
-"""A PyTorch program in a process of its own, plain or under the adaptor; ended by its id at the latest by `close`."""
+"""A PyTorch program in its own process; `close` ends it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ EXAMPLES = ROOT / "examples"
 DEADLINE_S = 240.0
 
 
-def environment_of(socket: Path | None) -> dict[str, str]:
-    """One thread per job: two jobs with two OpenMP threads each take six times as long on two cores (measured)."""
+def plain_environment() -> dict[str, str]:
+    """The environment of a job without Salus.
+
+    It has one thread: two jobs with two OpenMP threads each take six times as long on two cores (measured).
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("SALUS_", "PYTHONPATH"))}
-    kept |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    if socket is not None:
-        kept |= {"PYTHONPATH": str(JOB), "SALUS_SOCKET": str(socket)}
-    return kept
+    return kept | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 class TorchJob:
-    def __init__(self, *command: str, socket: Path | None = None, **environment: str) -> None:
+    def __init__(self, *command: str, **environment: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *command],
-            env=environment_of(socket) | environment,
+            env=plain_environment() | environment,
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -37,12 +37,12 @@ class TorchJob:
         self.errors = ""
 
     def output(self) -> str:
-        """What it printed, once it has ended; the exit code is in `process.returncode`."""
+        """Its standard output, once it has ended. `process.returncode` and `errors` have the rest."""
         text, self.errors = self.process.communicate(timeout=DEADLINE_S)
         return text
 
     def finish(self) -> str:
-        """As `output`, for a job that must succeed without a message from Salus."""
+        """As `output`; fails the test if the job failed or Salus printed a message."""
         text = self.output()
         assert self.process.returncode == 0, self.errors
         assert "salus:" not in self.errors, self.errors
@@ -55,7 +55,7 @@ class TorchJob:
 
 
 def example(name: str, **options: int) -> list[str]:
-    """The command line of an example, small."""
+    """The command line of an example with these options."""
     return [
         str(EXAMPLES / f"{name}.py"),
         *(part for key, value in options.items() for part in (f"--{key}", str(value))),

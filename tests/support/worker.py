@@ -1,8 +1,8 @@
-"""A job without a framework: the real libsalus and iterations that do nothing but take their time.
+"""A job without a framework: it uses the real libsalus, and its iterations only spin for a while.
 
-Each iteration is inside an entry point, as a framework's are: between its start and its end the lane is its own.
-Run as a program. Each line on standard output is a JSON object: what it did and when (monotonic). Commands come on
-standard input, one per line: `go` starts the loop, end of file ends it after the present iteration.
+Each iteration runs inside an entry point, as iterations of a framework do: it has the lane to itself from start to end.
+Run as a program. Each line on standard output is a JSON object that reports what happened and when (monotonic clock).
+Standard input takes one command per line: `go` starts the loop, and end of file ends it after the current iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from salus_job.layouts import HelloOptions  # noqa: E402
 MIB = 1 << 20
 
 
-def tell(what: str, **fields: object) -> None:
+def report(what: str, **fields: object) -> None:
     print(json.dumps({"what": what, "at_ns": time.monotonic_ns(), **fields}), flush=True)
 
 
@@ -52,7 +52,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--control", required=True)
     parser.add_argument("--socket", required=True)
-    parser.add_argument("--no-run", action="store_true", help="belongs to a job already")
+    parser.add_argument("--no-run", action="store_true", help="the process already belongs to a job")
     parser.add_argument("--persistent", type=int, default=4, help="MiB")
     parser.add_argument("--ephemeral", type=int, default=8, help="MiB")
     parser.add_argument("--job-class", default="")
@@ -63,10 +63,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pause-us", type=int, default=0, help="idle time between iterations")
     parser.add_argument("--break-us", type=int, default=0, help="idle time inside each iteration")
     parser.add_argument("--outside", action="store_true", help="iterations outside entry points: they look idle")
-    parser.add_argument("--tell-inside", action="store_true", help="tell that an iteration has begun")
+    parser.add_argument("--report-starts", action="store_true", help="report the start of each iteration")
     parser.add_argument("--hello-timeout-ms", type=int, default=60_000)
-    parser.add_argument("--quiet", action="store_true", help="do not tell every iteration")
-    parser.add_argument("--collect", action="store_true", help="tell all iterations at the end")
+    parser.add_argument("--quiet", action="store_true", help="do not report each iteration")
+    parser.add_argument("--collect", action="store_true", help="report all iterations at the end")
     parser.add_argument("--uid", type=int, default=0)
     return parser.parse_args()
 
@@ -85,7 +85,7 @@ def join_job(arguments: argparse.Namespace) -> bool:
             "signature": arguments.signature,
         },
     )
-    tell("job", **{key: answer.get(key) for key in ("ok", "why", "job", "session", "is_admitted")})
+    report("job", **{key: answer.get(key) for key in ("ok", "why", "job", "session", "is_admitted")})
     return bool(answer["ok"])
 
 
@@ -97,15 +97,15 @@ def iterate(arguments: argparse.Namespace, library: ctypes.CDLL) -> None:
         before_ns = time.monotonic_ns()
         code = library.salus_boundary()
         if code >= 0 and not arguments.outside:
-            # A machine that held us up since may have lent the lane on; then this waits for it.
+            # If this process was delayed since the boundary, another session may hold the lane; this call waits for it.
             code = library.salus_enter()
         start_ns = time.monotonic_ns()
         if code < 0 and not is_off:
-            # As a real job it runs on without lanes.
+            # It continues without lanes, as a real job does.
             is_off = True
-            tell("off", code=code)
-        if arguments.tell_inside:
-            tell("inside")
+            report("off", code=code)
+        if arguments.report_starts:
+            report("inside")
         spin_until(start_ns + arguments.iteration_us * 1000)
         if arguments.break_us:
             library.salus_exit()
@@ -126,22 +126,22 @@ def iterate(arguments: argparse.Namespace, library: ctypes.CDLL) -> None:
             spin_until(time.monotonic_ns() + arguments.pause_us * 1000)
     for one in collected:
         print(json.dumps(one))
-    tell("done", count=count, waited_ns=waited_ns, ran_ns=ran_ns)
+    report("done", count=count, waited_ns=waited_ns, ran_ns=ran_ns)
 
 
 def open_gpu() -> ctypes.CDLL:
-    """The CUDA part of libsalus, in the driver's place; a session belongs to a context, so make one."""
+    """Load the CUDA part of libsalus in place of the driver, and make a context, because a session belongs to one."""
     library, context, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_int()
     codes = [library.cuInit(0), library.cuDeviceGet(ctypes.byref(device), 0)]
     codes += [library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), library.cuCtxSetCurrent(context)]
     if any(codes):
-        tell("no gpu", codes=codes)
+        report("no gpu", codes=codes)
     return library
 
 
 def main() -> None:
     arguments = parse_arguments()
-    # Before the user changes: a stranger may not look into the clone, where that is in root's home.
+    # Load it before the uid changes: another user cannot read a clone in root's home.
     library = None if "SALUS_TEST_GPU" in os.environ else ctypes.CDLL(str(LIBRARY))
     if arguments.uid:
         os.setresgid(arguments.uid, arguments.uid, arguments.uid)
@@ -150,17 +150,17 @@ def main() -> None:
         return
     library = library or open_gpu()
     options = HelloOptions(size_bytes=ctypes.sizeof(HelloOptions), timeout_ms=arguments.hello_timeout_ms)
-    tell("says hello")
-    tell("hello", code=library.salus_hello(arguments.socket.encode(), ctypes.byref(options), None))
+    report("says hello")
+    report("hello", code=library.salus_hello(arguments.socket.encode(), ctypes.byref(options), None))
     if "SALUS_TEST_GPU" in os.environ:
-        # On a host device the process itself is what it keeps; a GPU sees only what was asked of it.
+        # On a host device the memory of the process counts as persistent. A GPU counts only what is allocated on it.
         block = ctypes.c_uint64()
         if code := library.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(arguments.persistent * MIB)):
-            tell("no memory", code=code)
+            report("no memory", code=code)
     sys.stdin.readline()
     iterate(arguments, library)
     library.salus_bye()
-    tell("bye")
+    report("bye")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts workers (tests/support/worker.py) and reads what they tell; none outlives its test."""
+"""Starts workers (tests/support/worker.py) and reads their reports; all of them end with their test."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
         return len(self._iterations) - bisect_left(self._iterations, start_ns, key=lambda one: one["start_ns"])
 
     def forget_iterations(self) -> None:
-        """The iterations reported so far, for a worker that runs for long."""
+        """Drop the iterations reported so far, for a worker that runs for a long time."""
         del self._iterations[:]
 
     def wait_iterations(self, count: int) -> None:
@@ -93,12 +93,12 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """End the loop after its iteration."""
+        """End the loop after the current iteration."""
         if not self.process.stdin.closed:
             self.process.stdin.close()
 
     def finish(self) -> dict[str, Any]:
-        """Wait till all its iterations are done and the process has ended."""
+        """Wait until all its iterations are done and the process has ended."""
         self.process.wait(DEADLINE_S)
         self._reader.join(DEADLINE_S)
         assert self.process.returncode == 0, f"worker ended with {self.process.returncode}: {self.reports[-3:]}"

@@ -1,7 +1,7 @@
-"""Phrases that plain technical English does not need, and where they are looked for.
+"""Phrases that plain technical English does not need, and the texts that must not contain them.
 
-Looked for in Markdown outside of code, in comments, and in the strings and docstrings of programs: that is where a
-reader meets them. Each phrase has the word that says it.
+These texts are Markdown outside of code, comments, the strings and docstrings of programs, and names of tests. Each
+phrase has a suggestion of what to write instead.
 """
 
 import io
@@ -29,11 +29,15 @@ PHRASES = {
     r"hands? that feeds?": "the program that drives",
     rf"(?:one|two|three|four|once|twice|\d+)(?: (?!{LINKS})\w+)? an? (?:{NOUNS})": "one per session",
     r"thereof|therein|whereof|wherein": "of it, in it",
+    r"hitherto|henceforth|whilst|amongst|upon": "so far, from now on, while, among, on",
+    r"bears? out": "confirms, supports",
+    r"one too many": "more than the limit",
+    r"in (?:its|their|a process's) li(?:fe|ves)": "while it lives",
 }
 PATTERN = re.compile(
     r"(?<![\w-])(?:" + "|".join(f"({phrase})".replace(" ", r"\s+") for phrase in PHRASES) + r")(?![\w-])", re.IGNORECASE
 )
-#: This module names them all, and its samples use them.
+#: These modules define the phrases and their samples.
 EXCEPTED = {Path("tests/tidy/phrases.py"), Path("tests/tidy/test_rules.py")}
 
 C_TEXT = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:[^\"\\\n]|\\.)*\"", re.DOTALL)
@@ -43,7 +47,7 @@ MARKDOWN_CODE = re.compile(r"^```.*?^```|`[^`\n]*`|<!--.*?-->", re.MULTILINE | r
 
 
 def banned_phrases(path: Path, text: str) -> Iterator[str]:
-    """Sentences are those of plain technical English."""
+    """Texts are written in plain technical English."""
     if path in EXCEPTED:
         return
     for start, passage in prose(path, text):
@@ -54,7 +58,7 @@ def banned_phrases(path: Path, text: str) -> Iterator[str]:
 
 
 def prose(path: Path, text: str) -> Iterator[tuple[int, str]]:
-    """What a file says in English: the line at which a passage starts, and the passage."""
+    """The English passages of a file, each with the line at which it starts."""
     if path.suffix == ".md":
         yield 1, MARKDOWN_CODE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     elif path.suffix == ".py":
@@ -68,7 +72,7 @@ def prose(path: Path, text: str) -> Iterator[tuple[int, str]]:
 
 
 def python_prose(text: str) -> Iterator[tuple[int, str]]:
-    # Neighbouring comment lines are one passage, so that a phrase may run over a line's end.
+    # Adjacent comment lines are one passage, so that a phrase is found across the end of a line.
     last_line, comment = 0, ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
@@ -79,6 +83,8 @@ def python_prose(text: str) -> Iterator[tuple[int, str]]:
             last_line = token.start[0]
         elif token.type in STRINGS:
             yield token.start[0], token.string
+        elif token.type == tokenize.NAME and token.string.startswith("test_"):
+            yield token.start[0], token.string.replace("_", " ")
     if comment:
         yield last_line - comment.count("\n"), comment
 

@@ -1,4 +1,4 @@
-"""What constraints.txt pins must install where newcomers start: on the Python that Debian 12 has."""
+"""Every package that constraints.txt pins supports the Python of Debian 12, on which newcomers install."""
 
 import re
 from importlib import metadata

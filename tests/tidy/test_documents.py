@@ -1,4 +1,4 @@
-"""Nothing goes undocumented: programs, commands, keys, policies, words."""
+"""Every program, command, key and refused word is documented."""
 
 import re
 import tomllib
@@ -13,7 +13,7 @@ SCRIPTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["
 
 
 def missing_pages(scripts: dict[str, str]) -> list[str]:
-    """Console scripts without a page, and those of cli whose commands are not in the generated ones."""
+    """Console scripts without a manual page, and those of cli that are not in the list of generated pages."""
     generated = {program.name for program in PROGRAMS}
     problems = [f"{name}: no docs/man/{name}.md" for name in scripts if not (ROOT / f"docs/man/{name}.md").is_file()]
     problems += [
@@ -30,7 +30,7 @@ def undocumented_keys(names: list[str], template: str, manual: str) -> list[str]
 
 
 def missing_words(words: set[str], glossary: str) -> set[str]:
-    """Words that the core may not use, and that the glossary does not name as such."""
+    """Words that the core may not use, but that the glossary does not list as refused."""
     table = [line for line in glossary.splitlines() if line.startswith("|")]
     refused = " ".join(line.split("|")[3] for line in table if line.count("|") >= 4)
     return words - set(re.findall(r"[a-z]+", refused))

@@ -33,7 +33,9 @@ class Lifo(Policy):
         return (-session.arrival_order,)
 """
 NEW_KEY = """
-    tea_break_ns: int = key("TeaBreak", Time(), 5 * SECOND_NS, "How long a lane rests between two turns.", NODE, DEVICE)
+    tea_break_ns: int = key("TeaBreak", Time(), 5 * SECOND_NS, NODE, DEVICE).doc(
+        "How long a lane rests between two turns."
+    )
 """
 
 
@@ -46,7 +48,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def insert_after(path: Path, line: str, text: str) -> None:
-    """Add `text` behind the only line of the file that ends with `line`."""
+    """Insert `text` after the first line of the file that ends with `line`."""
     before, found, after = path.read_text().partition(f"{line}\n")
     assert found, f"{path}: no line {line!r}"
     path.write_text(f"{before}{found}{text}{after}")
@@ -115,7 +117,7 @@ def test_a_second_list_of_policies_is_found(source: str) -> None:
     assert lists_policies(source)
 
 
-def test_a_new_key_is_one_line_and_its_use(copy: Path) -> None:
+def test_a_new_key_is_one_declaration_and_its_use(copy: Path) -> None:
     insert_after(copy / "nodedaemon/config/keys.py", '    """Order and fairness"""', NEW_KEY)
     (copy / "salus.conf").write_text(
         "SingleHost=yes\nTeaBreak=2\nNodeName=n1 TeaBreak=3\nDeviceName=host0 Nodes=n2 Type=host Memory=2G TeaBreak=4\n"

@@ -13,7 +13,7 @@ PRODUCT = ("accounting", "cli", "emulator", "etc", "nodedaemon", "slurm_plugin")
 #: `path`: `name`, where name is a function, a class or Class.method.
 STEP = re.compile(r"`(?P<path>[\w./-]+\.(?:py|c|h|lua))`: `(?P<name>[\w.]+)`")
 SECTION = re.compile(r"^## (?P<title>Add .+?)\n(?P<text>.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-#: What an existing example of the kind is called in the code, so that the test can find where it occurs.
+#: The pattern of an existing example of the kind, so that the test can find where it occurs.
 EXAMPLE = re.compile(r"<!-- example: (?P<pattern>.+?) -->")
 LISTED = re.compile(r"^\| `(?P<path>[^`]+)` \|", re.MULTILINE)
 
@@ -45,7 +45,7 @@ def is_defined(path: Path, name: str) -> bool:
 
 
 def missing_steps(page: str) -> list[str]:
-    """Steps of a walk whose code is not where the page says."""
+    """Steps of the walk that name code which does not exist."""
     return [
         f"{step['path']}: no {step['name']}"
         for step in STEP.finditer(page)
@@ -92,7 +92,7 @@ def test_the_guide_has_every_kind_of_extension():
 
 @pytest.mark.parametrize("title", sections(GUIDE))
 def test_every_file_that_mentions_the_example_is_listed(title):
-    """Somebody who follows the list forgets no file: the files of an existing example are all on it."""
+    """The list of files is complete: it contains every file that mentions an existing example."""
     text = sections(GUIDE)[title]
     example = EXAMPLE.search(text)
     assert example is not None, f"{title}: name an example"

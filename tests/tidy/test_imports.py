@@ -1,4 +1,4 @@
-"""`salus --help` and `salus-acct --help` answer at once: they load none of the slow libraries."""
+"""`salus --help` and `salus-acct --help` are fast: they load none of the slow libraries."""
 
 import subprocess
 import sys
@@ -34,5 +34,5 @@ def test_help_loads_no_slow_library(module):
     assert _slow_modules_after_help(module=module) == []
 
 
-def test_the_check_sees_a_slow_library():
+def test_a_slow_library_is_found():
     assert _slow_modules_after_help("import sqlalchemy") == ["sqlalchemy"]

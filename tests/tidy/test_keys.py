@@ -1,4 +1,4 @@
-"""Every key of salus.conf does something: some code outside the configuration itself reads it."""
+"""Every key of salus.conf has an effect: some code outside the configuration package reads it."""
 
 import re
 from dataclasses import fields
@@ -12,7 +12,7 @@ from nodedaemon.config.spec import keys_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("nodedaemon", "slurm_plugin", "accounting", "cli")
-#: What turns settings into the values of core, and the rules between keys; the rest only parses and prints.
+#: These modules use settings: one converts them for the core, one compares them. The others only parse and print.
 BRIDGES = [ROOT / "nodedaemon" / "config" / name for name in ("limits.py", "check.py")]
 GROUPS = [(one.name, one.default_factory) for one in fields(Settings)]
 KEYS = [(group, key) for group, make in GROUPS for key in keys_of(make)]
@@ -27,7 +27,7 @@ def sources() -> str:
 
 @pytest.mark.parametrize(("group", "key"), KEYS, ids=[key.name for _, key in KEYS])
 def test_a_key_is_read_by_some_code(group, key):
-    # Groups keep their name where they are held in a variable: `storage = settings.storage`, then `storage.url`.
+    # A variable that holds a group has its name: `storage = settings.storage`, then `storage.url`.
     assert re.search(rf"\b(?:{group}|settings)\.{key.attribute}\b", sources()), (
         f"{key.name}: nothing reads {group}.{key.attribute}"
     )

@@ -31,7 +31,7 @@ def test_every_number_comes_from_a_recorded_benchmark(page):
 
 
 def leading_markers(text):
-    """Lines that begin with a marker: Markdown takes such a comment for a block of its own and ends the paragraph."""
+    """Lines that begin with a marker: for Markdown, a comment at the start of a line ends the paragraph."""
     return [line for line in text.splitlines() if line.lstrip().startswith("<!-- n:")]
 
 
@@ -41,7 +41,7 @@ def test_no_line_begins_with_a_marker(page):
     assert leading_markers("about\n<!-- n: a.b -->1<!-- /n --> s") == ["<!-- n: a.b -->1<!-- /n --> s"]
 
 
-def test_every_recorded_benchmark_says_when_where_and_of_what():
+def test_every_record_has_its_benchmark_machine_date_and_commit():
     for path in sorted((ROOT / FOLDER).glob("*.json")):
         record = json.loads(path.read_text())
         assert record["bench"] == path.stem
@@ -57,7 +57,7 @@ def git(*words):
 
 
 def test_every_recorded_benchmark_ran_on_a_commit_of_this_history():
-    """Who doubts a number can check out what was measured."""
+    """Anyone who doubts a number can check out the commit that was measured."""
     if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
         pytest.skip("not a clone with its whole history")
     for path in sorted((ROOT / FOLDER).glob("*.json")):
@@ -72,7 +72,7 @@ def test_every_plot_is_drawn_from_the_recorded_benchmarks():
     assert {path.name for path in (ROOT / FOLDER).glob("*.svg")} <= PLOTS.keys()
 
 
-def test_a_plot_shows_what_it_is_given():
+def test_a_plot_has_a_bar_or_curve_for_each_value():
     shown = bars(
         "title", "s", {"one": [(1.0, 0.5, 2.0, "#000", "1.0")], "a<b": [(3.0, 3.0, 3.0, "#000", "3.0")]}
     ).done()
@@ -81,7 +81,7 @@ def test_a_plot_shows_what_it_is_given():
     assert steps("title", "s", "jobs", {"one": ([1.0, 2.0], "#000")}).done().count("<polyline") == 1
 
 
-def test_a_marker_takes_the_number_from_the_files(tree):
+def test_a_marker_shows_the_number_of_the_recorded_file(tree):
     text = "It is <!-- n: some.median.by.srtf.mean_s .1f -->9<!-- /n --> s on <!-- n: some.date --><!-- /n -->.\n"
     wanted = text.replace(">9<", ">3.3<").replace("date --><", "date -->2026-01-03<")
     assert rendered(text, tree) == wanted
@@ -97,7 +97,7 @@ def test_a_summary_keeps_lists_of_the_last_run_only(tree):
     assert [run["headline"] for run in record["runs"]] == [{"n": 5}] * 3
 
 
-def test_a_summary_of_one_run_is_that_run(tree):
+def test_a_summary_of_one_run_has_no_median(tree):
     run = {
         "date": "2026-01-01",
         "commit": "abc",
@@ -119,14 +119,14 @@ def test_a_table_has_a_row_for_each_entry(tree):
     ]
 
 
-def test_the_list_has_a_row_for_every_file(tree):
+def test_the_list_of_records_has_a_row_for_every_file(tree):
     (tree / FOLDER / "some.json").rename(tree / FOLDER / "gate.json")
     row = look_up("@recorded", tree)["gate"]
     assert (row["n"], row["ratio"], row["count"], row["commit"]) == (5, None, 3, "abc")
     assert row["about"]
 
 
-def test_a_stale_or_unknown_number_is_seen(tree):
+def test_an_unknown_path_in_a_marker_is_found(tree):
     with pytest.raises(StaleError, match="no nope; there is: n, by"):
         rendered("<!-- n: some.last.nope -->1<!-- /n -->", tree)
     with pytest.raises(StaleError, match="make record BENCH=nosuch"):
@@ -134,7 +134,7 @@ def test_a_stale_or_unknown_number_is_seen(tree):
     assert rendered("<!-- n: gate.last.n -->1<!-- /n -->", tree) == "<!-- n: gate.last.n -->(not recorded)<!-- /n -->"
 
 
-def test_a_number_typed_by_hand_is_seen():
+def test_a_number_typed_by_hand_is_found():
     text = "Ten jobs.\nIt is 3.4 times faster, 10x, and 95 % of\n| 7 | `8` |\n<!-- n: a.b -->5<!-- /n -->\n"
     assert typed_numbers(text) == ["2: 3.4", "2: 10x,", "2: 95", "3: 7"]
     names = "Debian 12, Slurm 22.05, 24.11 and 26.05, Python 3.11, p95 [a](b9.md)\n1. one\n```\n5 s\n```\n<!-- 6 -->\n"

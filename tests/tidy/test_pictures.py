@@ -1,10 +1,10 @@
-"""Pictures in the tree are those that their scripts draw."""
+"""The pictures in the tree are up to date and in use."""
 
 from tests.tidy.rules import ROOT
 from tools.pictures import PICTURES
 
 
-def test_the_picture_of_the_policies_is_what_the_simulator_says():
+def test_the_picture_of_the_policies_is_up_to_date():
     drawn = PICTURES["policies.svg"]()
     assert drawn == (ROOT / "docs/pictures/policies.svg").read_text(), "run make pictures"
 

@@ -19,7 +19,7 @@ def test_the_tree_keeps(rule):
     assert not found, "\n".join([rule.__doc__ or "", *found])
 
 
-def test_the_tree_is_seen():
+def test_the_rules_are_applied_to_the_files_of_the_repository():
     names = {str(path) for path, _ in FILES}
     assert {"Makefile", "cli/main.py", "tests/tidy/test_tree.py"} <= names
     assert not any(name.startswith(".venv") for name in names)

@@ -1,11 +1,11 @@
-"""The examples are what a user would write: plain PyTorch that knows nothing of Salus. Held to that by their syntax."""
+"""The examples are what a user would write: plain PyTorch that does not mention Salus."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
-# cuda_loop.py stands for a framework where none can run, and says so to Salus itself.
+# cuda_loop.py takes the place of a framework on the emulator, and calls Salus itself.
 EXAMPLES = sorted(path for path in (Path(__file__).parents[2] / "examples").glob("*.py") if path.stem != "cuda_loop")
 OURS = {"accounting", "cli", "nodedaemon", "salus_job", "slurm_plugin"}
 

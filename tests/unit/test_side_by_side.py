@@ -71,7 +71,7 @@ def test_figures_of_two_jobs():
     assert report["completion_s"] == [10.0, 20.0]
 
 
-def test_who_waited_for_a_device_held_it_from_the_end_of_the_one_before():
+def test_a_job_that_waited_for_a_device_held_it_from_the_end_of_the_previous_job():
     jobs = [
         ended("a", 0.0, 2.0, 10.0, 6.0),
         ended("b", 3.0, 12.0, 16.0, 3.0),

@@ -5,13 +5,13 @@
  * usage: handover MODE ROUNDS CPU_A CPU_B BYTES
  *
  * MODE is boundary, contested, futex, peers, told, notice, trap or domain. Prints nanoseconds: the
- * mean of a boundary, or the median of a hand-over, from the boundary of one to the start of the
- * other's iteration, each leaving BYTES of survivors. The parent stands in for salusd: it answers
- * HELLO, reads every RETURN and STARTED, and in mode `domain` has the lane unmapped and created again.
- * In mode `peers` the sessions do salusd's stores themselves before their boundary. Each iteration
- * allocates a block, as real ones do. In mode `told` each peer reports to salusd before it sleeps.
- * Mode `notice` measures the first block of an iteration whose session reports in its
- * predecessor's place.
+ * mean of a boundary, or the median of a hand-over, from the boundary of one process to the start
+ * of the other's iteration. Each leaves BYTES of survivors. The parent stands in for salusd: it
+ * answers HELLO, reads every RETURN and STARTED, and in mode `domain` has the lane unmapped and
+ * created again. In mode `peers` the sessions do salusd's stores themselves before their boundary.
+ * Each iteration allocates a block, as real ones do. In mode `told` each peer reports to salusd
+ * before it sleeps. Mode `notice` measures the first block of an iteration whose session reports
+ * in its predecessor's place.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -90,7 +90,7 @@ static void pin(int cpu)
         fail("pin");
 }
 
-/* Where it is allowed, both sides of the comparison run ahead of whatever else the machine does. */
+/* If permitted, both sides of the comparison run ahead of everything else on the machine. */
 static void go_ahead(void)
 {
     const struct sched_param first = {.sched_priority = 1};
@@ -251,8 +251,8 @@ static int forbid_calls(void)
 }
 
 /*
- * Boundaries under a lease that nobody contests. In strict seccomp any system call but read, write
- * and exit would kill the thread before it can report.
+ * Boundaries under a lease that nobody contests. The seccomp filter would kill the process at any
+ * system call but exit, before it can report.
  */
 static void run_boundary(int rounds, const char *path)
 {
@@ -301,8 +301,8 @@ static void start(int index, uint32_t limit_count)
     salus_page_grant(gates[index], turn, (uint32_t)index, lane_id, lane_epoch, epoch, limit_count);
 }
 
-/* A change of domain: the leaver unmaps, the lane is created again, the other maps it and is granted.
- */
+/* A change of domain: one session unmaps the lane, it is created again, and the other maps it and
+ * gets a grant. */
 static void serve_domain(int index)
 {
     char frame[SALUS_FRAME_BYTES_MAX];
@@ -398,8 +398,8 @@ int main(int argc, char **argv)
 
     if (rounds <= 0) {
         fprintf(stderr,
-                "usage: handover boundary|futex|peers|told|notice|trap|domain ROUNDS CPU_A CPU_B "
-                "BYTES\n");
+                "usage: handover boundary|contested|futex|peers|told|notice|trap|domain ROUNDS "
+                "CPU_A CPU_B BYTES\n");
         return 2;
     }
     listener = prepare(&address);
@@ -421,7 +421,7 @@ int main(int argc, char **argv)
             accept_session(listener, index, flags);
     }
     unlink(address.sun_path);
-    /* salusd has a CPU of its own where there is one left. */
+    /* salusd has a CPU of its own if one is left. */
     if (atoi(argv[3]) == atoi(argv[4]) && sysconf(_SC_NPROCESSORS_ONLN) > 1)
         pin(atoi(argv[3]) ? 0 : 1);
     if (!is_futex) {

@@ -20,7 +20,7 @@ from tests.support.scenario import END, MIB, MODEL, T0, S, dump, key, records
 
 ROOT = Viewer(uid=0, user="root", is_operator=True)
 WHOLE = Selection(start_utc_ns=0, end_utc_ns=END)
-# Shaped to break a query that is put together from text, or a pattern match that is not a comparison.
+# Names that would break a query built from text, or a pattern match in place of a comparison.
 NAMES = [
     "'; DROP TABLE jobs; --",
     'a"b',
@@ -98,7 +98,7 @@ def test_a_stepped_clock_never_gives_a_negative_time(database: Database) -> None
     assert one(database, key(3))["elapsed_ns"] == 0
 
 
-def test_names_are_values_and_nothing_else(database: Database) -> None:
+def test_hostile_names_are_stored_and_compared_as_values(database: Database) -> None:
     made: list[Record] = []
     for number, name in enumerate(NAMES):
         job = key(1000 + number)

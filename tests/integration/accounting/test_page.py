@@ -10,9 +10,10 @@ import pytest
 from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord
 from accounting.reports.bins import BINS_MAX
-from accounting.reports.charts import ReportCharts, make_charts
-from accounting.reports.report import Report, make_report
+from accounting.reports.charts import make_charts
+from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
+from accounting.reports.values import Report, ReportCharts
 from accounting.storage import schema
 from accounting.storage.database import open_database
 from accounting.viewer import Viewer
@@ -26,7 +27,7 @@ ROOT = Viewer(uid=0, user="root", is_operator=True)
 DAY = Selection(start_utc_ns=T0 - 86_400 * S, end_utc_ns=END)
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
 
-# What Plotly draws of each kind of trace.
+# The elements that Plotly draws for each chart.
 MARKS = {
     "timeline": "path.js-line",
     "lanes": ".bars .point path",
@@ -70,7 +71,7 @@ def opened(page: Path) -> Iterator[Browser]:
 def test_the_page_loads_completely_without_console_messages(opened: Browser, page: Path) -> None:
     assert opened.run("return document.readyState") == "complete"
     assert opened.console() == []
-    # Its own first tab is Chromium's affair.
+    # Chromium requests chrome: addresses for its own first tab.
     addresses = [url for url in opened.requested() if not url.startswith(("data:", "blob:", "chrome"))]
     assert addresses == [page.as_uri()]
     assert opened.run("return performance.getEntriesByType('resource').length") == 0

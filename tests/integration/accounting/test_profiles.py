@@ -14,8 +14,9 @@ from accounting.profiles import (
 )
 from accounting.records import MeasurementRecord
 from accounting.storage.database import Database
-from accounting.viewer import AbsentError, DeniedError, Viewer
+from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.envelope import NotFoundError, NotPermittedError
 from tests.support.scenario import MIB, MODEL, T0, S, dump, key
 
 ADA, BEN = Viewer(uid=1001, user="ada"), Viewer(uid=1002, user="ben")
@@ -67,7 +68,7 @@ def test_the_solo_time_is_the_median_of_the_last_runs(database: Database) -> Non
 
 def test_a_user_cannot_set_less_than_was_measured(database: Database) -> None:
     learned(database, measured(1, 1, 100, 50))
-    with pytest.raises(RequestError, match=r"persistent .* is below the measured .*forget the profile first"):
+    with pytest.raises(RequestError, match=r"persistent .* are below the measured .*ask an operator to forget"):
         set_profile(database, ADA, KEY, persistent_bytes=99 * MIB, ephemeral_bytes=50 * MIB, now_utc_ns=T0 + 9 * S)
     found = set_profile(database, ADA, KEY, persistent_bytes=200 * MIB, ephemeral_bytes=50 * MIB, now_utc_ns=T0 + 9 * S)
     assert (sizes(found), found.version) == ((200, 50), 2)
@@ -80,9 +81,9 @@ def test_a_user_manages_their_own_profiles_and_an_operator_all(database: Databas
     learned(database, measured(1, 1, 100, 50))
     assert list_profiles(database, BEN) == []
     assert list_changes(database, BEN) == []
-    with pytest.raises(DeniedError):
+    with pytest.raises(NotPermittedError):
         set_profile(database, BEN, KEY, persistent_bytes=1 << 40, ephemeral_bytes=1 << 40, now_utc_ns=T0)
-    with pytest.raises(DeniedError):
+    with pytest.raises(NotPermittedError):
         forget_profile(database, BEN, KEY, now_utc_ns=T0)
     assert [view.key for view in list_profiles(database, ROOT)] == [KEY]
     set_profile(database, ROOT, KEY, persistent_bytes=300 * MIB, ephemeral_bytes=50 * MIB, now_utc_ns=T0 + 9 * S)
@@ -101,10 +102,39 @@ def test_a_forgotten_profile_is_unknown_until_a_later_run(database: Database) ->
     LedgerWriter(database).write([measured(1, 1, 100, 50), measured(1, 9, 100, 50)])
     assert find_profile(database, KEY) is None
     assert [view.is_forgotten for view in list_profiles(database, ADA, with_forgotten=True)] == [True]
-    with pytest.raises(AbsentError):
+    with pytest.raises(NotFoundError):
         forget_profile(database, ADA, KEY, now_utc_ns=T0 + 11 * S)
     found = learned(database, measured(2, 20, 30, 10))
-    assert (sizes(found), found.run_count, found.version) == ((30, 10), 1, 3)
+    assert (sizes(found), found.run_count, found.version) == ((100, 50), 1, 3)
+
+
+def test_what_was_measured_bounds_every_value_that_a_user_sets_after_forgetting(database: Database) -> None:
+    learned(database, measured(1, 1, 100, 50))
+    set_profile(database, ADA, KEY, persistent_bytes=200 * MIB, ephemeral_bytes=60 * MIB, now_utc_ns=T0 + 5 * S)
+    forget_profile(database, ADA, KEY, now_utc_ns=T0 + 10 * S)
+    (forgotten,) = list_profiles(database, ADA, with_forgotten=True)
+    assert sizes(forgotten) == (100, 50)
+    for persistent, ephemeral in ((1, 1), (99, 50), (100, 49)):
+        with pytest.raises(RequestError, match="below the measured"):
+            set_profile(
+                database, ADA, KEY, persistent_bytes=persistent * MIB, ephemeral_bytes=ephemeral * MIB,
+                now_utc_ns=T0 + 11 * S, cause="imported",
+            )  # fmt: skip
+    found = set_profile(
+        database, ADA, KEY, persistent_bytes=100 * MIB, ephemeral_bytes=50 * MIB, now_utc_ns=T0 + 12 * S
+    )
+    assert sizes(found) == (100, 50)
+
+
+@pytest.mark.parametrize("is_forgotten_by_owner", [False, True])
+def test_an_operator_forgets_what_was_measured_too(database: Database, is_forgotten_by_owner: bool) -> None:
+    learned(database, measured(1, 1, 100, 50))
+    if is_forgotten_by_owner:
+        forget_profile(database, ADA, KEY, now_utc_ns=T0 + 9 * S)
+    forget_profile(database, ROOT, KEY, now_utc_ns=T0 + 10 * S)
+    with pytest.raises(NotFoundError):
+        forget_profile(database, ROOT, KEY, now_utc_ns=T0 + 11 * S)
+    assert sizes(learned(database, measured(2, 20, 30, 10))) == (30, 10)
 
 
 def test_the_first_run_that_matches_again_clears_the_stale_mark(database: Database) -> None:

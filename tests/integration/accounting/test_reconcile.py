@@ -102,7 +102,7 @@ def test_a_difference_is_reported_and_slurms_value_adopted(database: Database) -
     assert reconcile(database, rows, window=WINDOW).disagreements == []
 
 
-def test_a_second_or_two_of_prolog_is_no_difference(database: Database) -> None:
+def test_a_difference_of_two_seconds_is_not_reported(database: Database) -> None:
     LedgerWriter(database).write([JobRecord(key=key(1), start_utc_ns=T0, end_utc_ns=T0 + 62 * S)])
     rows = read_sacct(table(line("1", 1, 61, 60)), cluster="alpha")
     assert reconcile(database, rows, window=WINDOW, is_dry=True).disagreements == []

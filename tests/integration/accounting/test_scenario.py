@@ -8,8 +8,9 @@ from accounting.ingest.ledger import LedgerWriter
 from accounting.records import JobRecord, decode, encode
 from accounting.reports import queries
 from accounting.reports.charts import make_charts
-from accounting.reports.report import Report, ReportKind, ReportRow, make_report
+from accounting.reports.report import ReportKind, make_report
 from accounting.reports.selection import JobSelector, Selection
+from accounting.reports.values import Report, ReportRow
 from accounting.storage.database import Database
 from accounting.viewer import Viewer
 from tests.support.scenario import END, MIB, T0, S, dump, key, records
@@ -66,14 +67,14 @@ def test_a_tree_has_every_level_of_slurms_accounts_and_sums_at_each(filled: Data
         (3, "vision", "ben", 1800),
     ]
     assert made.total == report(filled).total
-    # Whoever sees one job sees only what is above it.
+    # A user sees only the accounts above their own jobs.
     ben = make_report(filled, Viewer(uid=7, user="ben"), "account", DAY, now_utc_ns=END, is_tree=True)
     assert [(row.depth, row.account, row.user) for row in ben.rows] == [
         (0, "science", ""), (1, "images", ""), (2, "vision", ""), (3, "vision", "ben")
     ]  # fmt: skip
 
 
-def test_alone_gain_and_slowdown_of_known_jobs_and_none_of_unknown_ones(filled: Database) -> None:
+def test_alone_gain_and_slowdown_are_reported_only_for_known_jobs(filled: Database) -> None:
     rows = rows_by(report(filled, "job"), "job", "restart_count")
     ada, ben, cyd = (rows[job].measures for job in (("101", 0), ("102", 0), ("201", 0)))
     assert (ada.alone_ns, ben.alone_ns, cyd.alone_ns) == (2700 * S, 1500 * S, None)
@@ -91,7 +92,7 @@ def test_a_requeued_job_counts_each_run_without_its_suspension(filled: Database)
     assert seconds(rows["201", 1], "held_ns", "suspended_ns", "queue_wait_ns") == (900, 300, 800)
 
 
-def test_a_clock_that_jumps_an_hour_adds_nothing(filled: Database) -> None:
+def test_a_clock_that_jumps_by_an_hour_adds_no_time(filled: Database) -> None:
     row = rows_by(report(filled, "job"), "job")[("301",)]
     assert seconds(row, "held_ns", "busy_ns", "occupied_ns") == (600, 600, 600)
 
@@ -133,7 +134,7 @@ def test_the_bins_add_up_to_the_table_and_never_exceed_the_devices(filled: Datab
 
 
 def test_suspended_time_known_only_as_a_total_is_spread_over_the_bins(database: Database) -> None:
-    # As sacct tells it: 1,600 s from start to end, 400 s of them suspended, nobody knows when.
+    # sacct reports only totals: 1,600 s from start to end, 400 s of them suspended at unknown times.
     job = JobRecord(
         key=key(900), user="ada", account="a", device_count=2, start_utc_ns=T0, start_mono_ns=0,
         end_utc_ns=T0 + 1600 * S, end_mono_ns=1600 * S, suspended_ns=400 * S,
@@ -153,7 +154,7 @@ def test_profiles_and_clusters_have_their_own_tables(filled: Database) -> None:
     assert seconds(rows_by(report(filled, "cluster"), "cluster")[("alpha",)], "held_ns") == (7900,)
 
 
-def test_the_summary_says_what_was_avoided_and_how_long_jobs_waited(filled: Database) -> None:
+def test_the_summary_has_avoided_errors_waits_and_events(filled: Database) -> None:
     summary = report(filled).summary
     assert (summary.refused_count, summary.made_to_wait_count) == (1, 1)
     assert (summary.wait_median_ns, summary.wait_p95_ns) == (100 * S, 800 * S)

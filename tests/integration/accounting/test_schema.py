@@ -12,7 +12,7 @@ from tests.support.scenario import dump, records
 
 @pytest.fixture
 def database(empty_database: Database) -> Database:
-    """One of its own for each test here: they change the schema."""
+    """A separate database for each test, because these tests change the schema."""
     schema.upgrade(empty_database)
     return empty_database
 
@@ -43,15 +43,15 @@ def test_a_second_upgrade_keeps_every_row(database: Database) -> None:
 
 
 def test_a_newer_schema_is_refused_with_a_clear_message(database: Database) -> None:
-    def pretend(connection: object) -> None:
+    def raise_version(connection: object) -> None:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))  # type: ignore[attr-defined]
 
-    database.write(pretend)
+    database.write(raise_version)
     for refused in (lambda: schema.require(database), lambda: schema.upgrade(database)):
         with pytest.raises(OperatingError, match=r"its schema 9999 is newer than 0\d+.*upgrade Salus on this host"):
             refused()
 
 
-def test_an_empty_database_is_refused_with_what_to_do(empty_database: Database) -> None:
+def test_an_empty_database_is_refused_with_advice(empty_database: Database) -> None:
     with pytest.raises(OperatingError, match=r"its schema is empty.*run salus-acct db upgrade"):
         schema.require(empty_database)

@@ -1,7 +1,7 @@
 /*
- * Uses all of libsalus's CUDA part at once in a loop that checks its data: lane and own blocks,
- * pools, lists of live blocks, capture and graphs, a second thread that allocates. Linked with
- * sanitizers against the library in the driver's place. Says nothing when all is well.
+ * Uses the whole CUDA part of libsalus in a loop that checks its data: lane and own blocks, pools,
+ * lists of live blocks, capture and graphs, a second thread that allocates. Linked with sanitizers
+ * against the library in the driver's place. Prints nothing if all is well.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -96,10 +96,10 @@ static void check(const struct block *block)
         }
 }
 
-/* Never the gating thread: its blocks are the job's own. */
-/* A free waits for the device, and would spoil a capture of another thread, as on a GPU. */
+/* A free waits for the device, which would invalidate a capture of another thread, as on a GPU. */
 static pthread_mutex_t capturing = PTHREAD_MUTEX_INITIALIZER;
 
+/* The thread beside the gating thread: its blocks are the job's own memory. */
 static void *allocate_beside(void *unused)
 {
     (void)unused;
@@ -177,7 +177,7 @@ static void iterate(struct block *survivor, uint32_t iteration)
 int main(int count, char **arguments)
 {
     struct salus_hello_options options = {.size_bytes = sizeof(options)};
-    struct salus_counters figures;
+    struct salus_counters counters;
     struct block survivor;
     pthread_t beside;
     handle module;
@@ -205,7 +205,7 @@ int main(int count, char **arguments)
     }
     is_over = true;
     pthread_join(beside, NULL);
-    salus_counters(&figures);
+    salus_counters(&counters);
     OK(salus_report(1, 1, "explicit"));
     OK(salus_bye());
     check(&survivor);

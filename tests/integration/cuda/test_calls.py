@@ -1,6 +1,6 @@
-"""Calls that a sharing job may make and Salus must understand: capture and graphs, pools, other processes' memory.
+"""Driver calls that Salus must handle in a gated job: capture and graphs, pools, memory of other processes.
 
-docs/gpus.md has the table; here each row is shown in a session of a lane on the emulator.
+docs/gpus.md has the table. Each test shows a row of it, in a session in a lane on the emulator.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import json
 
 import pytest
 
-from tests.support.cuda_node import CudaNode, wait_until
+from tests.support.cuda_node import CudaNode
+from tests.support.salusd import wait_until
 
 START = """
 import ctypes, json, sys, time
@@ -37,10 +38,10 @@ ok(d.cuStreamBeginCapture(stream, mode))
 assert ok(d.cuStreamIsCapturing(stream)) == d.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 loop._mix(block, 5)
 loop._mix(block, 6)
-# The other job waits for the lane meanwhile; a boundary inside the capture must neither spoil it nor hand over.
+# The other job waits for the lane. A boundary during the capture must neither invalidate it nor hand over.
 before, end_s = loop.salus.handed_over(), time.monotonic() + 50
 while not lib.salus_cuda_will_yield():
-    assert time.monotonic() < end_s, "nobody came to wait"
+    assert time.monotonic() < end_s, "no other job waits"
 loop.salus.boundary(loop.allocator)
 assert loop.salus.handed_over() == before
 graph = ok(d.cuStreamEndCapture(stream))
@@ -56,7 +57,7 @@ while count < 40 or loop.salus.handed_over()[0] < 5:
     for value in (5, 6): block.word = (block.word * MULTIPLIER + value) % WORD
     loop._check(block)
 assert lib.salus_cuda_launch_count() >= 42
-# What the driver forbids in a capture stays forbidden, and is the capture's end only.
+# What the driver forbids during a capture stays forbidden, and ends only the capture.
 ok(d.cuStreamBeginCapture(stream, mode))
 assert d.cuStreamSynchronize(stream)[0] == d.CUresult.CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED
 assert d.cuStreamEndCapture(stream)[0] == d.CUresult.CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
@@ -76,7 +77,7 @@ ok(d.cuMemsetD32(block.address, 7, CHECKED_WORDS))
 number, end_s = 0, time.monotonic() + 40
 while loop.salus.handed_over()[0] < 6 and time.monotonic() < end_s:
     number += 1
-    # Nothing waits for this kernel here: what it writes must be in before the lane goes to the other.
+    # Nothing waits for this kernel here. It must be complete before the other job gets the lane.
     loop._mix(block, number)
     loop.salus.boundary(loop.allocator)
 loop._check(block)
@@ -96,21 +97,21 @@ props.allocType = d.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
 props.location.type = d.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 pool = ok(d.cuMemPoolCreate(props))
 blocks = [ok(d.cuMemAllocFromPoolAsync(4 * MIB, pool, stream)), ok(d.cuMemAllocAsync(4 * MIB, stream))]
-assert all(map(is_lane, blocks)), "a pool is advice: the lane holds its blocks"
+assert all(map(is_lane, blocks)), "blocks of a pool are placed in the lane"
 for block in blocks: ok(d.cuMemsetD8Async(block, 1, 4 * MIB, stream))
 codes = [d.cuMemPoolExportPointer(blocks[0])[0], d.cuIpcGetMemHandle(blocks[0])[0]]
 assert {code.name for code in codes} == {"CUDA_ERROR_NOT_SUPPORTED"}
 for block in blocks: ok(d.cuMemFreeAsync(block, stream))
 ok(d.cuStreamSynchronize(stream))
 ok(d.cuMemPoolTrimTo(pool, 0)); ok(d.cuMemPoolDestroy(pool))
-# Where the allowance ends a pool gets no more either.
+# A pool cannot allocate beyond the session's limits either.
 taken = []
 pool = ok(d.cuDeviceGetDefaultMemPool(0))
 while not (answer := d.cuMemAllocFromPoolAsync(16 * MIB, pool, stream))[0]: taken.append(answer[1])
 assert answer[0] == d.CUresult.CUDA_ERROR_OUT_OF_MEMORY and len(taken) < 12
 assert {is_lane(block) for block in taken} == {True, False}
 for block in taken: ok(d.cuMemFreeAsync(block, stream))
-# The rest passes through: the driver's own answers, and the job lives.
+# Other calls reach the driver and return its results.
 names = [d.cuIpcOpenMemHandle(d.CUipcMemHandle(), 1)[0].name, d.cuMemAllocManaged(4096, 1)[0].name]
 assert names == ["CUDA_ERROR_NOT_SUPPORTED"] * 2
 loop.iterate(1)
@@ -120,10 +121,10 @@ print(json.dumps({"wrong": loop.wrong_count}))
 )
 
 
-def test_a_graph_captured_in_a_lane_is_right_after_every_hand_over() -> None:
+def test_a_graph_captured_in_a_lane_computes_correctly_after_every_hand_over() -> None:
     with CudaNode("tiny-1g", "MaxLanes=1") as node:
         jobs = [node.job("-c", GRAPH, program=()) for _ in range(2)]
-        # Its capture is over and its graphs run only while somebody waits: a third keeps the last one company.
+        # A job goes on only while another one waits, so a third job runs until the last of the two is done.
         peer = node.job("--iterations", "1000000", "--kernel-us", "50")
         reports = [node.report(job) for job in jobs]
         peer.terminate()
@@ -133,7 +134,7 @@ def test_a_graph_captured_in_a_lane_is_right_after_every_hand_over() -> None:
     assert min(report["handovers"] for report in reports) > 3, reports
 
 
-def test_work_that_nobody_waited_for_is_over_before_the_lane_goes_on() -> None:
+def test_work_that_nobody_waited_for_is_complete_before_the_lane_is_handed_over() -> None:
     with CudaNode("tiny-1g", "MaxLanes=1\nPolicy=fair") as node:
         jobs = [node.job("-c", UNWAITED, "5000", program=()) for _ in range(2)]
         peer = node.job("--iterations", "1000000", "--kernel-us", "50")
@@ -144,7 +145,7 @@ def test_work_that_nobody_waited_for_is_over_before_the_lane_goes_on() -> None:
     assert min(report["handovers"] for report in reports) > 3, reports
 
 
-def test_pools_serve_from_the_lane_and_nothing_of_it_goes_to_other_processes() -> None:
+def test_pools_allocate_in_the_lane_and_their_blocks_cannot_be_exported() -> None:
     with CudaNode("tiny-1g=224", "MaxLanes=1") as node:
         job = node.job("-c", POOLS, program=())
         out, err = job.communicate(timeout=60)
@@ -175,9 +176,9 @@ print(json.dumps({"done": done, "wrong": loop.wrong_count}))
 
 @pytest.mark.parametrize(("job_class", "done"), [("best-effort", {3, 4}), ("normal", {0, 1})])
 def test_kernels_in_flight_of_best_effort_are_bounded_as_configured(job_class: str, done: set[int]) -> None:
-    """If two may be under way beside a high-class session, three of five are over when the fifth launch returns."""
+    """If two kernels may be in flight beside a high-class session, three of five are done at the fifth launch."""
     with CudaNode("tiny-1g", "MaxLanes=2\nPolicy=pack\nBestEffortLaunches=2") as node:
-        # There and idle: it holds no grant, so nobody is held back altogether.
+        # The high job is attached but holds no grant, so launches are limited and not held back.
         idle = (
             "--iterations",
             "2",
@@ -188,7 +189,7 @@ def test_kernels_in_flight_of_best_effort_are_bounded_as_configured(job_class: s
             str(node.directory / "count"),
         )
         node.job(*idle, job_class="high")
-        wait_until((node.directory / "count").exists, "the high job has worked and rests")
+        wait_until((node.directory / "count").exists, "the high job has run and is idle")
         report = node.report(node.job("-c", IN_FLIGHT, "300000", program=(), job_class=job_class))
     assert report["wrong"] == 0
     assert report["done"] in done

@@ -1,4 +1,4 @@
-"""The cuda device and NVML driver on the emulator, in a process of their own as salusd would be."""
+"""The drivers for CUDA and NVML on the emulator, in a process of their own, as in salusd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def until(claim):
         assert time.monotonic() < deadline
 """
 
-# A job: imports the lane from an inherited descriptor, writes, maps until told to let go.
+# A job that imports the lane from an inherited descriptor, writes to it, and keeps it mapped until it reads a line.
 JOB = """
 import ctypes, sys
 from cuda.bindings import driver as d
@@ -65,15 +65,15 @@ job, seen = start(lane, 77)
 try:
     assert seen == 0 and used() == 800 * MIB + size, "counted once"
     assert [p.pid for p in device.read(()).processes] == [os.getpid(), job.pid]
-    assert device.is_mapped(lane, job.pid) and not device.is_mapped(lane, 1)
+    assert device.find_holders(lane, [job.pid, 1]) == {{job.pid}}
     assert device.wipe_lane(lane) == size and device.held_bytes(lane) == size, "the job still maps it"
-    # Others may take memory while it is waited for: free memory rises by less, and still says that the lane is gone.
+    # Others may allocate meanwhile. Free memory then rises by less, and still shows that the lane is gone.
     second = device.open_lane(64 * MIB); newcomer, _ = start(second, 78)
     assert device.wipe_lane(lane) == size
     job.stdin.write("go\\n"); job.stdin.flush(); assert job.stdout.readline() == "gone\\n"
     until(lambda: device.wipe_lane(lane) == 0)
     newcomer.kill(); newcomer.communicate(); device.close_lane(second)
-    assert device.held_bytes(lane) == 0 and not device.is_mapped(lane, job.pid)
+    assert device.held_bytes(lane) == 0 and not device.find_holders(lane, [job.pid])
     device.close_lane(lane)
 finally:
     job.kill(); job.communicate()
@@ -135,7 +135,7 @@ assert device.wipe_lane(lane) == 0 and nvml.read(device.uuid).used_bytes == 400 
     emulator.run(code, CONTROL=control)
 
 
-def test_faults_are_told_and_a_hang_costs_a_deadline(emulator: Emulator, control: str) -> None:
+def test_faults_are_reported_and_a_hang_costs_one_time_out(emulator: Emulator, control: str) -> None:
     code = f"""{START}
 device, other = discover(nvml, timeout_ns=2_000_000_000)
 def fails(work, word):
@@ -147,18 +147,18 @@ assert device.read(()).faults == ()
 control("xid", "0", "31"); assert device.read(()).faults == (), "a program's own error"
 control("xid", "1", "62"); assert device.read(()).faults == () and other.read(()).faults == ("xid 62",)
 fails(lambda: other.read(()), "xid 62")
-assert other.read(()).faults == (), "it answers: recovered"
+assert other.read(()).faults == (), "the device answers again"
 control("hang-nvml", "0")
 fails(lambda: device.read(()), "no answer"); fails(lambda: device.read(()), "hung")
 control("clear", "0"); until(lambda: not nvml.is_hung)
-# The driver hangs, not NVML: a lane cannot be cleared. One deadline, then refusals at once, until it answers.
+# The driver hangs, not NVML, so a lane cannot be cleared. The first call times out, later ones fail at once.
 control("hang", "1")
 fails(lambda: other.open_lane(2 * MIB), "no answer"); fails(lambda: other.open_lane(2 * MIB), "earlier call")
 assert device.read(()).faults == () and other.read(()).faults == ()
 control("clear", "1"); until(lambda: not other._thread.is_hung); other.close_lane(other.open_lane(2 * MIB))
 control("lose", "1"); fails(lambda: other.read(()), "fallen off"); fails(lambda: other.open_lane(2 * MIB), "failed")
 control("clear", "1"); assert other.read(()).faults == ()
-# Xid 48 ends the daemon's own context as well, as on hardware: only a new process can use the device.
+# As on hardware, Xid 48 ends the daemon's own context too: only a new process can use the device.
 control("xid", "1", "48"); assert other.read(()).faults == ("xid 48",)
 fails(lambda: other.read(()), "xid 48")
 for _ in range(2): fails(lambda: other.read(()), "ECC")

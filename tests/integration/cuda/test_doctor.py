@@ -1,4 +1,4 @@
-"""`salus doctor` on a node with an emulated GPU: a sound one, and one that is not."""
+"""`salus doctor` on nodes with an emulated GPU, with and without faults."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from tests.support import emulator as emulators
-from tests.support.cuda_node import CudaNode, build_libsalus, wait_until
+from tests.support.cuda_node import CudaNode, build_libsalus
 from tests.support.emulator import ROOT, Emulator
+from tests.support.salusd import wait_until
 
 
 def doctor(emulator: Emulator, config: Path, *options: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -36,9 +37,9 @@ def levels(found: dict[str, list[dict[str, Any]]], check: str) -> set[str]:
     return {row["level"] for row in found[check]}
 
 
-def test_a_sound_node_passes_and_its_selftest_too() -> None:
+def test_a_node_without_faults_passes_all_checks_and_the_selftest() -> None:
     with CudaNode("tiny-1g") as node:
-        wait_until((node.directory / "salus.db").exists, "salusd has made its database")
+        wait_until((node.directory / "salus.db").exists, "salusd has created its database")
         code, found = doctor(node.emulator, node.directory / "salus.conf")
         assert code == 0, found
         for check in ("driver", "nvml", "lanes", "libsalus", "sockets", "database"):
@@ -60,7 +61,7 @@ def test_a_sound_node_passes_and_its_selftest_too() -> None:
         (("oom", "0", "-1"), "lanes", "MEMORY"),
     ],
 )
-def test_a_broken_device_is_told_with_advice(tmp_path: Path, fault: tuple[str, ...], check: str, word: str) -> None:
+def test_a_broken_device_is_reported_with_advice(tmp_path: Path, fault: tuple[str, ...], check: str, word: str) -> None:
     build_libsalus()
     emulator = emulators.make(tmp_path, "tiny-1g")
     emulator.control(*fault)
@@ -74,7 +75,7 @@ def test_a_broken_device_is_told_with_advice(tmp_path: Path, fault: tuple[str, .
     assert levels(found, "database") == {"failure"}
 
 
-def test_a_device_without_virtual_memory_management_is_told(tmp_path: Path) -> None:
+def test_a_device_without_virtual_memory_management_is_reported(tmp_path: Path) -> None:
     build_libsalus()
     config = tmp_path / "salus.conf"
     config.write_text(f"StorageUrl=sqlite:///{tmp_path}/none.db\nDaemonSocket={tmp_path}/salusd.sock\n")
@@ -85,8 +86,8 @@ def test_a_device_without_virtual_memory_management_is_told(tmp_path: Path) -> N
     assert row["advice"]
 
 
-def test_every_finding_of_a_neglected_node_says_what_to_do(tmp_path: Path) -> None:
-    """Everything but the GPU is wrong at once: program, libraries, places, database, Slurm's files."""
+def test_every_finding_on_a_misconfigured_node_has_advice(tmp_path: Path) -> None:
+    """Everything but the GPU is wrong: MPS program, libraries, sockets, database, Slurm's files."""
     emulator = emulators.make(tmp_path, "tiny-1g")
     places = tmp_path / "places"
     places.mkdir()
@@ -103,7 +104,7 @@ def test_every_finding_of_a_neglected_node_says_what_to_do(tmp_path: Path) -> No
     for check in ("mps", "libsalus", "sockets", "database", "slurm"):
         assert "failure" in levels(found, check), (check, found[check])
     assert levels(found, "device files") <= {"warning", "ok"}
-    mute = [
+    without_advice = [
         row for rows in found.values() for row in rows if row["level"] in ("failure", "warning") and not row["advice"]
     ]
-    assert mute == []
+    assert without_advice == []

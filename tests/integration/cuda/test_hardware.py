@@ -1,4 +1,4 @@
-"""On a machine with a GPU (`make test-gpu`): the self-test, and loops that share the real device."""
+"""Tests for a machine with a GPU (`make test-gpu`): the self-test, and loops that share the real device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cuda_node import CudaNode, build_libsalus, wait_until
+from tests.support.cuda_node import CudaNode, build_libsalus
 from tests.support.emulator import Emulator
+from tests.support.salusd import wait_until
 
 pytestmark = [
     pytest.mark.gpu,
@@ -25,6 +26,7 @@ class HardwareNode(CudaNode):
     def __init__(self, config: str = "") -> None:
         super().__init__("tiny-1g", config)
         self.emulator = RealDriver(self.emulator.libraries, self.emulator.state)
+        self.environment = self.emulator.environment()
 
 
 class RealDriver(Emulator):

@@ -1,4 +1,4 @@
-"""The driver itself refuses what a Slurm job's cgroup was not promised, whether or not the job loads libsalus."""
+"""The driver limits the memory of a Slurm job's cgroup, whether or not the job loads libsalus."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.emulator import MIB
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 PERSISTENT_MIB, EPHEMERAL_MIB = 128, 64
 
-# No hello, no libsalus: a program that goes around Salus. It joins the cgroup itself, as slurmstepd would put it there.
+# A program that bypasses Salus: no hello, no libsalus. It joins the cgroup itself, in place of slurmstepd.
 PROGRAM = """
 import json, os, sys
 if sys.argv[1]: open(sys.argv[1] + "/cgroup.procs", "w").write(str(os.getpid()))
@@ -35,10 +35,10 @@ sys.stdin.readline()
 
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[Path]:
-    """A real cgroup of version 2 with a name as Slurm's: salusd believes the kernel, not the process."""
+    """A real cgroup v2 with a name like those of Slurm, because salusd asks the kernel for a process's cgroup."""
     mount = next((one for one in MOUNTS if (one / "cgroup.controllers").exists()), None)
     if mount is None or not os.access(mount, os.W_OK):
-        pytest.skip("limits are by cgroup v2 path, and this machine has none that may be written")
+        pytest.skip("limits need a cgroup v2, and this machine has no writable one")
     scope = mount / f"salus{os.getpid()}_slurmstepd.scope"
     job = scope / "job_4711"
     job.mkdir(parents=True)
@@ -60,7 +60,7 @@ print(limits.hardLimit)
 
 
 def run(node: CudaNode, group: Path | None, *sizes: int) -> tuple[subprocess.Popen[str], list[str]]:
-    """Start the program, tell salusd of it as SPANK does, and let it allocate; it stays until told to end."""
+    """Start the program, report it to salusd as SPANK does, and let it allocate. `end` ends it."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(group or ""), *map(str, sizes)],
         env=node.emulator.environment(),
@@ -68,7 +68,7 @@ def run(node: CudaNode, group: Path | None, *sizes: int) -> tuple[subprocess.Pop
         stdout=subprocess.PIPE,
         text=True,
     )
-    node.processes.append(process)
+    node.jobs.append(process)
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -83,21 +83,21 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate("end\n", timeout=30)
 
 
-def test_the_driver_refuses_what_the_job_was_not_promised_until_it_ends(group: Path) -> None:
+def test_the_driver_enforces_the_limit_of_a_job_until_the_job_ends(group: Path) -> None:
     segment = f"salus:1;adm=1;K=shared;P={PERSISTENT_MIB * MIB};E={EPHEMERAL_MIB * MIB}"
     with CudaNode("tiny-1g", "MaxLanes=1") as node:
         assert node.ask("job_start", job="4711", uid=0, user="root", gpus="0", segment=segment)["ok"]
-        # 16 MiB of the promise are its context.
+        # The context takes 16 MiB of the limit.
         process, answers = run(node, group, 400, PERSISTENT_MIB + EPHEMERAL_MIB - 16, PERSISTENT_MIB)
         assert answers == ["CUDA_ERROR_OUT_OF_MEMORY", "CUDA_SUCCESS", "CUDA_SUCCESS"]
         assert limit_of(node, group) == (PERSISTENT_MIB + EPHEMERAL_MIB) * MIB
-        # A restart of salusd forgets no limit: it is lifted by the one that did not set it.
-        node.kill_daemon()
+        # After a restart, salusd removes a limit that it did not set itself.
+        node.kill()
         node.start()
         end(process)
         assert node.ask("job_end", job="4711", uid=0)["ok"]
         assert limit_of(node, group) is None
-        # Negative control: the same program with the limit gone, and outside the group, gets what the device has.
+        # Negative control: without the limit, and outside the cgroup, the same program can use the whole device.
         process, answers = run(node, None, 400)
         assert answers == ["CUDA_SUCCESS"]
         end(process)

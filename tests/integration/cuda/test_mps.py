@@ -1,7 +1,8 @@
-"""MPS per user against a stand-in of its control program: there is no MPS without a GPU."""
+"""MPS servers per user, with a stand-in for the control program, because MPS needs a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +14,8 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.mps import CONTROL, MpsLimits, MpsServer
 from tests.support import mps_control
-from tests.support.cuda_node import CudaNode, wait_until
+from tests.support.cuda_node import CudaNode
+from tests.support.salusd import wait_until
 
 DEVICES = (DeviceId("GPU-11aa"), DeviceId("GPU-22bb"))
 LIMITS = MpsLimits(thread_percent=40, pinned_bytes=3 << 30, device_count=2)
@@ -22,7 +24,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where servers keep their files; what still runs at the end is ended by its pid file."""
+    """Where servers keep their files. Servers that still run at the end are killed."""
     for folder in (tmp_path, *(one for one in tmp_path.parents if one.name.startswith(("pytest-", "popen-")))):
         folder.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
@@ -32,15 +34,16 @@ def run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 
 def end(pid: int) -> None:
-    if CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() if Path(f"/proc/{pid}").exists() else False:
-        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it may end by itself
+        if CONTROL.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
 
 
 def pid_of(run_directory: Path, uid: int) -> int:
     return int((run_directory / f"mps-{uid}/pipe/{CONTROL}.pid").read_text())
 
 
-def test_it_starts_as_its_user_with_its_limits_and_stops(run_directory: Path) -> None:
+def test_a_server_starts_as_its_user_with_its_limits_and_stops(run_directory: Path) -> None:
     mps_control.write(run_directory.parent / "bin")
     servers = {uid: MpsServer(uid, uid, run_directory) for uid in ((0, NOBODY) if os.geteuid() == 0 else (0,))}
     for uid, server in servers.items():
@@ -57,26 +60,26 @@ def test_it_starts_as_its_user_with_its_limits_and_stops(run_directory: Path) ->
         if os.geteuid() == 0:
             assert int((log / "uid").read_text()) == uid
             assert log.stat().st_uid == uid
-        assert log.stat().st_mode & 0o77 == 0, "no other user talks to it"
+        assert log.stat().st_mode & 0o77 == 0, "no other user can talk to it"
         assert server.environment(LIMITS)["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M,1=3072M"
     pid = pid_of(run_directory, 0)
     servers[0].start(DEVICES, LIMITS)
-    assert pid_of(run_directory, 0) == pid, "one that runs is kept"
+    assert pid_of(run_directory, 0) == pid, "a running server is kept"
     for server in servers.values():
         server.stop()
         wait_until(lambda one=server: not one.is_running(), "it is gone")
         server.stop()
 
 
-def test_one_that_crashed_is_seen_and_started_anew(run_directory: Path) -> None:
+def test_a_crashed_server_is_noticed_and_started_again(run_directory: Path) -> None:
     mps_control.write(run_directory.parent / "bin")
     server = MpsServer(os.getuid(), os.getgid(), run_directory)
     server.start(DEVICES, LIMITS)
     first = pid_of(run_directory, os.getuid())
     os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not server.is_running(), "the crash is seen")
+    wait_until(lambda: not server.is_running(), "the crash is noticed")
     server.stop()
-    # Its pid file is left and may name another process by now: this one is alive and is not taken for the server.
+    # Its pid file remains and may name another process by now. Such a process does not count as the server.
     (run_directory / f"mps-{os.getuid()}/pipe/{CONTROL}.pid").write_text(str(os.getpid()))
     assert not server.is_running()
     server.start(DEVICES, LIMITS)
@@ -93,7 +96,7 @@ def test_one_that_crashed_is_seen_and_started_anew(run_directory: Path) -> None:
         ({"at_start": "exit 0"}, "did not stay up"),
     ],
 )
-def test_one_that_fails_or_hangs_is_an_error_in_time(
+def test_a_server_that_fails_or_hangs_is_an_error_before_the_deadline(
     run_directory: Path, misbehaviour: dict[str, str], word: str
 ) -> None:
     mps_control.write(run_directory.parent / "bin", **misbehaviour)
@@ -140,14 +143,14 @@ def test_a_job_runs_under_its_users_server_with_both_limits(run_directory: Path)
             "CUDA_MPS_PIPE_DIRECTORY",
         ]
         assert "mps=1" in node.emulator.control("show")
-        orders = node.directory / f"mps-{os.getuid()}/log/orders"
+        orders = node.socket.parent / f"mps-{os.getuid()}/log/orders"
         assert "set_default_active_thread_percentage 50" in orders.read_text()
         # The last job of the user is over: other users' clients must not wait for this server.
         wait_until(lambda: "quit" in orders.read_text(), "its server is stopped")
         wait_until(lambda: "mps=0" in node.emulator.control("show"), "the device is shared by time slices again")
 
 
-def test_a_job_gets_time_slices_where_the_control_program_hangs(run_directory: Path) -> None:
+def test_a_job_gets_time_slices_if_the_control_program_fails(run_directory: Path) -> None:
     with CudaNode("tiny-1g", "ShareMode=mps") as node:
         mps_control.write(run_directory.parent / "bin", at_start="echo broken >&2; exit 3")
         report = node.report(node.job("-c", JOB, program=(), persistent_mib=512))

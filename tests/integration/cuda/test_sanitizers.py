@@ -1,4 +1,4 @@
-"""libsalus's CUDA part, built with ASan and UBSan, three processes at a time in one lane of an emulated GPU."""
+"""The CUDA part of libsalus, built with ASan and UBSan: three processes share one lane of an emulated GPU."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from tests.support.cuda_node import LIBSALUS, CudaNode
 
 SOURCE = Path(__file__).with_name("exercise.c")
-# A sanitizer cannot come late into a running Python: the job becomes the program, without the preloaded library.
+# A sanitizer cannot be loaded into a running Python: the job executes the program, without the preloaded library.
 BECOME = """
 import os, sys
 del os.environ["LD_PRELOAD"]
 os.environ["UBSAN_OPTIONS"] = "print_stacktrace=1"
-# What the emulated driver and the context keep to the end is theirs.
+# The emulated driver and the context keep memory until the end.
 os.environ["ASAN_OPTIONS"] = "detect_leaks=0"
 os.execv(sys.argv[1], [sys.argv[1], os.environ["SALUS_SOCKET"], sys.argv[2]])
 """
@@ -29,7 +29,7 @@ def build(directory: Path) -> Path:
     return program
 
 
-def test_no_sanitizer_speaks_and_no_data_is_wrong(tmp_path: Path) -> None:
+def test_the_sanitizers_report_nothing_and_all_data_is_correct(tmp_path: Path) -> None:
     with CudaNode("tiny-1g", "MaxLanes=1") as node:
         program = build(tmp_path)
         jobs = [node.job(str(program), "40", program=("-c", BECOME), persistent_mib=160) for _ in range(3)]

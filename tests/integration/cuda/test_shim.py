@@ -1,4 +1,4 @@
-"""libsalus in the CUDA driver's place: every name is there, what it does not wrap passes through untouched."""
+"""libsalus in place of the CUDA driver: it exports every name, and forwards unchanged what it does not wrap."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_name_of_the_driver_is_exported_and_nothing_else(emulator: Emulato
     assert names <= exported(emulator.libraries / "libcuda.so.1")
 
 
-def test_wrapped_names_are_ours_by_every_way_of_asking(emulator: Emulator) -> None:
+def test_every_way_to_look_up_a_wrapped_name_finds_ours(emulator: Emulator) -> None:
     code = f"""{START}
 for symbol in ("cuGetProcAddress", "cuGetProcAddress_v2"):
     assert get(lib, "cuLaunchKernel", 12000, 0, symbol) == address(lib, "cuLaunchKernel")
@@ -52,7 +52,7 @@ for symbol in ("cuGetProcAddress", "cuGetProcAddress_v2"):
     # The pointer that it returns for itself, in both versions.
     assert get(lib, "cuGetProcAddress", 12000, 0, symbol) == address(lib, "cuGetProcAddress_v2")
     assert get(lib, "cuGetProcAddress", 11030, 0, symbol) == address(lib, "cuGetProcAddress")
-    # An older form than the one we wrap, a name we do not wrap and one that nobody knows: the driver's own answers.
+    # An older form than the one we wrap, a name we do not wrap, and an unknown name: the driver's own answers.
     assert get(lib, "cuMemAlloc", 2000, 0, symbol) != address(lib, "cuMemAlloc_v2")
     assert get(lib, "cuCtxGetCurrent", 12000, 0, symbol) not in (None, address(lib, "cuCtxGetCurrent"))
     assert get(lib, "cuNoSuchThing", 12000, 0, symbol) is None
@@ -67,7 +67,7 @@ assert lib.cuGetExportTable(ctypes.byref(ctypes.c_void_p()), b"0" * 16) == 500
 
 
 @pytest.mark.parametrize("extra", [{"SALUS_DISABLE": "1"}, {"CUDA_PYTHON_CUDA_PER_THREAD_DEFAULT_STREAM": "1"}, {}])
-def test_a_program_without_a_session_runs_as_without_us(emulator: Emulator, extra: dict[str, str]) -> None:
+def test_a_program_without_a_session_runs_as_without_salus(emulator: Emulator, extra: dict[str, str]) -> None:
     code = "import runpy, sys; sys.argv = ['x', '--iterations', '20', '--cached']; "
     code += f"runpy.run_path({str(ROOT / 'examples/cuda_loop.py')!r}, run_name='__main__')"
     said = emulator.run(code, LD_PRELOAD=str(LIBRARY), SALUS_SOCKET="/nonexistent/socket", **extra)
@@ -76,11 +76,11 @@ def test_a_program_without_a_session_runs_as_without_us(emulator: Emulator, extr
     assert emulator.used_bytes() == 0
 
 
-def test_a_missing_driver_is_said_and_breaks_nothing(emulator: Emulator) -> None:
+def test_a_missing_driver_is_reported_and_breaks_nothing(emulator: Emulator) -> None:
     code = START + "assert lib.cuInit(0) == 500"
     said = emulator.run(code, LD_PRELOAD=str(LIBRARY), LD_LIBRARY_PATH="/nonexistent")
     assert "salus: load driver" in said.stderr
-    # A program that never calls the driver hears nothing: constructors do nothing.
+    # A program that never calls the driver gets no message, because there is no constructor.
     assert emulator.run("print(1)", LD_PRELOAD=str(LIBRARY), LD_LIBRARY_PATH="/nonexistent").stderr == ""
 
 
@@ -94,7 +94,7 @@ lib, MIB = ctypes.CDLL(None), 1 << 20
 ok = cuda_loop.ok
 loop.salus.boundary(loop.allocator)
 free, total = ok(d.cuMemGetInfo())
-assert free < 200 * MIB < total, "what the session may have, not what the device has"
+assert free < 200 * MIB < total, "free memory is what the session may allocate"
 in_lane = int(ok(d.cuMemAlloc(4 * MIB)))
 assert lib.salus_is_lane(ctypes.c_void_p(in_lane)) == 1
 start, size = ok(d.cuMemGetAddressRange(in_lane + 5))
@@ -110,7 +110,7 @@ stream = ok(d.cuStreamCreate(1))
 pooled = ok(d.cuMemAllocAsync(4 * MIB, stream))
 ok(d.cuMemsetD8Async(pooled, 1, 4 * MIB, stream))
 ok(d.cuMemFreeAsync(pooled, stream))
-# Room ends: in the lane, then in the allowance, then out of memory; freed, it is there again.
+# The lane fills up, then the session's own limit, then allocations fail. Freed memory can be allocated again.
 taken = []
 while True:
     code, address = d.cuMemAlloc(16 * MIB)
@@ -129,8 +129,8 @@ print('{"ok": true}')
 """
 
 
-def test_a_session_allocates_in_its_lane_then_in_its_allowance_then_not_at_all() -> None:
-    # The device has no room beyond what was promised, so the daemon cannot raise the cap.
+def test_a_session_allocates_in_its_lane_then_up_to_its_limit_then_not_at_all() -> None:
+    # The device has no memory beyond the limits, so the daemon cannot raise them.
     with CudaNode("tiny-1g=224", "MaxLanes=1") as node:
         job = node.job("-c", INSIDE, program=())
         assert node.report(job) == {"ok": True}

@@ -1,4 +1,4 @@
-"""Faults 18 to 20 and malicious sessions: limits, quotas, forged names, attacked paths, lies in every field."""
+"""Hostile peers: malformed frames, floods, forged names, attacked paths, and sessions that lie in every field."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from nodedaemon.wire import framing
 from nodedaemon.wire.messages import HEADER, MAGIC, WIRE_VERSION, Bye, Hello, ProfileReport, Return, Unmapped, Want
+from tests.integration.faults.running import finish, start_running, wait_for_more
 from tests.support.device_kind import IS_CUDA
 from tests.support.idle_sessions import IdleSessions
 from tests.support.salusd import Salusd, wait_until
@@ -48,34 +49,33 @@ def resident_bytes(pid):
 
 
 def malformed_frames(seed):
-    """Frames that are each wrong in one way, from a small generator of our own: fast enough for ten thousand."""
-    chance = random.Random(seed)
+    """Frames that are each wrong in one way; the generator is fast enough for ten thousand of them."""
+    random_source = random.Random(seed)
     good = [framing.encode(m) for m in (Hello(), Want(), Return(1), Unmapped(1, 1), Bye(), ProfileReport(1, 1))]
     while True:
-        frame = bytearray(chance.choice(good))
-        match chance.randrange(5):
+        frame = bytearray(random_source.choice(good))
+        match random_source.randrange(5):
             case 0:
-                frame = bytearray(chance.randbytes(chance.randrange(1, 700)))
+                frame = bytearray(random_source.randbytes(random_source.randrange(1, 700)))
             case 1:
-                frame[chance.randrange(HEADER.size - 4)] ^= chance.randrange(1, 256)
+                frame[random_source.randrange(HEADER.size - 4)] ^= random_source.randrange(1, 256)
             case 2:
-                del frame[chance.randrange(1, len(frame)) :]
+                del frame[random_source.randrange(1, len(frame)) :]
             case 3:
-                frame += chance.randbytes(chance.randrange(1, 64))
+                frame += random_source.randbytes(random_source.randrange(1, 64))
             case _:
-                frame[: HEADER.size] = HEADER.pack(MAGIC, WIRE_VERSION, chance.randrange(16, 65536), len(frame), 0)
+                frame[: HEADER.size] = HEADER.pack(
+                    MAGIC, WIRE_VERSION, random_source.randrange(16, 65536), len(frame), 0
+                )
         if frame[:1] != b"{":
             yield bytes(frame)
 
 
 @pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-def test_19_malformed_frames_cost_only_their_own_connection(count, salusd, crew, request):
+def test_a_malformed_frame_closes_only_its_own_connection(count, salusd, crew, request):
     daemon = salusd(memory="1G", config="UserRequests=1000000\nUserSessions=2000")
     group = crew(daemon)
-    good = group.start(iteration_us=500)
-    group.ready()
-    good.go()
-    good.wait_iterations(5)
+    good = start_running(group, iteration_us=500)
     frames = malformed_frames(seed=7)
     idle = ExitStack()
     request.addfinalizer(idle.close)
@@ -92,20 +92,18 @@ def test_19_malformed_frames_cost_only_their_own_connection(count, salusd, crew,
                 peer.send(next(frames))
                 assert is_closed_by(peer)
         resident.append(resident_bytes(daemon.process.pid))
-        served = len(good.iterations())
-        good.wait_iterations(served + 20)
+        wait_for_more(good)
     assert len(daemon.status()["sessions"]) == 201, "no idle session was lost"
     wait_until(lambda: descriptor_count(daemon.process.pid) <= descriptors, "no descriptor is leaked", daemon.story)
-    # Once, whenever that is, the database's thread warms up; a leak grows in every part: 4 KiB a frame would show.
+    # The database's thread grows once, at an unknown time. A leak of 4 KiB per frame would grow in every part.
     growth = [after - before for before, after in pairwise(resident)]
     assert min(growth) < (count // 5) * 4096, growth
-    good.stop()
-    good.finish()
+    finish(good)
 
 
 @given(packet=st.binary(min_size=1, max_size=600))
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_19_whatever_the_bytes_the_next_peer_is_served(shared_daemon, packet):
+def test_the_next_peer_is_served_after_any_bytes(shared_daemon, packet):
     with connect(shared_daemon) as peer:
         peer.send(packet)
         peer.shutdown(socket.SHUT_WR)
@@ -120,12 +118,12 @@ def shared_daemon():
         yield daemon
 
 
-def test_19_a_silent_peer_is_closed_after_the_hello_timeout(shared_daemon):
+def test_a_silent_peer_is_closed_after_the_hello_timeout(shared_daemon):
     with connect(shared_daemon) as peer:
         assert is_closed_by(peer)
 
 
-def test_19_descriptors_sent_with_garbage_are_not_kept(shared_daemon):
+def test_descriptors_sent_with_garbage_are_closed(shared_daemon):
     before = descriptor_count(shared_daemon.process.pid)
     for _ in range(50):
         with connect(shared_daemon) as peer:
@@ -144,7 +142,7 @@ def test_19_descriptors_sent_with_garbage_are_not_kept(shared_daemon):
         b'{"verb": "run_start", "class": []}\n',
     ],
 )
-def test_19_a_bad_request_is_answered_and_the_connection_goes_on(shared_daemon, request_line):
+def test_a_bad_request_is_answered_and_the_connection_stays_open(shared_daemon, request_line):
     with connect(shared_daemon, socket.SOCK_STREAM, shared_daemon.control) as peer, peer.makefile("r") as answers:
         peer.sendall(request_line)
         assert "ok" in json.loads(answers.readline())
@@ -152,7 +150,7 @@ def test_19_a_bad_request_is_answered_and_the_connection_goes_on(shared_daemon, 
         assert json.loads(answers.readline())["ok"] is True
 
 
-def test_19_a_request_without_end_is_cut_off(shared_daemon):
+def test_an_endless_request_is_cut_off(shared_daemon):
     with connect(shared_daemon, socket.SOCK_STREAM, shared_daemon.control) as peer:
         try:
             for _ in range(100):
@@ -163,7 +161,7 @@ def test_19_a_request_without_end_is_cut_off(shared_daemon):
     assert shared_daemon.ask("ping")["ok"]
 
 
-def test_19_forged_jobs_and_verbs_of_root_are_refused_to_others(salusd, rogue):
+def test_forged_jobs_and_requests_of_root_are_refused_to_other_users(salusd, rogue):
     daemon = salusd(config="LocalJobs=no")
     segment = "salus:1;P=4194304;E=4194304;K=shared"
     assert daemon.hook("job_start", job="5", uid=0, gpus="0", segment=segment, wait_ms=3000)["ok"]
@@ -211,7 +209,7 @@ def test_users_see_their_own_jobs_in_full_and_others_only_as_load(salusd, crew):
     assert why["kind"] == "not_found"
 
 
-def test_19_a_user_has_no_more_sessions_than_allowed(salusd, crew):
+def test_a_user_gets_no_more_sessions_than_allowed(salusd, crew):
     daemon = salusd(memory="1G", config="UserSessions=3")
     group = crew(daemon)
     workers = [group.start() for _ in range(4)]
@@ -220,12 +218,12 @@ def test_19_a_user_has_no_more_sessions_than_allowed(salusd, crew):
     assert codes[0] < 0
 
 
-def test_18_a_herd_of_sessions_is_admitted_without_ever_exceeding_the_device(salusd):
+def test_two_hundred_jobs_are_admitted_without_ever_exceeding_the_device(salusd):
     daemon = salusd(memory="512M", config="UserSessions=1000\nUserRequests=100000")
     uid = os.getuid()
     segment = "salus:1;P=8388608;E=16777216;K=shared"
     for number in range(200):
-        # Whoever fits is waited for, however busy the machine is.
+        # Jobs that fit get time to be admitted, even on a busy machine.
         wait_ms = 30_000 if number < 62 else 20
         answer = daemon.hook("job_start", job=str(1000 + number), uid=uid, gpus="0", segment=segment, wait_ms=wait_ms)
         assert answer["ok"] is (number < 62), f"job {number}"
@@ -238,7 +236,7 @@ def test_18_a_herd_of_sessions_is_admitted_without_ever_exceeding_the_device(sal
 
 
 @pytest.mark.parametrize("attack", ["symlink", "file", "open_directory", "foreign_socket", "state_symlink"])
-def test_20_an_attacked_path_is_refused_with_the_reason(attack):
+def test_an_attacked_path_is_refused_with_the_reason(attack):
     daemon = Salusd()
     try:
         daemon.socket.parent.mkdir(mode=0o755)
@@ -260,7 +258,7 @@ def test_20_an_attacked_path_is_refused_with_the_reason(attack):
         daemon.__exit__()
 
 
-def test_20_a_second_daemon_does_not_take_the_first_ones_place(salusd):
+def test_a_second_daemon_does_not_replace_the_first(salusd):
     daemon = salusd()
     second = subprocess.run(
         [sys.executable, "-m", "nodedaemon", "-f", str(daemon.config), "-N", "n1"],
@@ -273,8 +271,8 @@ def test_20_a_second_daemon_does_not_take_the_first_ones_place(salusd):
     assert daemon.ask("ping")["ok"]
 
 
-def test_a_malicious_lane_mate_cannot_stop_the_device_for_others(salusd, crew, rogue):
-    """It scribbles over every page it has, lies in every field, and keeps its descriptors."""
+def test_a_malicious_session_cannot_stop_the_device_for_others(salusd, crew, rogue):
+    """It overwrites every page that it maps, lies in every field, and keeps its descriptors."""
     daemon = salusd(config="MaxLanes=1\nHangTimeout=1\nOnHang=kill\nUnmapTimeout=1")
     group = crew(daemon)
     neighbour, other = group.start(iteration_us=500), group.start(iteration_us=500, uid=STRANGER)
@@ -286,21 +284,19 @@ def test_a_malicious_lane_mate_cannot_stop_the_device_for_others(salusd, crew, r
     bad.do("run")
     assert bad.do("hello")["kind"] == "WELCOME"
     bad.do("want")
-    bad.do("take_lane")
+    bad.do("map_lane")
     assert set(bad.do("seize")["failed"]) == {1}
     bad.do("scribble")
     bad.do("lie_return")
-    bad.tell("lie_handover")
-    bad.tell("lie_unmapped")
+    bad.send("lie_handover")
+    bad.send("lie_unmapped")
     for _ in range(3):
         counts = [len(worker.iterations()) for worker in (neighbour, other)]
         other.wait_iterations(counts[1] + 20)
         neighbour.wait_iterations(counts[0] + 20)
     assert overlaps([other]) == 0
     assert daemon.ask("ping")["ok"]
-    for worker in (neighbour, other):
-        worker.stop()
-        worker.finish()
+    finish(neighbour, other)
 
 
 TIGHT = "UnmapTimeout=500ms\nHangTimeout=1\nOnHang=kill\nDomainQuantum=1ms\nSampleInterval=100ms"
@@ -311,7 +307,7 @@ def take_a_lane(rogue, daemon, last):
     bad.do("run")
     bad.do("hello")
     bad.do("want")
-    assert bad.do("take_lane")["bytes"] >= 40 << 20
+    assert bad.do("map_lane")["bytes"] >= 40 << 20
     bad.do("scribble")
     bad.do(last)
     return bad
@@ -328,42 +324,40 @@ def run_beside(daemon, group, iteration_count):
 
 
 @pytest.mark.parametrize("trick", ["disconnect", "lie_unmapped"])
-def test_another_users_lane_comes_back_from_one_who_never_unmaps(trick, salusd, crew, rogue):
+def test_a_lane_is_taken_back_from_a_session_that_never_unmaps_it(trick, salusd, crew, rogue):
     daemon = salusd(memory="64M", config=f"MaxLanes=1\n{TIGHT}")
     bad = take_a_lane(rogue, daemon, "lie_leave")
     bad.do(trick)
     good = run_beside(daemon, crew(daemon), 50)
-    wait_until(bad.is_gone, "who kept the lane is ended", daemon.story)
-    good.stop()
-    good.finish()
+    wait_until(bad.is_gone, "the session that kept the lane is ended", daemon.story)
+    finish(good)
 
 
-def test_one_who_stops_itself_while_holding_keeps_its_lane_and_others_run_in_another(salusd, crew, rogue):
+def test_a_holder_that_stops_itself_keeps_its_lane_and_others_run_in_another(salusd, crew, rogue):
     daemon = salusd(memory="128M", config=f"MaxLanes=2\n{TIGHT}")
     bad = take_a_lane(rogue, daemon, "stop_self")
     good = run_beside(daemon, crew(daemon), 50)
     assert not bad.is_gone()
-    good.stop()
-    good.finish()
+    finish(good)
 
 
-@pytest.mark.skipif(IS_CUDA, reason="GPU memory cannot be taken from its holder: a release waits for a stopped one")
-def test_a_leaver_that_fills_its_old_lane_again_is_found_and_ended(salusd, crew, rogue):
-    """A stopped session is spared the deadline for unmapping; what it does when it wakes is not."""
+@pytest.mark.skipif(
+    IS_CUDA, reason="GPU memory cannot be freed under its holder: a release waits for a stopped process"
+)
+def test_a_session_that_writes_to_the_lane_it_returned_is_ended(salusd, crew, rogue):
+    """A stopped session need not unmap in time, but it may not write to the lane when it continues."""
     daemon = salusd(memory="64M", config=f"MaxLanes=1\n{TIGHT}".replace("UnmapTimeout=500ms", "UnmapTimeout=60"))
     bad = take_a_lane(rogue, daemon, "lie_leave")
     bad.do("stop_self")
     good = run_beside(daemon, crew(daemon), 20)
     bad.process.send_signal(signal.SIGCONT)
-    bad.tell("scribble")
-    wait_until(bad.is_gone, "the memory that grew back is seen", daemon.story)
-    count = len(good.iterations())
-    good.wait_iterations(count + 20)
-    good.stop()
-    good.finish()
+    bad.send("scribble")
+    wait_until(bad.is_gone, "the daemon sees that the memory grew again", daemon.story)
+    wait_for_more(good)
+    finish(good)
 
 
-def test_19_a_flood_ends_the_flooders_connection_and_the_others_are_served(salusd, crew, rogue):
+def test_a_flood_closes_the_connection_of_its_sender_and_others_are_served(salusd, crew, rogue):
     daemon = salusd(config="UserRequests=200")
     group = crew(daemon)
     good = group.start(iteration_us=500)
@@ -373,7 +367,5 @@ def test_19_a_flood_ends_the_flooders_connection_and_the_others_are_served(salus
     bad.do("run")
     assert bad.do("hello")["kind"] == "WELCOME"
     assert bad.do("flood")["is_cut_off"]
-    count = len(good.iterations())
-    good.wait_iterations(count + 50)
-    good.stop()
-    good.finish()
+    wait_for_more(good, 50)
+    finish(good)

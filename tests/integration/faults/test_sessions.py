@@ -1,4 +1,4 @@
-"""Faults 2 to 5: sessions that die, stop, fork, or meet a reused pid; jobs of several sessions."""
+"""Sessions that die, stop, hang or fork, jobs with several sessions, and reused pids."""
 
 import os
 import signal
@@ -10,27 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.faults.running import finish, start_running, wait_for_more
 from tests.support.device_kind import worker_environment
 from tests.support.salusd import wait_until
 from tests.support.workers import overlaps
 
 
 @pytest.mark.parametrize("kill_count", [5, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
-def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill_count, salusd, crew):
+def test_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill_count, salusd, crew):
     daemon = salusd(config="MaxLanes=1")
     group = crew(daemon)
-    peer = group.start(iteration_us=300)
-    group.ready()
-    peer.go()
-    peer.wait_iterations(2)
+    peer = start_running(group, 2, iteration_us=300)
     for _ in range(kill_count):
-        victim = group.start(iteration_us=300)
-        group.ready(victim)
-        victim.go()
-        victim.wait_iterations(3)
+        victim = start_running(group, 3, iteration_us=300)
         victim.close()
         died_ns = time.monotonic_ns()
-        # By time, not by number: what it reported last may lie long before the death.
+        # Count by time: the last iteration that the peer reported may be much older than the death.
         wait_until(
             lambda died_ns=died_ns: peer.count_since(died_ns) >= 5,
             "the next waiter runs",
@@ -38,14 +33,14 @@ def test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill
         )
         assert overlaps([peer, victim]) == 0
         peer.forget_iterations()
-    daemon.wait_for(lambda status: len(status["sessions"]) == 1, "the dead are released")
+    daemon.wait_for(lambda status: len(status["sessions"]) == 1, "the dead sessions are released")
     assert daemon.status()["devices"][0]["persistent_bytes"] == 4 << 20
 
 
-def test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another(salusd, crew):
+def test_a_stopped_holder_keeps_its_lane_and_its_peers_move_to_another(salusd, crew):
     daemon = salusd(memory="64M", config="MaxLanes=2\nPolicy=fifo")
     group = crew(daemon)
-    # One lane is all that fits while both are small; the peer must find room beside the stopped one's lane.
+    # Both fit into one lane. The peer must find room for a second lane beside that of the stopped holder.
     holder = group.start(iteration_us=300, ephemeral=8)
     peer = group.start(iteration_us=300, ephemeral=8)
     group.ready()
@@ -55,14 +50,11 @@ def test_03_a_stopped_holder_keeps_its_lane_and_its_mates_move_to_another(salusd
     peer.go()
     peer.wait_iterations(10)
     holder.signal(signal.SIGCONT)
-    count = len(holder.iterations())
-    holder.wait_iterations(count + 5)
-    for worker in (holder, peer):
-        worker.stop()
-        worker.finish()
+    wait_for_more(holder, 5)
+    finish(holder, peer)
 
 
-def test_03_where_no_other_lane_fits_the_mates_of_a_stopped_holder_wait_and_nobody_is_lent_its_lane(salusd, crew):
+def test_the_peers_of_a_stopped_holder_wait_if_no_other_lane_fits(salusd, crew):
     daemon = salusd(memory="64M", config="MaxLanes=1")
     group = crew(daemon)
     holder, peer = (group.start(iteration_us=300, persistent=4, ephemeral=40) for _ in range(2))
@@ -73,30 +65,28 @@ def test_03_where_no_other_lane_fits_the_mates_of_a_stopped_holder_wait_and_nobo
     peer.go()
     daemon.wait_for(
         lambda status: any(s["is_stopped"] for s in status["sessions"]) and status["devices"][0]["waiting_count"] == 1,
-        "the stop is seen and the peer waits",
+        "the daemon sees that the holder is stopped and the peer waits",
     )
     reasons = daemon.ask("why", job=peer.job)["sessions"][0]["reasons"]
     assert reasons
     assert peer.iterations() == []
     holder.signal(signal.SIGCONT)
     peer.wait_iterations(5)
-    for worker in (holder, peer):
-        worker.stop()
-        worker.finish()
+    finish(holder, peer)
     assert overlaps([holder, peer]) == 0
 
 
 @pytest.mark.parametrize("action", ["warn", "kill"])
-def test_03_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew):
+def test_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew):
     daemon = salusd(memory="64M", config=f"MaxLanes=1\nHangTimeout=1\nOnHang={action}")
     group = crew(daemon)
-    # Three times HangTimeout where it is to live through it.
+    # With `warn` the iteration ends after three times HangTimeout.
     iteration_us = 60_000_000 if action == "kill" else 3_000_000
-    holder = group.start(iteration_us=iteration_us, persistent=4, ephemeral=40, tell_inside=True)
+    holder = group.start(iteration_us=iteration_us, persistent=4, ephemeral=40, report_starts=True)
     peer = group.start(iteration_us=300, persistent=4, ephemeral=40)
     group.ready()
     holder.go()
-    # A holder that was granted but has not entered yet is idle, and an idle one is not waited for.
+    # A holder that has not begun its iteration yet is idle, and the daemon takes the grant of an idle holder back.
     holder.wait_report("inside")
     peer.go()
     wait_until(lambda: "hung" in daemon.story(), "the hang is reported", daemon.story)
@@ -108,7 +98,7 @@ def test_03_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew)
     assert overlaps([holder, peer]) == 0
 
 
-def test_04_children_of_a_job_are_the_jobs_and_outlive_their_parent(salusd):
+def test_a_grandchild_belongs_to_the_job_and_outlives_its_parent(salusd):
     daemon = salusd()
     program = (
         "import subprocess,sys,os\n"
@@ -143,7 +133,7 @@ def test_04_children_of_a_job_are_the_jobs_and_outlive_their_parent(salusd):
 
 
 @pytest.mark.parametrize("is_idle", [False, True], ids=["running", "idle"])
-def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(salusd, crew, is_idle):
+def test_two_sessions_of_one_job_run_ungated_by_their_peak_and_get_a_notice(salusd, crew, is_idle):
     daemon = salusd(config="MaxLanes=1")
     group = crew(daemon)
     first = group.start(iteration_us=300)
@@ -156,7 +146,7 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
         "sys.argv=['worker','--no-run','--control','x','--socket',sys.argv[1],'--iteration-us','300']\n"
         "runpy.run_path('tests/support/worker.py',run_name='__main__')"
     )
-    # The second session's process is registered to the same job, as Slurm's hooks do it for a second rank.
+    # Register the second process with the same job, as Slurm's hooks do for a second rank.
     second = subprocess.Popen(
         [sys.executable, "-c", f"import sys;sys.stdin.readline()\n{program}", str(daemon.socket)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **worker_environment(daemon.gpu)},
@@ -171,25 +161,23 @@ def test_04_two_sessions_of_one_job_run_ungated_by_their_peak_and_are_told_so(sa
             assert "iteration" in second.stdout.readline()
         if is_idle:
             first.go()
-        count = len(first.iterations())
-        first.wait_iterations(count + 20)
+        wait_for_more(first)
         sessions = daemon.status()["sessions"]
         assert [session["is_gated"] for session in sessions] == [False, False]
         assert "several sessions" in daemon.story()
-        # Each process holds more than the 4 MiB that the job declared: both are charged by what they are seen to hold.
+        # Each process holds more than the 4 MiB that the job declared, and is charged for what it holds.
         daemon.wait_for(
             lambda status: (
                 sum(one["persistent_bytes"] for one in status["sessions"])
                 >= sum(one["own_bytes"] or 1 << 40 for one in status["sessions"])
             ),
-            "the second is charged too",
+            "the second session is charged too",
         )
     finally:
         second.kill()
         second.communicate()
-    first.stop()
-    first.finish()
-    daemon.wait_for(lambda status: not status["sessions"], "both are gone")
+    finish(first)
+    daemon.wait_for(lambda status: not status["sessions"], "both sessions are gone")
     daemon.stop()
     with sqlite3.connect(daemon.database) as database:
         kinds = [row[0] for row in database.execute("select kind from events")]
@@ -201,18 +189,18 @@ def uptime_s():
 
 
 def start_with_pid(group, pid):
-    """A worker that gets the pid of a process that is gone, as happens by itself after 32,768 others."""
+    """Start a worker that gets the pid of a process that is gone, as normally happens after 32,768 others."""
     for _ in range(200):
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1))
         worker = group.start(no_run=True)
         if worker.pid == pid:
             return worker
         worker.close()
-    raise AssertionError(f"pid {pid} was not given again")
+    raise AssertionError(f"no worker got pid {pid} again")
 
 
-def test_05_a_process_with_a_registered_but_reused_pid_is_not_of_the_job(salusd, crew):
-    """A job's processes are pid and start time: who gets the pid of a dead one gets nothing else of it."""
+def test_a_process_that_reuses_a_registered_pid_does_not_belong_to_the_job(salusd, crew):
+    """The daemon identifies a process by pid and start time, so a reused pid gives no access to the job."""
     daemon = salusd(config="LocalJobs=no")
     daemon.hook(
         "job_start", job="77", uid=os.getuid(), gpus="0", segment="salus:1;P=4194304;E=4194304;K=shared", wait_ms=5000
@@ -221,9 +209,9 @@ def test_05_a_process_with_a_registered_but_reused_pid_is_not_of_the_job(salusd,
     assert daemon.hook("task_start", job="77", uid=os.getuid(), pid=registered.pid)["ok"]
     registered.kill()
     registered.wait()
-    # The kernel tells start times in hundredths of a second; by itself no pid comes again as soon as that.
+    # The kernel reports start times in hundredths of a second; outside this test no pid is reused so soon.
     gone_s = uptime_s()
-    wait_until(lambda: uptime_s() > gone_s + 0.02, "the clock of start times goes on")
+    wait_until(lambda: uptime_s() > gone_s + 0.02, "the clock of start times advances")
     stranger = start_with_pid(crew(daemon), registered.pid)
     assert stranger.wait_report("hello")["code"] != 0
     assert [session["pid"] for session in daemon.status()["sessions"]] == [0]

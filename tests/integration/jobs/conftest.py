@@ -1,15 +1,21 @@
-"""A stand-in daemon and real PyTorch jobs; everything is ended with the test."""
+"""Real PyTorch jobs; all are ended with the test."""
 
 from __future__ import annotations
 
 import fcntl
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon
-from tests.support.torch_job import JOB, TorchJob
+from tests.support.launch import launch_arguments
+from tests.support.salusd import Salusd
+from tests.support.torch_job import JOB, ROOT, TorchJob
+
+MIB = 1 << 20
+#: Sizes with which a job shares its device.
+SIZES: dict[str, object] = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 32 * MIB, "wait_ms": 60_000}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,8 +30,14 @@ def native() -> None:
 def start_job() -> Iterator[Callable[..., TorchJob]]:
     jobs: list[TorchJob] = []
 
-    def start(*command: str, daemon: LaneDaemon | None = None, **environment: str) -> TorchJob:
-        jobs.append(TorchJob(*command, socket=daemon.path if daemon else None, **environment))
+    def start(
+        *command: str, daemon: Salusd | None = None, run: dict[str, object] = SIZES, **environment: str
+    ) -> TorchJob:
+        """Start a Python program, as a job of the daemon if there is one. `run` is what `salus run` would send."""
+        if daemon is not None:
+            command = (*launch_arguments(daemon, run), sys.executable, *command)
+            environment = {"PYTHONPATH": str(ROOT)} | environment
+        jobs.append(TorchJob(*command, **environment))
         return jobs[-1]
 
     yield start

@@ -16,7 +16,7 @@ import pytest
 
 from nodedaemon.service.private import ping
 from tests.support.salusd import wait_until
-from tests.support.torch_job import DEADLINE_S, ROOT, environment_of, example
+from tests.support.torch_job import DEADLINE_S, ROOT, example, plain_environment
 
 
 class Workstation:
@@ -25,7 +25,7 @@ class Workstation:
     def __init__(self) -> None:
         # Socket paths are short.
         self.folder = Path(tempfile.mkdtemp(prefix="salus-run-"))
-        self.environment = environment_of(None) | {
+        self.environment = plain_environment() | {
             "PYTHONPATH": str(ROOT),
             "XDG_RUNTIME_DIR": str(self.folder),
             "XDG_DATA_HOME": str(self.folder),
@@ -79,7 +79,7 @@ def test_jobs_run_alone_first_and_share_from_the_second_run_on(workstation: Work
     command = example("lstm", iterations=6, width=32)
     plain = subprocess.run(
         [sys.executable, *command],
-        env=environment_of(None),
+        env=plain_environment(),
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

@@ -1,4 +1,4 @@
-"""Two real jobs take turns in a lane that each overwrites, and their results equal those of a plain run."""
+"""Two real jobs take turns in a lane that both overwrite, and their results equal those of a plain run."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from collections.abc import Callable
 
 import pytest
 
-from nodedaemon.wire.messages import WelcomeFlag
-from tests.support.lane_daemon import MIB, LaneDaemon
-from tests.support.torch_job import DEADLINE_S, ROOT, TorchJob, example
+from nodedaemon.core.events import GrantReturned
+from tests.support.lane_session import MIB, POINTS_LIBRARY
+from tests.support.one_lane import OneLaneDaemon, lane_held
+from tests.support.torch_job import ROOT, TorchJob, example
 
-# Enough iterations for several turns each, in a few seconds.
+# Enough iterations for several turns each: a successor runs until salusd has heard of it.
 COMMANDS = {
-    "cnn": {"iterations": 8, "epoch": 4, "batch": 8, "width": 8},
-    "transformer": {"iterations": 6, "width": 32, "length": 16},
-    "lstm": {"iterations": 8, "width": 32},
-    "gan": {"iterations": 12, "width": 64},
-    "inference": {"iterations": 20, "width": 128},
+    "cnn": {"iterations": 40, "epoch": 4, "batch": 8, "width": 8},
+    "transformer": {"iterations": 40, "width": 32, "length": 16},
+    "lstm": {"iterations": 60, "width": 32},
+    "gan": {"iterations": 60, "width": 64},
+    "inference": {"iterations": 200, "width": 128},
 }
 SEEDS = (0, 1)
-RETURNS_MIN = 3
+TURNS_MIN = 3
+WITHOUT_STASH = {"SALUS_LIBRARY": str(POINTS_LIBRARY), "SALUS_TEST_NO_STASH": "1"}
 
-ShareLane = Callable[[str, int], tuple[LaneDaemon, list[TorchJob]]]
+ShareLane = Callable[..., list[TorchJob]]
 
 
 @functools.cache
@@ -38,40 +40,40 @@ def plain_outputs() -> dict[tuple[str, int], str]:
 
 
 @pytest.fixture
-def share_a_lane(start_daemon: Callable[..., LaneDaemon], start_job: Callable[..., TorchJob]) -> ShareLane:
-    """A function that starts two jobs of one example. Neither begins before both wait, so that they alternate."""
+def daemon(one_lane: Callable[..., OneLaneDaemon]) -> OneLaneDaemon:
+    return one_lane(memory="2G", StrayAccess="trap")
 
-    def start(name: str, flags: int) -> tuple[LaneDaemon, list[TorchJob]]:
-        daemon = start_daemon(
-            lane_bytes=32 * MIB, ephemeral_bytes=32 * MIB, device_bytes=128 * MIB, flags=flags, is_held_back=True
-        )
-        jobs = [start_job(*example(name, seed=seed, **COMMANDS[name]), daemon=daemon) for seed in SEEDS]
-        daemon.wait_until(lambda: len(daemon.waiting) == len(jobs), "both jobs wait in the gate", DEADLINE_S)
 
-        def open_gate() -> None:
-            daemon.settings.is_held_back = False
-            daemon.schedule()
+@pytest.fixture
+def share_a_lane(daemon: OneLaneDaemon, start_job: Callable[..., TorchJob]) -> ShareLane:
+    """A function that starts two jobs of one example, which begin to take turns at the same time."""
 
-        daemon.call(open_gate)
-        return daemon, jobs
+    def start(name: str, **environment: str) -> list[TorchJob]:
+        commands = [example(name, seed=seed, **COMMANDS[name]) for seed in SEEDS]
+        with lane_held(daemon, 32 * MIB):
+            jobs = [start_job(*command, daemon=daemon, **environment) for command in commands]
+            for job in jobs:
+                daemon.wait_state(job.process.pid, "waiting")
+        return jobs
 
     return start
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_jobs_that_share_a_lane_have_the_results_of_a_plain_run(name: str, share_a_lane: ShareLane) -> None:
-    daemon, jobs = share_a_lane(name, WelcomeFlag.TRAP)
-    outputs = [job.finish() for job in jobs]
-    assert outputs == [plain_outputs()[name, seed] for seed in SEEDS]
-    for session in daemon.sessions.values():
-        assert len(session.returns) >= RETURNS_MIN
-        assert session.has_said_bye
-        assert session.faults == []
+def test_jobs_that_share_a_lane_have_the_results_of_a_plain_run(
+    daemon: OneLaneDaemon, share_a_lane: ShareLane, name: str
+) -> None:
+    jobs = share_a_lane(name)
+    assert [job.finish() for job in jobs] == [plain_outputs()[name, seed] for seed in SEEDS]
+    for job in jobs:
+        session = daemon.attached_session(job.process.pid)
+        assert len(daemon.events(GrantReturned, session)) >= TURNS_MIN
+        assert daemon.end_reason(session) == "finished"
+        assert daemon.faults(session) == []
 
 
 @pytest.mark.parametrize("name", ["gan", "lstm", "transformer"])
-def test_without_the_stash_the_results_differ(name: str, share_a_lane: ShareLane) -> None:
-    """The negative control: it shows that the other job does overwrite survivors."""
-    _, jobs = share_a_lane(name, WelcomeFlag.NOSTASH)
-    outputs = [job.output() for job in jobs]
+def test_without_the_stash_the_results_differ(share_a_lane: ShareLane, name: str) -> None:
+    """Negative control: it shows that each job overwrites survivors of the other."""
+    outputs = [job.output() for job in share_a_lane(name, **WITHOUT_STASH)]
     assert all(output != plain_outputs()[name, seed] for output, seed in zip(outputs, SEEDS, strict=True))

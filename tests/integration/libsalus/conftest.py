@@ -1,4 +1,4 @@
-"""A stand-in daemon and session processes for the tests of libsalus; everything is ended with the test."""
+"""Session processes for the tests of libsalus; all are ended with the test."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon
-from tests.support.lane_session import LIBSALUS, SessionProcess
+from tests.support.lane_session import LIBSALUS, MIB, SessionProcess
+from tests.support.one_lane import OneLaneDaemon, Peers, hand_over
+from tests.support.salusd import Salusd
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,16 +21,34 @@ def native() -> None:
 def start_session() -> Iterator[Callable[..., SessionProcess]]:
     sessions: list[SessionProcess] = []
 
-    def start(daemon: LaneDaemon | None = None, is_pinned: bool = False, **environment: str) -> SessionProcess:
-        """A process; attached to the daemon if one is given. All that are pinned share one CPU."""
-        sessions.append(SessionProcess(environment))
+    def start(
+        daemon: Salusd | None = None,
+        *,
+        is_pinned: bool = False,
+        account: str = "",
+        job_class: str = "",
+        **environment: str,
+    ) -> SessionProcess:
+        """Start a process and attach it to the daemon, if there is one. All pinned processes share one CPU."""
+        session = SessionProcess(**environment)
+        sessions.append(session)
         if is_pinned:
-            sessions[-1].ask("pin")
+            session.ask("pin")
         if daemon is not None:
-            answer = sessions[-1].ask("hello", path=str(daemon.path))
-            assert answer[0] == 0, answer
-        return sessions[-1]
+            session.attach(daemon, account=account, job_class=job_class)
+        return session
 
     yield start
     for session in sessions:
         session.close()
+
+
+@pytest.fixture
+def lent(one_lane: Callable[..., OneLaneDaemon], start_session: Callable[..., SessionProcess]) -> Peers:
+    """The first session keeps a block of 1 MiB filled with 5, and the second holds the lane."""
+    daemon = one_lane()
+    first, second = start_session(daemon), start_session(daemon, job_class="high")
+    first.ask("boundary")
+    first.ask("allocate", name="kept", size=MIB, fill=5)
+    hand_over(daemon, first, second)
+    return daemon, first, second

@@ -8,60 +8,57 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
-from tests.support.lane_daemon import MIB, LaneDaemon
-from tests.support.lane_session import SessionProcess
+from tests.support.lane_session import MIB, SessionProcess
+from tests.support.launch import launch_arguments
+from tests.support.one_lane import OneLaneDaemon, Peers
+from tests.support.salusd import ROOT
 
-StartDaemon = Callable[..., LaneDaemon]
+StartDaemon = Callable[..., OneLaneDaemon]
 StartSession = Callable[..., SessionProcess]
 
+SIZES: dict[str, object] = {"persistent_bytes": 400 * MIB, "ephemeral_bytes": 16 * MIB}
+#: The result of `use_block_in_child` for a child that has a copy of the block and no lane.
+ISOLATED = {"is_readable": True, "is_private": True, "is_off": True, "is_unchanged": True}
 
-def test_a_child_of_the_holder_has_its_own_copy(start_daemon: StartDaemon, start_session: StartSession) -> None:
-    daemon = start_daemon()
-    session = start_session(daemon)
+
+def test_a_child_of_the_holder_has_its_own_copy(one_lane: StartDaemon, start_session: StartSession) -> None:
+    session = start_session(one_lane())
     session.ask("boundary")
-    assert session.ask("take", name="dataset", size=2 * MIB + 33, fill=5)[1]
-    assert session.ask("run_forked", name="dataset", fill=5, other=9) == [True, True, True, True]
-    assert session.ask("take", name="next", size=MIB, fill=6)[1], "the parent goes on in the lane"
+    assert session.ask("allocate", name="dataset", size=2 * MIB + 33, fill=5)["is_lane"]
+    assert session.ask("use_block_in_child", name="dataset", fill=5, child_fill=9) == ISOLATED
+    assert session.ask("allocate", name="next", size=MIB, fill=6)["is_lane"], "the parent continues in the lane"
     assert session.ask("is_filled", name="dataset", fill=5)
     assert session.ask("boundary") == 0
 
 
-def test_a_child_forked_while_the_lane_is_lent_has_the_survivors(
-    start_daemon: StartDaemon, start_session: StartSession
-) -> None:
-    daemon = start_daemon()
-    first, second = start_session(daemon), start_session(daemon)
-    first.ask("boundary")
-    first.ask("take", name="kept", size=MIB, fill=5)
-    second.send("boundary")
-    daemon.wait_for_waiter(second.process.pid)
-    first.ask("boundary_elsewhere")
-    assert second.answer() == 1
-    second.ask("take", name="all", size=15 * MIB, fill=99)
-    assert first.ask("run_forked", name="kept", fill=5, other=9) == [True, True, True, True]
+def test_a_child_that_is_forked_while_a_peer_holds_the_lane_has_the_survivors(lent: Peers) -> None:
+    _, first, second = lent
+    second.ask("allocate", name="all", size=15 * MIB, fill=99)
+    assert first.ask("use_block_in_child", name="kept", fill=5, child_fill=9) == ISOLATED
     assert second.ask("is_filled", name="all", fill=99)
 
 
-def test_a_forked_child_can_be_a_session_of_its_own(start_daemon: StartDaemon, start_session: StartSession) -> None:
-    daemon = start_daemon()
+def test_a_forked_child_can_have_a_session_of_its_own(one_lane: StartDaemon, start_session: StartSession) -> None:
+    daemon = one_lane()
     parent = start_session(daemon)
     parent.ask("boundary")
-    parent.ask("take", name="kept", size=MIB, fill=5)
+    parent.ask("allocate", name="kept", size=MIB, fill=5)
     parent.ask("leave")
-    assert parent.ask("train_in_child", path=str(daemon.path), name="kept", fill=5) == [True, True, True]
-    assert len(daemon.sessions) == 2
+    attach = {"socket": str(daemon.socket), "control": str(daemon.control), "run": SIZES}
+    answer = parent.ask("attach_in_child", name="kept", fill=5, **attach)
+    assert answer == {"is_attached": True, "is_lane": True, "is_unchanged": True}
     assert parent.ask("is_filled", name="kept", fill=5)
     assert parent.ask("boundary") == 1
 
 
-def test_torch_workers_and_children_change_nothing_of_the_parent(start_daemon: StartDaemon) -> None:
-    """A DataLoader worker's in-place operation, and a child's allocations: a naive shared mapping breaks both."""
-    daemon = start_daemon()
-    program = Path(__file__).parents[2] / "support" / "fork_job.py"
+def test_loader_workers_and_children_change_nothing_of_a_pytorch_job(one_lane: StartDaemon) -> None:
+    """A DataLoader worker changes rows in place, and a child allocates: a plain shared mapping breaks both."""
+    daemon = one_lane()
+    launch = launch_arguments(daemon, SIZES)
+    program = [sys.executable, "tests/support/fork_job.py", str(daemon.socket)]
     job = subprocess.run(
-        [sys.executable, program, daemon.path], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, *launch, *program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
     )
     assert json.loads(job.stdout) == {
         "hooked": 0,
@@ -76,8 +73,8 @@ def test_torch_workers_and_children_change_nothing_of_the_parent(start_daemon: S
     }
 
 
-def test_a_naive_shared_mapping_breaks_under_fork() -> None:
-    """Negative control for the above: what the children would do to memory that is simply shared."""
+def test_a_plain_shared_mapping_breaks_under_fork() -> None:
+    """Negative control: what a child does to memory that is simply shared."""
     memory = mmap.mmap(-1, mmap.PAGESIZE)
     child = os.fork()
     if child == 0:

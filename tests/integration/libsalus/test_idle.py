@@ -1,153 +1,165 @@
-"""A session that does nothing holds no lane, and asks again when it does something."""
+"""A session that does nothing keeps no other session waiting, and asks for the lane again when it continues."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.support.gate_pages import GateState
-from tests.support.lane_daemon import MIB, LaneDaemon
-from tests.support.lane_session import LIBSALUS, SessionProcess
+from nodedaemon.core.events import GrantReturned
+from nodedaemon.service.sessions.gate_memory import GatePage, GateReading
+from nodedaemon.wire.pages import GateState
+from tests.support.lane_session import MIB, POINTS, SessionProcess
+from tests.support.one_lane import OneLaneDaemon, open_gate_page
+from tests.support.salusd import wait_until
 
-StartDaemon = Callable[..., LaneDaemon]
 StartSession = Callable[..., SessionProcess]
 
-IDLE_NS = 4_000_000
-_NAMES = re.findall(r"^\s+POINT_(\w+),", (LIBSALUS / "point.h").read_text(), re.MULTILINE)
+
+class Observed:
+    """A session whose gate page the test reads."""
+
+    def __init__(self, daemon: OneLaneDaemon, process: SessionProcess) -> None:
+        self.daemon = daemon
+        self.process = process
+        self.page: GatePage = open_gate_page(process.pid)
+        self.ask, self.send, self.answer = process.ask, process.send, process.answer
+
+    def read(self) -> GateReading:
+        return self.page.read()
+
+    def wait_idle(self) -> None:
+        wait_until(lambda: self.read().state is GateState.IDLE, "the session is idle", self.daemon.describe)
+
+    def lose_lane_to(self, peer: SessionProcess) -> None:
+        """Wait until the session is idle; then the peer takes the lane from it."""
+        self.wait_idle()
+        assert peer.ask("enter") == 1
+        assert self.read().state is GateState.REVOKED
+
+    def regain_lane_from(self, peer: SessionProcess) -> None:
+        """The session waits for the lane; then the peer leaves it."""
+        self.daemon.wait_state(self.process.pid, "waiting")
+        peer.ask("leave")
+        assert self.answer() == 1
 
 
-def test_an_idle_holder_gives_way_without_a_boundary_and_keeps_its_blocks(
-    start_daemon: StartDaemon, start_session: StartSession
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, one_lane: Callable[..., OneLaneDaemon]) -> OneLaneDaemon:
+    """A daemon whose sessions are idle after 4 ms without activity, or after the time that the test names."""
+    return one_lane(IdleRelease=getattr(request, "param", "4ms"))
+
+
+@pytest.fixture
+def observed(daemon: OneLaneDaemon, start_session: StartSession) -> Iterator[Observed]:
+    session = Observed(daemon, start_session(daemon))
+    yield session
+    session.page.close()
+
+
+@pytest.fixture
+def peer(daemon: OneLaneDaemon, start_session: StartSession) -> SessionProcess:
+    return start_session(daemon, job_class="high")
+
+
+def test_an_idle_holder_loses_the_lane_without_a_boundary_and_keeps_its_blocks(
+    observed: Observed, peer: SessionProcess
 ) -> None:
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    server, peer = start_session(daemon), start_session(daemon)
-    assert server.ask("enter") == 1
-    server.ask("take", name="kept", size=MIB, fill=5)
-    server.ask("exit")
-    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "the server is idle")
-    assert peer.ask("enter") == 1
-    assert daemon.sessions[1].page.read().state is GateState.REVOKED
-    peer.ask("take", name="all", size=15 * MIB, fill=99)
-    assert server.ask("is_filled", name="kept", fill=5)
-    server.send("enter")
-    daemon.wait_for_waiter(server.process.pid)
-    peer.ask("leave")
-    assert server.answer() == 1
-    assert server.ask("is_filled", name="kept", fill=5)
+    assert observed.ask("enter") == 1
+    observed.ask("allocate", name="kept", size=MIB, fill=5)
+    observed.ask("exit")
+    observed.lose_lane_to(peer)
+    peer.ask("allocate", name="all", size=15 * MIB, fill=99)
+    assert observed.ask("is_filled", name="kept", fill=5)
+    observed.send("enter")
+    observed.regain_lane_from(peer)
+    assert observed.ask("is_filled", name="kept", fill=5)
 
 
-def test_an_idle_holder_that_nobody_disturbs_goes_on_under_its_lease(
-    start_daemon: StartDaemon, start_session: StartSession
-) -> None:
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    server = start_session(daemon)
-    server.ask("enter")
-    server.ask("exit")
-    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "the server is idle")
-    assert server.ask("enter") == 0
-    assert daemon.sessions[1].page.read().state is GateState.RUNNING
-    assert len(daemon.grants) == 1
-    assert server.ask("take", name="next", size=MIB, fill=1)[1]
+def test_an_idle_holder_continues_under_its_lease_if_nobody_waits(daemon: OneLaneDaemon, observed: Observed) -> None:
+    observed.ask("enter")
+    observed.ask("exit")
+    observed.wait_idle()
+    assert observed.ask("enter") == 0
+    assert observed.read().state is GateState.RUNNING
+    assert not daemon.events(GrantReturned, daemon.session(observed.process.pid)["session"])
+    assert observed.ask("allocate", name="next", size=MIB, fill=1)["is_lane"]
 
 
-def test_a_long_entry_is_not_idleness(start_daemon: StartDaemon, start_session: StartSession) -> None:
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    busy, other = start_session(daemon), start_session(daemon)
-    busy.ask("enter")
-    other.send("enter")
-    daemon.wait_for_waiter(other.process.pid)
-    # The receiver looks four times in IDLE_NS: far more looks than that pass in these turns of the other process.
+def test_a_session_in_a_long_entry_is_not_idle(observed: Observed, peer: SessionProcess) -> None:
+    observed.ask("enter")
+    peer.send("enter")
+    observed.daemon.wait_state(peer.pid, "waiting")
+    # libsalus checks for idleness every millisecond: often, while these commands are carried out.
     for _ in range(200):
-        busy.ask("own_bytes")
-    assert daemon.sessions[1].page.read().state is GateState.RUNNING
-    busy.ask("exit")
-    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "idle once the entry is over")
-    daemon.call(daemon.schedule)
-    assert other.answer() == 1
+        observed.ask("own_bytes")
+    assert observed.read().state is GateState.RUNNING
+    observed.ask("exit")
+    assert peer.answer() == 1
 
 
-def test_who_is_held_up_between_boundary_and_entry_may_lose_its_lease_and_asks_again(
-    start_daemon: StartDaemon, start_session: StartSession
-) -> None:
-    """In the adaptor the entry point begins after the boundary: the time between the two looks idle."""
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    held_up, peer = start_session(daemon), start_session(daemon)
-    assert held_up.ask("boundary_of_adaptor") == 1
-    held_up.send("boundary_of_adaptor", is_held_up=True)
-    daemon.wait_until(lambda: daemon.sessions[1].page.read().state is GateState.IDLE, "it looks idle")
-    assert peer.ask("enter") == 1
-    assert daemon.sessions[1].page.read().state is GateState.REVOKED
-    held_up.send("go on")
-    daemon.wait_for_waiter(held_up.process.pid)
-    peer.ask("leave")
-    assert held_up.answer() == 1
-    assert daemon.sessions[1].page.read().state is GateState.RUNNING
-
-
-def test_who_passed_the_adaptors_boundary_is_not_idle(start_daemon: StartDaemon, start_session: StartSession) -> None:
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    busy = start_session(daemon)
-    assert busy.ask("boundary_of_adaptor") == 1
+def test_a_session_that_passed_the_boundary_of_the_adaptor_is_not_idle(observed: Observed) -> None:
+    assert observed.ask("boundary_of_adaptor") >= 0
     for _ in range(200):
-        busy.ask("own_bytes")
-    assert daemon.sessions[1].page.read().state is GateState.RUNNING
+        observed.ask("own_bytes")
+    assert observed.read().state is GateState.RUNNING
+
+
+def test_a_session_that_is_delayed_between_boundary_and_entry_asks_for_the_lane_again(
+    observed: Observed, peer: SessionProcess
+) -> None:
+    """In the adaptor the entry begins after the boundary: between the two, the session looks idle."""
+    assert observed.ask("boundary_of_adaptor") >= 0
+    observed.send("boundary_of_adaptor", is_delayed=True)
+    observed.lose_lane_to(peer)
+    observed.send("continue")
+    observed.regain_lane_from(peer)
+    assert observed.read().state is GateState.RUNNING
 
 
 @pytest.mark.parametrize(("point", "counts"), [("BEFORE_COUNT", (1, 1)), ("COUNT_STORED", (2, 0))])
-def test_who_is_held_up_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
-    start_daemon: StartDaemon, start_session: StartSession, point: str, counts: tuple[int, int]
+def test_a_session_that_is_delayed_in_a_boundary_of_libsalus_asks_again_and_counts_it_once(
+    observed: Observed, peer: SessionProcess, point: str, counts: tuple[int, int]
 ) -> None:
-    """`counts`: iterations of the grant that was taken back, and of the next."""
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    held_up, peer = start_session(daemon), start_session(daemon)
-    assert held_up.ask("boundary_of_adaptor") == 1
-    held_up.ask("hold_at", point=_NAMES.index(point))
-    held_up.send("follow_boundary")
-    page = daemon.sessions[1].page
-    daemon.wait_until(lambda: page.read().state is GateState.IDLE, "it looks idle")
-    assert peer.ask("enter") == 1
-    assert page.read().state is GateState.REVOKED
-    held_up.send("go on")
-    daemon.wait_for_waiter(held_up.process.pid)
-    peer.ask("leave")
-    assert held_up.answer() == 1
-    seen = page.read()
-    assert seen.state is GateState.RUNNING
-    assert (seen.returned_count, seen.started_count) == counts
-    assert held_up.ask("figures")["iteration_count"] == 2
+    """`counts` are the iterations of the grant that was taken back, and of the next grant."""
+    assert observed.ask("boundary_of_adaptor") >= 0
+    observed.ask("delay_at", point=POINTS[point])
+    observed.send("follow_boundary")
+    observed.lose_lane_to(peer)
+    observed.send("continue")
+    observed.regain_lane_from(peer)
+    reading = observed.read()
+    assert reading.state is GateState.RUNNING
+    assert (reading.returned_count, reading.started_count) == counts
+    assert observed.ask("counters")["iteration_count"] == 2
 
 
-def test_libsalus_passes_a_calm_boundary_alone(start_daemon: StartDaemon, start_session: StartSession) -> None:
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    busy = start_session(daemon)
-    assert busy.ask("boundary_of_adaptor") == 1
-    assert busy.ask("follow_boundary") == 0
-    assert busy.ask("figures")["iteration_count"] == 2
+def test_libsalus_passes_an_uncontended_boundary_alone(observed: Observed) -> None:
+    assert observed.ask("boundary_of_adaptor") >= 0
+    assert observed.ask("follow_boundary") == 0
+    assert observed.ask("counters")["iteration_count"] == 2
 
 
-@pytest.mark.parametrize("is_boundary", [False, True])
-def test_an_interrupted_iteration_uses_a_turn_and_is_counted_once(
-    start_daemon: StartDaemon, start_session: StartSession, is_boundary: bool
-) -> None:
-    daemon = start_daemon(idle_release_ns=IDLE_NS)
-    server, peer = start_session(daemon), start_session(daemon)
-    assert server.ask("enter") == 1
-    server.ask("exit")
-    page = daemon.sessions[1].page
-    daemon.wait_until(lambda: page.read().state is GateState.IDLE, "the server is idle")
-    assert peer.ask("enter") == 1
-    server.send("boundary" if is_boundary else "enter")
-    daemon.wait_for_waiter(server.process.pid)
+# Long enough for the test to act on a session that runs outside an entry.
+@pytest.mark.parametrize("daemon", ["300ms"], indirect=True)
+@pytest.mark.parametrize("verb", ["enter", "boundary"])
+def test_an_interrupted_iteration_is_counted_once(observed: Observed, peer: SessionProcess, verb: str) -> None:
+    is_boundary = verb == "boundary"
+    assert observed.ask("enter") == 1
+    observed.ask("exit")
+    observed.lose_lane_to(peer)
+    observed.send(verb)
+    observed.regain_lane_from(peer)
+    # An open entry is not idle.
+    observed.ask("enter")
+    reading = observed.read()
+    assert (reading.returned_count, reading.started_count) == (1, int(is_boundary))
+    assert observed.ask("counters")["iteration_count"] == 1 + is_boundary
     peer.send("boundary")
-    assert server.answer() == 1
-    assert (page.read().returned_count, page.read().started_count) == (1, int(is_boundary))
-    assert server.ask("figures")["iteration_count"] == 1 + is_boundary
-    # Its peer waits, so that one turn is all it has.
-    server.send("boundary")
+    observed.daemon.wait_state(observed.process.pid, "revoked")
+    observed.send("boundary")
     assert peer.answer() == 1
     peer.ask("leave")
-    assert server.answer() == 1
-    assert page.read().returned_count == int(is_boundary)
-    assert server.ask("figures")["iteration_count"] == 2 + is_boundary
+    assert observed.answer() == 1
+    assert observed.read().returned_count == int(is_boundary)
+    assert observed.ask("counters")["iteration_count"] == 2 + is_boundary

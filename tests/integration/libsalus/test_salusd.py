@@ -1,4 +1,4 @@
-"""libsalus and salusd together, where the order of what they say is least friendly."""
+"""Iterations run and are recorded once each, however the messages of sessions are interleaved."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from tests.support.workers import overlaps
 
 
 @pytest.mark.parametrize("policy", ["fair", "fifo"])
-def test_mates_on_one_core_go_on_though_their_returns_overtake_each_other(salusd: Any, crew: Any, policy: str) -> None:
-    """On one core a successor may run its whole iteration before the one who started it gets to say RETURN."""
+def test_sessions_on_one_core_continue_if_their_returns_arrive_in_reverse_order(
+    salusd: Any, crew: Any, policy: str
+) -> None:
+    """On one core a successor may run a whole iteration before the session that started it can send RETURN."""
     daemon = salusd(config=f"MaxLanes=1\nPolicy={policy}", cores="0")
     group = crew(daemon)
     workers = [group.start(iteration_us=50, iterations=600) for _ in range(3)]
@@ -25,7 +27,7 @@ def test_mates_on_one_core_go_on_though_their_returns_overtake_each_other(salusd
     assert overlaps(workers) == 0
 
 
-def test_the_books_count_an_iteration_once_though_idleness_interrupts_it(salusd: Any, crew: Any) -> None:
+def test_an_iteration_that_idleness_interrupts_is_recorded_once(salusd: Any, crew: Any) -> None:
     daemon = salusd(config="MaxLanes=1\nIdleRelease=2ms\nPolicy=fair")
     group = crew(daemon)
     workers = [group.start(iteration_us=1000, break_us=8000, iterations=40) for _ in range(2)]
@@ -34,7 +36,7 @@ def test_the_books_count_an_iteration_once_though_idleness_interrupts_it(salusd:
         worker.go()
     for worker in workers:
         assert worker.finish()["count"] == 40
-    daemon.wait_for(lambda status: not status["sessions"], "both have left")
+    daemon.wait_for(lambda status: not status["sessions"], "both sessions have left")
     daemon.stop()
     with sqlite3.connect(daemon.database) as database:
         counts = database.execute("select iteration_count from sessions").fetchall()
@@ -43,8 +45,8 @@ def test_the_books_count_an_iteration_once_though_idleness_interrupts_it(salusd:
     assert used == 80
 
 
-def test_the_books_count_what_a_killed_holder_ran_under_its_last_lease(salusd: Any, crew: Any) -> None:
-    """Alone it is never asked for its lease, so all that it ran is under one."""
+def test_iterations_that_a_killed_holder_ran_under_its_last_lease_are_recorded(salusd: Any, crew: Any) -> None:
+    """No other session wants the lane, so all its iterations run under one lease."""
     daemon = salusd(config="MaxLanes=1\nIdleRelease=30")
     group = crew(daemon)
     worker = group.start(iteration_us=1000, iterations=100_000)
@@ -52,7 +54,7 @@ def test_the_books_count_what_a_killed_holder_ran_under_its_last_lease(salusd: A
     worker.go()
     worker.wait_iterations(50)
     worker.signal(signal.SIGKILL)
-    daemon.wait_for(lambda status: not status["sessions"], "it is gone")
+    daemon.wait_for(lambda status: not status["sessions"], "the session is gone")
     daemon.stop()
     with sqlite3.connect(daemon.database) as database:
         (count,) = database.execute("select iteration_count from sessions").fetchone()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nodedaemon.wire.messages import WelcomeFlag
-from tests.support.lane_daemon import LaneDaemon
-from tests.support.lane_session import DEADLINE_S, LIBSALUS
+from nodedaemon.core.events import GrantReturned
+from tests.support.lane_session import DEADLINE_S, LIBSALUS, MIB
+from tests.support.launch import launch_arguments
+from tests.support.one_lane import OneLaneDaemon, lane_held
+from tests.support.salusd import ROOT
 
 SOURCE = Path(__file__).with_name("exercise.c")
 
@@ -28,24 +31,33 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [{}, {"flags": WelcomeFlag.TRAP}, {"is_domain_each": True}, {"idle_release_ns": 3_000_000}],
+    "keys",
+    [{}, {"StrayAccess": "trap"}, {"LaneSharing": "account", "DomainQuantum": "0"}, {"IdleRelease": "3ms"}],
     ids=["peers", "trap", "domains", "idle"],
 )
-def test_no_sanitizer_speaks_and_nothing_is_damaged(
-    start_daemon: Callable[..., LaneDaemon], program: Path, settings: dict[str, object]
+def test_the_sanitizers_find_nothing_and_no_block_is_damaged(
+    one_lane: Callable[..., OneLaneDaemon], program: Path, keys: dict[str, str]
 ) -> None:
-    daemon = start_daemon(**settings)
+    daemon = one_lane(**keys)
     environment = os.environ | {"ASAN_OPTIONS": "allow_user_segv_handler=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
-    processes = [
-        subprocess.Popen([program, daemon.path, "60"], stderr=subprocess.PIPE, text=True, env=environment)
-        for _ in range(3)
-    ]
+    sizes = {"persistent_bytes": 256 * MIB, "ephemeral_bytes": 16 * MIB}
+    processes = []
     try:
-        outcomes = [(process.communicate(timeout=3 * DEADLINE_S)[1], process.returncode) for process in processes]
+        with lane_held(daemon, 16 * MIB):
+            for account in ("a", "b", "c"):
+                launch = [sys.executable, *launch_arguments(daemon, sizes | {"account": account})]
+                command = [*launch, program, daemon.socket, "120"]
+                processes.append(
+                    subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
+                )
+            for process in processes:
+                daemon.wait_state(process.pid, "waiting")
+        outcomes = [(process.communicate(timeout=DEADLINE_S)[1], process.returncode) for process in processes]
     finally:
         for process in processes:
             process.kill()
             process.wait()
     assert outcomes == [("", 0)] * 3
-    daemon.wait_until(lambda: all(session.has_said_bye for session in daemon.sessions.values()), "BYE of each")
+    sessions = [daemon.attached_session(process.pid) for process in processes]
+    assert [daemon.end_reason(session) for session in sessions] == ["finished"] * 3
+    assert sum(len(daemon.events(GrantReturned, session)) for session in sessions) >= 6, "they take turns"

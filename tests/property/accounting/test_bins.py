@@ -10,7 +10,7 @@ from accounting.records import JobKey, UsageRecord
 from accounting.reports.bins import BinGrid, merged_stretches
 
 ACTIVITIES = st.sampled_from(list(Activity))
-#: (nanoseconds until then, device, session, what it does): None is to come or to leave, an interval may end meanwhile.
+#: Nanoseconds that pass, device, session, its new activity (None: it joins or leaves), whether the interval ends then.
 STEPS = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 1), st.integers(1, 4), st.none() | ACTIVITIES, st.booleans()),
     min_size=1,

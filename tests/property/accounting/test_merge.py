@@ -21,7 +21,7 @@ def node_record(start: int | None, end: int | None, suspended: int) -> JobRecord
 
 
 NODE_RECORDS = st.builds(node_record, st.integers(0, 10**6), MOMENTS, st.integers(0, 100))
-# A job has one Slurm; it says the same each time.
+# Slurm reports the same about a job each time.
 SLURM_RECORD = JobRecord(
     key=KEY, source=Source.SLURM, user="ada", account="x", start_utc_ns=5, end_utc_ns=99, device_count=2, state="FAILED"
 )

@@ -1,4 +1,4 @@
-"""The policies keep their bounds (docs/policies.md): fair, priority, and how often anybody may be overtaken."""
+"""The bounds of docs/policies.md hold: fair, priority, and how often a waiter may be overtaken."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodedaemon.core.ordering import EqualProgress
-from nodedaemon.core.sessions import SessionState
+from nodedaemon.core.state.sessions import SessionState
+from nodedaemon.core.state.waiting import WaitList
 from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, SessionId
-from nodedaemon.core.waiting import WaitList
 from tests.support.engine_timeline import Timeline
 from tests.support.engine_world import World
 
@@ -46,7 +46,7 @@ def run_fair(seed: int, step_count: int = 250) -> None:
         world.tick(world.now_ns)  # leases run without events: bring the service clock up to now
         check_fair_bound(world, timeline, weights)
     ran = {one.session for one in world.engine.snapshot().devices[0].sessions if one.service_ns}
-    assert ran == set(weights), "somebody never ran: the bound was not put to the test"
+    assert ran == set(weights), "a session never ran, so the bound was not tested"
 
 
 def check_fair_bound(world: World, timeline: Timeline, weights: dict[SessionId, int]) -> None:
@@ -55,23 +55,23 @@ def check_fair_bound(world: World, timeline: Timeline, weights: dict[SessionId, 
     for ahead, behind in permutations(weights, 2):
         gap_ns = attained[ahead] / weights[ahead] - attained[behind] / weights[behind]
         bound_ns = timeline.longest_ns.get(ahead, 0) / weights[ahead] + ROUNDING_NS
-        assert gap_ns <= bound_ns, f"session {ahead} is {gap_ns} ns ahead of {behind}, allowed are {bound_ns}"
+        assert gap_ns <= bound_ns, f"session {ahead} is {gap_ns} ns ahead of {behind}; {bound_ns} are allowed"
 
 
 @settings(max_examples=50)
 @given(st.integers(0, 2**32))
-def test_fair_keeps_equal_pace_with_weights_lanes_and_any_iteration_times(seed: int) -> None:
+def test_fair_keeps_its_bound_with_any_weights_lanes_and_iteration_times(seed: int) -> None:
     run_fair(seed)
 
 
-def test_a_policy_without_pace_breaks_the_fair_bound(monkeypatch) -> None:
+def test_a_policy_without_equal_progress_breaks_the_fair_bound(monkeypatch) -> None:
     monkeypatch.setattr(EqualProgress, "lease_service", lambda self, holder, first: None)
     with pytest.raises(AssertionError, match="ahead of"):
         run_all(run_fair)
 
 
 def run_priority(seed: int, policy: str = "priority") -> None:
-    """Build any state under `priority`, let a high session want, end what is under way: it must run then."""
+    """Build a random state, let a high session want a grant, end the iterations under way: now it must run."""
     rng = random.Random(seed)
     world = World(DeviceLimits(1024 * MIB, policy=policy, lanes_max=rng.randint(1, 3), domain_quantum_ns=10**9))
     high = SessionId(1)
@@ -105,7 +105,7 @@ def run_priority(seed: int, policy: str = "priority") -> None:
     (device,) = world.engine.devices()
     assert all(
         one.job_class is JobClass.HIGH for one in device.sessions.values() if one.state is SessionState.RUNNING
-    ), "a lower class runs on beside a high one"
+    ), "a lower class continues to run beside a high one"
 
 
 @given(st.integers(0, 2**32))
@@ -119,7 +119,7 @@ def test_a_policy_without_classes_makes_a_high_session_wait_for_more() -> None:
 
 
 def run_overtaking(seed: int, step_count: int = 300) -> int:
-    """Count, apart from the engine, how often each waiter is overtaken; return the largest count."""
+    """Count independently of the engine how often each waiter is overtaken. Returns the largest count."""
     rng = random.Random(seed)
     allowed = rng.choice([1, 3, 10])
     policy = rng.choice(["fifo", "srtf", "pack", "fair", "priority"])
@@ -162,11 +162,11 @@ def run_overtaking(seed: int, step_count: int = 300) -> int:
 
 @settings(max_examples=50)
 @given(st.integers(0, 2**32))
-def test_nobody_is_overtaken_more_often_than_allowed(seed: int) -> None:
+def test_no_waiter_is_overtaken_more_often_than_allowed(seed: int) -> None:
     run_overtaking(seed)
 
 
-def test_without_the_count_somebody_is_overtaken_for_ever(monkeypatch) -> None:
+def test_without_the_count_a_waiter_is_overtaken_without_limit(monkeypatch) -> None:
     monkeypatch.setattr(WaitList, "oldest_count", property(lambda self: 0))
     with pytest.raises(AssertionError, match="overtaken"):
         run_all(run_overtaking)

@@ -43,7 +43,7 @@ def test_whatever_fits_the_shards_fits_the_device(
 
 @given(jobs, st.integers(0, 2048 * MIB))
 def test_the_bound_is_sharp(wanted: list[tuple[int, int]], reserve_bytes: int) -> None:
-    """With at most one iteration over the reserve and the largest not below it, a byte less would not do."""
+    """If at most one iteration exceeds the reserve and the largest reaches it, one byte less would not be enough."""
     largest = max(e for _, e in wanted)
     assume(largest >= reserve_bytes and sum(e > reserve_bytes for _, e in wanted) <= 1)
     charge = sum(charge_bytes(p, e, reserve_bytes) for p, e in wanted)
@@ -52,7 +52,7 @@ def test_the_bound_is_sharp(wanted: list[tuple[int, int]], reserve_bytes: int) -
 
 
 @given(st.integers(0, 2**40), st.integers(1, 2**30), st.integers(0, 200))
-def test_rounding_never_takes_away(size_bytes: int, step_bytes: int, headroom_percent: int) -> None:
+def test_rounding_never_makes_a_size_smaller(size_bytes: int, step_bytes: int, headroom_percent: int) -> None:
     assert 0 <= round_up(size_bytes, step_bytes) - size_bytes < step_bytes
     assert with_headroom(size_bytes, headroom_percent, step_bytes) * 100 >= size_bytes * (100 + headroom_percent)
 
@@ -94,7 +94,7 @@ def test_auto_reserve_admits_as_many_profiles_as_any_reserve_and_is_the_best_of_
 
 
 @given(profiles, st.integers(1, 2048).map(MIB.__mul__))
-def test_auto_reserve_turns_away_nothing_that_fits_with_a_shard_to_spare(
+def test_auto_reserve_admits_every_profile_that_fits_with_a_shard_to_spare(
     known: list[Profile], capacity_bytes: int
 ) -> None:
     """Away from the edge, where rounding to shards decides nothing, every profile whose peak fits is admitted."""

@@ -1,8 +1,8 @@
 """The theorem: whatever fits the shards can always make progress.
 
-Jobs are placed as Slurm places them, by adding charges up. Then an arrival must be admitted as soon as the iterations
-under way at its arrival have ended, and everybody who wants to run must run, with any policy and one to five domains.
-The controls break the charge or the lanes in one way each, and the same check must fail.
+Jobs are placed as Slurm places them, by adding up charges. Then an arrival must be admitted as soon as the iterations
+under way at its arrival have ended, and every session that wants to run must run, with any policy and one to five
+domains. Each control breaks the charge or the lanes in one way, and the same check must fail.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodedaemon.core.lanes import Device, Lane
 from nodedaemon.core.memory import charge_units, device_units
+from nodedaemon.core.state.lanes import Device, Lane
 from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, SessionId
 from tests.property.core.test_safety import POLICY_NAMES, policy_of
 from tests.support.engine_world import World
@@ -28,7 +28,7 @@ Charge = Callable[[int, int, int], int]
 
 
 class StuckError(AssertionError):
-    """Somebody waits for more than the iterations under way."""
+    """A session waits for more than the iterations under way."""
 
 
 def true_charge(persistent_bytes: int, ephemeral_bytes: int, reserve_bytes: int) -> int:
@@ -44,7 +44,7 @@ def persistent_alone(persistent_bytes: int, ephemeral_bytes: int, reserve_bytes:
 
 
 def run_cluster(seed: int, charge: Charge = true_charge, *, lowers_reserve: bool = False) -> int:
-    """Place random jobs by their charges and hold the device to the theorem; return how many sessions were placed."""
+    """Place random jobs by their charges and check the theorem. Returns how many sessions were placed."""
     rng = random.Random(seed)
     reserve_bytes = rng.choice([128, 256, 384, 512]) * MIB
     limits = DeviceLimits(
@@ -75,7 +75,7 @@ def run_cluster(seed: int, charge: Charge = true_charge, *, lowers_reserve: bool
         placed.append(session)
         world.want(session)
         disturb(world, rng)
-    everybody_runs(world, placed, rng)
+    every_session_runs(world, placed, rng)
     return len(placed)
 
 
@@ -101,7 +101,7 @@ def arrive(
 
 
 def disturb(world: World, rng: random.Random) -> None:
-    """Some boundaries and some time: the next arrival finds lanes in any state."""
+    """Let some boundaries and some time pass, so that the next arrival finds lanes in any state."""
     for _ in range(rng.randrange(6)):
         world.wait(rng.randrange(20_000))
         if world.grants:
@@ -109,14 +109,14 @@ def disturb(world: World, rng: random.Random) -> None:
         world.confirm_all()
 
 
-def everybody_runs(world: World, placed: list[SessionId], rng: random.Random) -> None:
-    """Everybody wants all the time. Bounded overtaking and the quantum bound how long anybody can be passed over."""
+def every_session_runs(world: World, placed: list[SessionId], rng: random.Random) -> None:
+    """All sessions want grants all the time. Bounded overtaking and the quantum limit how long one can be skipped."""
     ran: set[SessionId] = set()
     rounds = len(placed) * (world.limits.overtakes_max + 2) * 3 + 50
     for _ in range(rounds):
         world.confirm_all()
         ran.update(world.grants)
-        # Classes are strict by design: a high session that never stops would keep the others out for ever.
+        # Classes are strict by design: a high session that never stops would keep the others waiting forever.
         for session in list(world.grants):
             if world.limits.policy in ("priority", "hostile-class") and session in world.grants:
                 world.boundary(session, wants_next=False)
@@ -146,7 +146,7 @@ def fails_somewhere(run: Callable[[int], object], seed_count: int = 400) -> bool
 
 def test_the_check_passes_where_the_controls_fail() -> None:
     assert not fails_somewhere(run_cluster, 150)
-    assert sum(run_cluster(seed) for seed in range(10)) > 30, "hardly any session was placed: the check shows nothing"
+    assert sum(run_cluster(seed) for seed in range(10)) > 30, "too few sessions were placed for a meaningful check"
 
 
 @pytest.mark.parametrize("charge", [rounded_down, persistent_alone])

@@ -1,7 +1,7 @@
 """The memory rule holds after every event, whatever happens and whatever the policy says.
 
-A state machine feeds random events in random order, answers late and out of order; `World.send` checks every invariant,
-and what is really held, after each event.
+A state machine feeds random events in random order, and answers late and out of order. After each event, `World.send`
+checks every invariant and the bytes that are really held.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from nodedaemon.core import events as ev
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.lanes import Device, Lane
 from nodedaemon.core.memory import charge_units, device_units
 from nodedaemon.core.ordering import Breadth, Waiting
 from nodedaemon.core.policies import POLICIES, make_policy
-from nodedaemon.core.sessions import SessionState
-from nodedaemon.core.types import MIB, DeviceLimits, Domain, JobClass, OnHang, OnOverrun, SessionId
+from nodedaemon.core.state.lanes import Device, Lane
+from nodedaemon.core.state.sessions import SessionState
+from nodedaemon.core.types import MIB, DeviceLimits, Domain, FaultAction, JobClass, SessionId
 from tests.support.engine_world import DEVICE, World
 
 CAPACITY_MIB = 1024
@@ -25,26 +25,26 @@ UNIT_BYTES = 16 * MIB
 
 
 class Hostile:
-    """A policy that answers nonsense: wrong types, exceptions, another order each time it is asked."""
+    """A policy with invalid answers: wrong types, exceptions, and another order each time it is called."""
 
     breadth = Breadth.ALL
 
     def __init__(self, breadth: Breadth = Breadth.ALL) -> None:
         self.breadth = breadth
-        self._asked = 0
+        self._call_count = 0
 
     def key(self, session: Waiting, now_ns: int) -> tuple[int, ...]:
-        self._asked += 1
-        answers = [None, "first", (1.5,), ("x",), (float("nan"),), (), (-self._asked, 3), (1 << 300,), [0]]
-        if self._asked % 7 == 0:
+        self._call_count += 1
+        answers = [None, "first", (1.5,), ("x",), (float("nan"),), (), (-self._call_count, 3), (1 << 300,), [0]]
+        if self._call_count % 7 == 0:
             raise RuntimeError("no")
-        return answers[(self._asked * 5 + now_ns) % len(answers)]  # type: ignore[return-value]
+        return answers[(self._call_count * 5 + now_ns) % len(answers)]  # type: ignore[return-value]
 
     def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
-        self._asked += 1
-        if self._asked % 5 == 0:
+        self._call_count += 1
+        if self._call_count % 5 == 0:
             raise ValueError("never")
-        return ["soon", None, 0, -1, 10**6, 2.5][self._asked % 6]  # type: ignore[return-value]
+        return ["soon", None, 0, -1, 10**6, 2.5][self._call_count % 6]  # type: ignore[return-value]
 
 
 def policy_of(limits: DeviceLimits) -> object:
@@ -57,7 +57,7 @@ POLICY_NAMES = [*POLICIES, "hostile", "hostile-one", "hostile-class"]
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Random life on one device. Arrivals respect the shards, as Slurm does; everything else is anybody's guess."""
+    """Random events on one device. Arrivals respect the shards, as Slurm does; everything else is arbitrary."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,8 +83,8 @@ class EngineMachine(RuleBasedStateMachine):
             domain_quantum_ns=quantum_ns,
             service_half_life_ns=half_life_ns,
             hang_timeout_ns=50_000,
-            on_hang=OnHang.KILL if end_hung else OnHang.WARN,
-            on_overrun=OnOverrun.KILL if end_hung else OnOverrun.WARN,
+            on_hang=FaultAction.KILL if end_hung else FaultAction.WARN,
+            on_overrun=FaultAction.KILL if end_hung else FaultAction.WARN,
         )
         self.world = World(self.limits, policy_of)
 
@@ -124,15 +124,15 @@ class EngineMachine(RuleBasedStateMachine):
     def want(self, data) -> None:
         self.world.want(data.draw(st.sampled_from(self.sessions(SessionState.IDLE))))
 
-    def _at_work(self) -> list[SessionId]:
+    def _running(self) -> list[SessionId]:
         (device,) = self.world.engine.devices()
         return [session for session in self.world.grants if not device.sessions[session].is_stopped]
 
-    @precondition(lambda self: self._at_work())
+    @precondition(lambda self: self._running())
     @rule(data=st.data(), wants_next=st.booleans(), hands_over=st.booleans(), span_ns=st.integers(0, 5_000))
     def boundary(self, data, wants_next, hands_over, span_ns) -> None:
         self.world.now_ns += span_ns
-        self.world.boundary(data.draw(st.sampled_from(self._at_work())), wants_next=wants_next, hands_over=hands_over)
+        self.world.boundary(data.draw(st.sampled_from(self._running())), wants_next=wants_next, hands_over=hands_over)
 
     @precondition(lambda self: self.world.due)
     @rule(data=st.data(), fails=st.booleans())
@@ -185,7 +185,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(policy=st.sampled_from(POLICY_NAMES))
     def change_policy(self, policy) -> None:
         if policy.startswith("hostile"):
-            self.world.twin = None  # it answers by chance, so no two engines need agree any more
+            self.world.twin = None  # its answers depend on its own history, so two engines may differ
         self.limits = DeviceLimits(
             **{
                 **{name: getattr(self.limits, name) for name in DeviceLimits.__dataclass_fields__},
@@ -210,7 +210,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not _is_hostile(self.world):
             replayed = Engine(policy_of)  # type: ignore[arg-type]
             commands = [command for event, now_ns in self.world.journal for command in replayed.handle(event, now_ns)]
-            assert commands == self.world.commands, "a replay of the journal gives other commands"
+            assert commands == self.world.commands, "a replay of the journal gives different commands"
 
 
 def _is_hostile(world: World) -> bool:
@@ -235,7 +235,7 @@ start_release = Device.start_release
 
 
 def _free_at_once(device: Device, lane: Lane) -> None:
-    """What a careless engine would do: count bytes as free when their release is asked for."""
+    """The fault to detect: bytes count as free as soon as their release is requested."""
     start_release(device, lane)
     device.end_release(lane)
 

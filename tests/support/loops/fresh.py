@@ -269,7 +269,7 @@ def batches_that_fail_are_skipped(recorder: Recorder) -> None:
     for number in range(16):
         with recorder.iteration(), contextlib.suppress(RuntimeError):
             optimizer.zero_grad()
-            # Every fifth batch has a wrong shape, as one that is too large for memory would fail.
+            # Every fifth batch has a wrong shape and fails, like a batch that is too large for memory.
             model(torch.randn(4, 9 if number % 5 == 4 else 8)).square().mean().backward()
             optimizer.step()
 

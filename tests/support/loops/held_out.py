@@ -1,6 +1,6 @@
 """Loops written after the boundary rule was frozen: programs on which it was not designed.
 
-An iteration is one mini-batch: an update, or a forward of which only the results are kept (a step of a rollout, a
+An iteration is one mini-batch: an update, or a forward pass of which only the results are kept (a step of a rollout, a
 token).
 """
 
@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from tests.support.loops.known import Loop, lightning_fit, loader, mlp
+from tests.support.loops.known import Loop, evaluate, lightning_fit, loader, mlp
 from tests.support.loops.recorder import Recorder
 
 
@@ -28,7 +28,7 @@ def amp_with_skipped_steps(recorder: Recorder) -> None:
             optimizer.zero_grad()
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 loss = model(torch.randn(4, 8)).float().square().mean()
-            # Every fourth loss overflows: the scaler then leaves the optimizer's step out.
+            # Every fourth loss overflows: the scaler then skips the optimizer's step.
             scaler.scale(loss * (float("inf") if number % 4 == 3 else 1.0)).backward()
             scaler.step(optimizer)
             scaler.update()
@@ -83,7 +83,7 @@ def act_and_learn_with_target(recorder: Recorder) -> None:
     optimizer = torch.optim.Adam(online.parameters())
     for number in range(20):
         with recorder.iteration():
-            # Exploration: not every action is asked from the network.
+            # Exploration: the network does not choose every action.
             if number % 3:
                 with torch.no_grad():
                     online(torch.randn(1, 8))
@@ -132,10 +132,7 @@ def mean_teacher(recorder: Recorder) -> None:
                     for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                         slow.lerp_(fast, 0.1)
         teacher.eval()
-        with torch.no_grad():
-            for _ in range(4):
-                with recorder.iteration():
-                    teacher(torch.randn(4, 8))
+        evaluate(recorder, teacher, 4)
         teacher.train()
 
 
@@ -172,10 +169,7 @@ def evaluation_between_updates(recorder: Recorder) -> None:
             optimizer.step()
         if number % 3 == 2:
             model.eval()
-            with torch.no_grad():
-                for _ in range(12):
-                    with recorder.iteration():
-                        model(torch.randn(4, 8))
+            evaluate(recorder, model, 12)
             model.train()
 
 
@@ -227,7 +221,7 @@ def generation(recorder: Recorder) -> None:
 
 
 def two_passes_in_a_step(recorder: Recorder) -> None:
-    """Sharpness-aware minimisation: an optimizer around another, two forwards and backwards before one step."""
+    """Sharpness-aware minimisation: one optimizer wraps another, with two forwards and backwards before each step."""
 
     class Sharp(torch.optim.Optimizer):
         def __init__(self, parameters: Any) -> None:

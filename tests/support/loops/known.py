@@ -1,4 +1,4 @@
-"""The fifteen loops that the boundary rule was made with. Each tells the recorder where its iterations really are."""
+"""The sixteen loops on which the boundary rule was designed. Each marks its true iterations for the recorder."""
 
 from __future__ import annotations
 
@@ -59,6 +59,14 @@ def transformer_with_accumulation(recorder: Recorder) -> None:
             optimizer.step()
 
 
+def evaluate(recorder: Recorder, model: nn.Module, count: int) -> None:
+    """Forwards without gradients, each an iteration of its own."""
+    with torch.no_grad():
+        for _ in range(count):
+            with recorder.iteration():
+                model(torch.randn(4, 8))
+
+
 def stateful_lstm_with_two_roots(recorder: Recorder) -> None:
     recurrent, head = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, 4)
     optimizer = torch.optim.Adam([*recurrent.parameters(), *head.parameters()])
@@ -104,18 +112,12 @@ def distillation_then_evaluation(recorder: Recorder) -> None:
             functional.mse_loss(student(images), target).backward()
             optimizer.step()
     student.eval()
-    with torch.no_grad():
-        for _ in range(5):
-            with recorder.iteration():
-                student(torch.randn(4, 8))
+    evaluate(recorder, student, 5)
 
 
 def inference(recorder: Recorder) -> None:
     model = mlp().eval()
-    with torch.no_grad():
-        for _ in range(20):
-            with recorder.iteration():
-                model(torch.randn(4, 8))
+    evaluate(recorder, model, 20)
 
 
 def lbfgs(recorder: Recorder) -> None:

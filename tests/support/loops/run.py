@@ -1,4 +1,4 @@
-"""Runs loops under the adaptor's hooks and prints the results as one line of JSON. A process runs one set: hooks stay.
+"""Runs one set of loops under the adaptor's hooks, which cannot be removed, and prints the results as a line of JSON.
 
 A recorder takes the place of the daemon: the position of a boundary does not depend on it.
 usage: python -m tests.support.loops.run known|held_out|fresh|sealed
@@ -59,9 +59,9 @@ class RecordingSession:
 
 
 class RecordedWatch(Watch):
-    """A watch of a recorder that can start again for the next loop.
+    """A watch that reports to a recorder and can start again for the next loop.
 
-    libsalus follows the loops that repeat themselves. A report is always due, so it leaves every boundary to the watch,
+    libsalus follows loops that repeat themselves. A report is always due, so it leaves every boundary to the watch,
     which passes it to the recorder.
     """
 

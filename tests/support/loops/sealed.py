@@ -1,4 +1,4 @@
-"""Loops written after the last change of the rule, published with the results of their first run.
+"""Loops written after the last change to the rule, published with the results of their first run.
 
 If you change the rule, say so in docs/boundaries.md: these loops are then in-sample like the others.
 """
@@ -14,12 +14,12 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from tests.support.loops.known import Loop, loader, mlp
+from tests.support.loops.known import Loop, evaluate, loader, mlp
 from tests.support.loops.recorder import Recorder
 
 
 def amp_with_loader_and_accumulation(recorder: Recorder) -> None:
-    """Two batches an update; every third update overflows and is left out."""
+    """Two batches per update; every third update overflows and is skipped."""
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -107,7 +107,7 @@ def compiled_with_loader_and_evaluation(recorder: Recorder) -> None:
 
 
 def physics_with_line_search(recorder: Recorder) -> None:
-    """Gradients of the output inside the closure, several evaluations of it in a step."""
+    """The closure computes gradients of the output, and each step evaluates it several times."""
     field = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.LBFGS(field.parameters(), max_iter=4, line_search_fn="strong_wolfe")
     points = torch.linspace(0, 1, 8).unsqueeze(1).requires_grad_()
@@ -126,7 +126,7 @@ def physics_with_line_search(recorder: Recorder) -> None:
 
 
 def descent_by_hand_on_a_module(recorder: Recorder) -> None:
-    """No optimizer: weights are changed in place, an evaluation every fifth update."""
+    """No optimizer: weights are changed in place, with an evaluation after every fifth update."""
     model = mlp(8, 1)
     for number in range(15):
         with recorder.iteration():
@@ -184,10 +184,7 @@ def moving_average_evaluated_now_and_then(recorder: Recorder) -> None:
             average.update_parameters(model)
         if number % 6 == 5:
             average.eval()
-            with torch.no_grad():
-                for _ in range(3):
-                    with recorder.iteration():
-                        average(torch.randn(4, 8))
+            evaluate(recorder, average, 3)
 
 
 def tasks_in_turn_with_a_loader_each(recorder: Recorder) -> None:
@@ -203,7 +200,7 @@ def tasks_in_turn_with_a_loader_each(recorder: Recorder) -> None:
 
 
 def rounds_of_clients(recorder: Recorder) -> None:
-    """Federated averaging: copies of a model are trained apart and averaged, with new optimizers every round."""
+    """Federated averaging: copies of a model are trained separately and averaged, with new optimizers each round."""
     shared = mlp()
     for _ in range(3):
         clients = [copy.deepcopy(shared) for _ in range(2)]
@@ -249,7 +246,7 @@ def triplets_with_a_loss_module(recorder: Recorder) -> None:
 
 
 def self_play_then_learning_from_memory(recorder: Recorder) -> None:
-    """Games of varying length are played by one network; each is followed by as many updates from memory."""
+    """One network plays games of varying length; each game is followed by four updates from memory."""
     network = mlp(8, 4)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     memory: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""Steps the wall clock of one process: on its PYTHONPATH, the file named by SALUS_TEST_CLOCK holds the offset in ns.
+"""Steps the wall clock of a process that has this folder on its PYTHONPATH, by the ns in the file SALUS_TEST_CLOCK.
 
 The monotonic clock is left alone, as a step of the real clock leaves it.
 """

@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import text
 
 from accounting.storage import schema
-from accounting.storage.database import DatabaseUnreachableError, open_database, parse_address, read_password
+from accounting.storage.database import open_database, parse_address, read_password
 from nodedaemon.core.errors import OperatingError, RequestError
+from nodedaemon.wire.envelope import UnreachableError
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,7 +41,7 @@ def test_a_file_that_others_can_read_gets_mode_0600(tmp_path: Path) -> None:
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "salus.db").symlink_to(tmp_path / "elsewhere.db")
-    with pytest.raises(DatabaseUnreachableError):
+    with pytest.raises(UnreachableError):
         open_database(f"sqlite:///{tmp_path}/salus.db")
 
 
@@ -53,7 +54,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
         ("sqlite://", "sqlite needs a file"),
     ],
 )
-def test_a_wrong_address_says_what_to_do_and_no_password(address: str, why: str) -> None:
+def test_an_error_about_an_address_says_what_to_do_without_the_password(address: str, why: str) -> None:
     with pytest.raises(RequestError, match=why) as error:
         open_database(address)
     assert "secret" not in str(error.value)
@@ -85,7 +86,7 @@ def test_an_error_about_an_unreachable_server_does_not_show_the_password(tmp_pat
     path.write_text("s3cret\n")
     path.chmod(0o600)
     database = open_database(f"postgresql://salus@/salus?host={tmp_path}", path)
-    with pytest.raises(DatabaseUnreachableError) as error:
+    with pytest.raises(UnreachableError) as error:
         schema.current(database)
     assert "s3cret" not in str(error.value)
     database.close()

@@ -14,7 +14,8 @@ from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
-from accounting.viewer import DeniedError, Viewer
+from accounting.viewer import Viewer
+from nodedaemon.wire.envelope import NotPermittedError
 from tests.support.scenario import END, MIB, MODEL, T0, S, key, records
 
 ROOT = Viewer(uid=0, user="root", is_operator=True)
@@ -78,10 +79,9 @@ def test_four_jobs_that_only_take_turns_gain_nothing(database: Database) -> None
 
 
 def test_lanes_that_run_in_parallel_gain_their_speed_up(database: Database) -> None:
-    # Two at once, each as fast as alone: twice the work in the same time.
+    # Two jobs run at once, each as fast as alone: twice the work in the same time.
     device = meter(2)
     for number in range(2):
-        device.change(number, RUN, 0)
         device.change(number, RUN, 0)
     for number in range(2):
         device.change(number, OUT, 30 * S, iteration_count=30)
@@ -131,5 +131,5 @@ def test_a_user_sees_other_users_jobs_without_names(database: Database) -> None:
     for forbidden in (Selection(start_utc_ns=0, end_utc_ns=END, is_for_all=True), Selection(
         start_utc_ns=0, end_utc_ns=END, users=("ada",)
     )):  # fmt: skip
-        with pytest.raises(DeniedError, match="ben is not an operator"):
+        with pytest.raises(NotPermittedError, match="ben is not an operator"):
             make_report(database, ben, "summary", forbidden, now_utc_ns=END)

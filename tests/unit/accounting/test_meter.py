@@ -117,8 +117,8 @@ def test_the_next_interval_begins_where_the_last_ended() -> None:
     assert by_job(device.close(UTC + 20 * S, 20 * S)) == {}
 
 
-# A course of events: (nanoseconds that pass, session, what it does).
-COURSES = st.lists(
+# Sequences of (nanoseconds that pass, session, action).
+SEQUENCES = st.lists(
     st.tuples(
         st.integers(0, 10**10), st.integers(0, 7), st.sampled_from(["run", "wait", "out", "stop", "leave", "close"])
     ),
@@ -126,32 +126,32 @@ COURSES = st.lists(
 )
 
 
-@given(COURSES, st.lists(st.integers(1, 10**6), min_size=8, max_size=8))
-def test_every_nanosecond_is_counted_once(course: list[tuple[int, int, str]], charges: list[int]) -> None:
+@given(SEQUENCES, st.lists(st.integers(1, 10**6), min_size=8, max_size=8))
+def test_every_nanosecond_is_counted_once(sequence: list[tuple[int, int, str]], charges: list[int]) -> None:
     device, now_ns, present = meter(), 0, set[int]()
-    there_ns = running_ns = 0
+    present_ns = running_ns = 0
     running: set[int] = set()
     records: list[Record] = []
-    for passed_ns, session, deed in [*course, (1, 0, "close")]:
+    for passed_ns, session, action in [*sequence, (1, 0, "close")]:
         now_ns += passed_ns
-        there_ns += passed_ns if present else 0
+        present_ns += passed_ns if present else 0
         running_ns += passed_ns if running else 0
-        if deed == "close":
+        if action == "close":
             records += device.close(UTC + now_ns, now_ns)
             continue
-        if session not in present and deed != "leave":
+        if session not in present and action != "leave":
             device.join(session, key(session // 2), now_ns, charge=charges[session // 2 * 2], weight=1 + session // 4)
             present.add(session)
         if session not in present:
             continue
-        _apply(device, session, deed, now_ns)
-        (running.add if deed == "run" else running.discard)(session)
-        if deed == "leave":
+        _apply(device, session, action, now_ns)
+        (running.add if action == "run" else running.discard)(session)
+        if action == "leave":
             present.discard(session)
     usages = [record for record in records if isinstance(record, UsageRecord)]
-    assert sum(usage.occupied_ns for usage in usages) == there_ns
+    assert sum(usage.occupied_ns for usage in usages) == present_ns
     assert sum(usage.busy_ns for usage in usages) == running_ns
-    assert sum(record.present_ns for record in records if isinstance(record, DeviceUsageRecord)) == there_ns
+    assert sum(record.present_ns for record in records if isinstance(record, DeviceUsageRecord)) == present_ns
     for usage in usages:
         assert 0 <= usage.busy_ns <= usage.occupied_ns
         parts = usage.running_ns + usage.wait_ns + usage.suspended_ns + usage.outside_ns
@@ -159,12 +159,27 @@ def test_every_nanosecond_is_counted_once(course: list[tuple[int, int, str]], ch
         assert usage.busy_ns <= usage.running_ns + 1
 
 
-def _apply(device: DeviceMeter, session: int, deed: str, now_ns: int) -> None:
-    deeds: dict[str, Callable[[], None]] = {
+def _apply(device: DeviceMeter, session: int, action: str, now_ns: int) -> None:
+    actions: dict[str, Callable[[], None]] = {
         "run": lambda: device.change(session, RUN, now_ns),
         "wait": lambda: device.change(session, WAIT, now_ns),
         "out": lambda: device.change(session, OUT, now_ns),
         "stop": lambda: device.change(session, STOP, now_ns),
         "leave": lambda: device.leave(session, now_ns),
     }
-    deeds[deed]()
+    actions[action]()
+
+
+def test_nothing_is_kept_of_sessions_and_lanes_that_are_gone() -> None:
+    device = meter()
+    for number in range(1, 50):
+        device.join(number, key(number), number * S, charge=1)
+        device.set_lane(number, MIB, number * S)
+        device.bind(number, number, number * S)
+        # The memory is freed before the session leaves, as when a lane is parked.
+        device.set_lane(number, 0, number * S)
+        device.leave(number, number * S)
+    device.close(UTC, 60 * S)
+    assert {
+        name: kept for name, kept in vars(device).items() if name in ("_sessions", "_jobs", "_lanes") and kept
+    } == {}

@@ -1,4 +1,4 @@
-"""salus-acct and salus profiles as a user types them, on a SQLite file of the scenario."""
+"""salus-acct and salus profiles as a user calls them, on a SQLite database that holds the scenario."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_csv_and_format_follow_the_environment(
     assert capsys.readouterr().out == "01.11.\n"
 
 
-def test_filters_take_sacct_lists(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_filters_accept_lists_as_in_sacct(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, jobs in (
         (("-u", "ada,ben"), {"101", "102", "301"}),
         (("-A", "nlp"), {"201", "301"}),
@@ -117,7 +117,7 @@ def test_filters_take_sacct_lists(filled: Path, capsys: pytest.CaptureFixture[st
         (("report", "-S", "2027-01-01", "-E", "2027-01-02"), 3, "no data in this window"),
         (("report", "-S", "soon"), 2, "invalid time"),
         (("report", "-S", "2026-11-02", "-E", "2026-11-01"), 2, "ends before it begins"),
-        (("report", "-o", "hold"), 2, "do you mean held?"),
+        (("report", "-o", "hold"), 2, "did you mean held?"),
         (("report", "-N", "n[1-"), 2, "-N n[1-"),
         (("report", "-a", "-u", "ada"), 2, "contradict"),
         (("job", "4711"), 3, "job not found: 4711"),
@@ -125,7 +125,7 @@ def test_filters_take_sacct_lists(filled: Path, capsys: pytest.CaptureFixture[st
         (("report", "nonsense"), 2, ""),
     ],
 )
-def test_exit_codes_show_who_must_act(
+def test_each_error_has_its_exit_code_and_message(
     filled: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], code: int, text: str
 ) -> None:
     assert run(filled, *words) == code
@@ -155,7 +155,7 @@ def test_a_jobs_page_has_bars_and_names_the_line_to_change(filled: Path, capsys:
     assert "shards of device d0: 30 shards needed, 10 free; wait for a job to end" in text
 
 
-def test_the_schema_commands_agree_with_each_other(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_schema_commands_succeed_on_a_current_database(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(filled, "db", "upgrade") == 0
     assert run(filled, "db", "current") == 0
     assert run(filled, "db", "check") == 0

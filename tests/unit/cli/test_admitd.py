@@ -1,4 +1,4 @@
-"""Asking salus-admitd over TCP: what it refuses gives the exit code, what is away is unreachable."""
+"""Requests to salus-admitd over TCP: a refusal determines the exit code, and no valid answer means unreachable."""
 
 import json
 import socket
@@ -22,26 +22,26 @@ def signed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def server(answer: bytes) -> Iterator[tuple[Admission, list[bytes]]]:
-    """Takes one request and gives one answer."""
-    heard: list[bytes] = []
+    """A server that receives one request and sends `answer`; yields its settings and the requests."""
+    received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
             peer, _ = listener.accept()
             with peer, peer.makefile("rb") as lines:
-                heard.append(lines.readline())
+                received.append(lines.readline())
                 peer.sendall(answer)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield replace(Admission(), host="127.0.0.1", port=listener.getsockname()[1]), heard
+        yield replace(Admission(), host="127.0.0.1", port=listener.getsockname()[1]), received
         thread.join(10)
 
 
-def test_a_question_goes_out_signed_and_its_answer_comes_back() -> None:
-    with server(b'{"ok": true, "answer": [1]}\n') as (settings, heard):
+def test_a_request_is_signed_and_its_answer_is_returned() -> None:
+    with server(b'{"ok": true, "answer": [1]}\n') as (settings, received):
         assert admitd.ask_admission(settings, {"verb": "report"})["answer"] == [1]
-    assert json.loads(heard[0]) == {"verb": "report", "credential": "MUNGE:x:"}
+    assert json.loads(received[0]) == {"verb": "report", "credential": "MUNGE:x:"}
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_a_refusal_is_the_error_of_its_kind(kind: str, error: type[Exception]) -
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"ok": true', b"nonsense\n", b"[]\n"])
-def test_what_is_no_answer_is_unreachable(answer: bytes) -> None:
+def test_an_invalid_answer_means_that_the_server_is_unreachable(answer: bytes) -> None:
     with server(answer) as (settings, _), pytest.raises(UnreachableError, match="salus-admitd"):
         admitd.ask_admission(settings, {"verb": "report"})
 
 
-def test_a_server_that_is_away_or_not_configured_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_run_or_is_not_configured_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(UnreachableError, match=r"salus-admitd: 127\.0\.0\.1"):

@@ -1,4 +1,4 @@
-"""What a daemon refuses becomes the exit code that says who must act."""
+"""A refusal by a daemon becomes the exit code of its kind."""
 
 import json
 import socket
@@ -15,7 +15,7 @@ from nodedaemon.wire.envelope import UnreachableError
 
 @pytest.fixture
 def answering(tmp_path):
-    """Gives a function that serves one canned answer at a socket."""
+    """A function that serves one fixed answer at a socket and returns the path of the socket."""
     threads = []
 
     def serve(answer):
@@ -56,7 +56,7 @@ def test_a_refusal_has_the_exit_code_of_its_kind(answering, kind, code):
     assert exit_code_of(raised.value) is code
 
 
-def test_silence_garbage_and_nobody_are_an_unreachable_daemon(answering, tmp_path):
+def test_no_socket_or_an_invalid_answer_means_that_the_daemon_is_unreachable(answering, tmp_path):
     with pytest.raises(UnreachableError, match="is it running"):
         DaemonClient(tmp_path / "nobody.sock")
     client = DaemonClient(answering(b"hello there\n"))
@@ -65,7 +65,7 @@ def test_silence_garbage_and_nobody_are_an_unreachable_daemon(answering, tmp_pat
     client.close()
 
 
-def test_an_answer_of_another_release_is_named(answering):
+def test_an_answer_of_another_release_is_an_error_that_says_so(answering):
     client = DaemonClient(answering(b'{"ok": true}\n'))
     with pytest.raises(FailedError, match="release"):
         client.ask_for(NodeStatus, "status")

@@ -14,7 +14,7 @@ GOOD = "ClusterName=lab\nPartitionName=debug UnknownJob=refuse\nNodeName=n1 MaxL
 
 @pytest.fixture
 def salus(tmp_path, capsys, monkeypatch):
-    """Runs salus with a file in place of @ and returns exit code, stdout and stderr."""
+    """Runs salus with @ replaced by the path of a configuration file; returns exit code, stdout and stderr."""
     monkeypatch.delenv("SALUS_CONF", raising=False)
 
     def call(text: str | None, *arguments: str):
@@ -28,10 +28,10 @@ def salus(tmp_path, capsys, monkeypatch):
     return call
 
 
-def test_check_of_a_good_file(salus):
+def test_check_reports_the_number_of_values_in_a_valid_file(salus):
     assert salus(GOOD, "config", "check", "@") == (
         0,
-        "salus.conf: ok, 3 values set in 2 records and 1 files\n",
+        "salus.conf: ok, 3 values set in 2 records and 1 file\n",
         "",
     )
 
@@ -46,7 +46,7 @@ def test_check_reports_all_findings_and_exits_with_1(salus):
     assert err == "salus: config check: salus.conf: 2 findings; fix all of them\n"
 
 
-def test_check_as_json(salus):
+def test_check_prints_json(salus):
     code, out, _ = salus(BAD, "config", "check", "--json", "@")
     document = json.loads(out)
     assert code == 1
@@ -82,26 +82,26 @@ def test_show_names_the_origin_of_each_value(salus):
     assert "MaxLanes|2|NodeName=n1|salus.conf:3" in lines
 
 
-def test_show_for_one_node_or_partition(salus):
+def test_show_prints_the_values_of_one_node_or_partition(salus):
     assert "MaxLanes|2|NodeName=n1" in salus(GOOD, "config", "show", "-P", "--node", "n1", "@")[1].splitlines()
     rows = salus(GOOD, "config", "show", "-P", "--partition", "debug", "@")[1].splitlines()
     assert "UnknownJob|refuse|PartitionName=debug" in rows
 
 
-def test_show_as_table_and_json(salus):
+def test_show_prints_a_table_or_json(salus):
     table = salus("ClusterName=lab\n", "config", "show", "@")[1]
     assert table.splitlines()[0].split() == ["Key", "Value"]
     rows = json.loads(salus(GOOD, "config", "show", "--json", "@")[1])
     assert {"key": "ClusterName", "value": "lab", "record": "", "origin": "salus.conf:1"}.items() <= rows[0].items()
 
 
-def test_show_refuses_a_bad_file(salus):
+def test_show_refuses_an_invalid_file(salus):
     code, out, err = salus(BAD, "config", "show", "@")
     assert (code, out) == (1, "")
     assert "salus.conf:1: MaxLane" in err
 
 
-def test_explain_a_key(salus):
+def test_explain_describes_a_key_and_its_values(salus):
     code, out, _ = salus(GOOD, "config", "show", "--explain", "maxlanes", "@")
     assert code == 0
     assert out.startswith("MaxLanes: ")
@@ -110,7 +110,7 @@ def test_explain_a_key(salus):
     assert [value["value"] for value in document["values"]] == ["4", "2"]
 
 
-def test_explain_an_unknown_key_exits_with_3(salus):
+def test_explain_exits_with_3_for_an_unknown_key(salus):
     assert salus(GOOD, "config", "show", "--explain", "maxlane", "@") == (
         3,
         "",
@@ -119,17 +119,17 @@ def test_explain_an_unknown_key_exits_with_3(salus):
     assert salus(GOOD, "config", "show", "--explain", "zzzzz", "@")[2].endswith("unknown key\n")
 
 
-def test_template_is_the_shipped_file(salus):
+def test_template_prints_the_shipped_file(salus):
     assert salus(None, "config", "show", "--template")[1] == template_text()
 
 
-def test_version_and_help(salus):
+def test_version_and_help_are_printed_and_an_unknown_command_exits_with_2(salus):
     assert salus(None, "--version")[1].startswith("salus 0.")
     assert "config" in salus(None, "--help")[1]
     assert salus(None, "confg")[0] == 2
 
 
-def test_no_file_at_all(salus, monkeypatch):
+def test_without_a_file_check_fails_and_show_prints_defaults(salus, monkeypatch):
     monkeypatch.setattr("cli.site.config.locate", lambda _: None)
     code, _, err = salus(None, "config", "check")
     assert code == 2

@@ -1,6 +1,6 @@
 """The Gantt chart of lanes: a job's stays become bars, with one row per job that takes turns in a lane."""
 
-from accounting.reports.charts import LaneSpan
+from accounting.reports.values import LaneSpan
 from cli.acct.page.lanes import TOUCH_NS, _joined, _short_names, _tracks
 
 SECOND_NS = 1_000_000_000

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.output.moments import SECOND_NS, format_duration, format_moment, parse_moment
+from cli.output.moments import format_duration, format_moment, parse_moment
 from nodedaemon.core.errors import RequestError
+from nodedaemon.core.types import SECOND_NS
 
 
 @pytest.fixture(autouse=True)

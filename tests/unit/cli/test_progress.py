@@ -14,7 +14,7 @@ class Terminal(io.StringIO):
 
 
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Standard error from now on; no fixture, for pytest sets its own before it calls the test."""
+    """Replaces standard error. This is not a fixture, because pytest sets its own stream before it calls the test."""
     made = Terminal()
     monkeypatch.setattr(sys, "stderr", made)
     monkeypatch.setenv("TERM", "xterm")
@@ -24,16 +24,16 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_a_terminal_shows_the_current_step(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = terminal(monkeypatch)
-    with progress("report") as tell:
-        tell("waits, admissions and events")
+    with progress("report") as on_step:
+        on_step("waits, admissions and events")
     assert "report: waits, admissions and events" in seen.getvalue()
 
 
 def test_a_terminal_shows_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = terminal(monkeypatch)
-    with counting("days", 4) as tell:
-        tell(1)
-        tell(3)
+    with counting("days", 4) as on_progress:
+        on_progress(1)
+        on_progress(3)
     assert "days" in seen.getvalue()
     assert "100%" in seen.getvalue()
 
@@ -41,7 +41,7 @@ def test_a_terminal_shows_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_file_gets_no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = io.StringIO()
     monkeypatch.setattr(sys, "stderr", kept)
-    with progress("report") as tell, counting("days", 2) as tell_days:
-        tell("jobs and usage")
-        tell_days(2)
+    with progress("report") as on_step, counting("days", 2) as on_progress:
+        on_step("jobs and usage")
+        on_progress(2)
     assert kept.getvalue() == ""

@@ -31,7 +31,7 @@ def test_parsable_rows_are_one_line_with_a_fixed_number_of_bars():
     assert _written(Form.PARSABLE) == "JobID|Bytes|Gated\n12|1024|yes\n[red]a/b c||no\n"
 
 
-def test_a_table_shows_markup_as_text_and_no_colour_into_a_pipe():
+def test_a_table_shows_markup_as_text_and_has_no_colour_in_a_pipe():
     text = _written(Form.TABLE)
     assert "[red]a|b" in text
     assert "\x1b" not in text

@@ -9,6 +9,7 @@ from cli.entry import FailedError
 from cli.main import app
 from nodedaemon.core import events
 from nodedaemon.core.engine import Engine
+from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.segments import Journal
@@ -19,7 +20,7 @@ DEVICE = DeviceId("HOST-1")
 
 @pytest.fixture
 def journal(tmp_path):
-    """A small day of a daemon: a device, two sessions, one grant."""
+    """The journal of a daemon with one device, two sessions and one grant."""
     clock = iter(range(1, 1000))
     dispatcher = Dispatcher(ShellState(Engine()), lambda: next(clock), digest_interval_count=1)
     dispatcher.journal = Journal(tmp_path, "0.1.0", "boot")
@@ -32,7 +33,7 @@ def journal(tmp_path):
     dispatcher.submit(events.GrantWanted(SessionId(1)))
     dispatcher.submit(events.SessionLeft(SessionId(1)))
     dispatcher.submit(events.SessionReleased(SessionId(1)))
-    # Refused by the engine: a replay must refuse it as well and go on.
+    # The engine refuses this event. A replay must refuse it as well and continue.
     dispatcher.submit(events.GrantWanted(SessionId(99)))
     return dispatcher
 
@@ -54,3 +55,9 @@ def test_a_state_that_differs_is_a_failure(journal, tmp_path):
     journal.journal.close()
     result = CliRunner().invoke(app, ["simulate", "--replay", str(tmp_path), "-P"])
     assert isinstance(result.exception, FailedError)
+
+
+def test_a_journal_that_cannot_be_read_is_a_request_error(tmp_path):
+    result = CliRunner().invoke(app, ["simulate", "--replay", str(tmp_path / "none")])
+    assert isinstance(result.exception, RequestError)
+    assert "No such file" in str(result.exception)

@@ -20,7 +20,7 @@ def salus(capsys):
     return call
 
 
-def test_json_says_what_the_figures_rest_on(salus):
+def test_json_includes_everything_that_the_figures_depend_on(salus):
     code, out, _ = salus("--workload", "switch", "--policy", "srtf,priority", "--json")
     result = json.loads(out)
     assert code == 0
@@ -36,7 +36,7 @@ def test_json_says_what_the_figures_rest_on(salus):
 
 
 def test_headroom_is_charged_as_admission_charges_it(salus, tmp_path):
-    """A job that keeps half of a device has no neighbour of its size with it, and one without."""
+    """Without headroom two jobs fit on one device; with headroom each needs its own."""
     path = tmp_path / "jobs.csv"
     path.write_text("submit_s,persistent_mb,ephemeral_mb,iteration_ms,iterations\n" + "0,480,64,100,100\n" * 2)
     needed = {}
@@ -67,7 +67,7 @@ def test_other_seeds_give_a_spread(salus):
     assert "Gain over 4 other seeds" in salus("-w", "paper", "--jobs", 10, "-p", "srtf", "--seeds", 4)[1]
 
 
-def test_a_table_of_jobs_and_one_of_speeds_are_read(salus, tmp_path):
+def test_tables_of_jobs_and_of_pair_speeds_are_read(salus, tmp_path):
     jobs, speeds = tmp_path / "jobs.csv", tmp_path / "speeds.csv"
     jobs.write_text("submit_s,model,length_s\n0,vgg11_25,100\n0,vgg11_25,100\n")
     speeds.write_text("model,beside,speed\nvgg11_25,vgg11_25,0.8\n")
@@ -86,10 +86,10 @@ def test_a_sacct_file_is_read(salus, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "result"),
+    ("arguments", "message"),
     [
-        ((), "give --workload"),
-        (("-w", "paper", "--from-sacct", "x"), "only one of them"),
+        ((), "use either --workload"),
+        (("-w", "paper", "--from-sacct", "x"), "use either --workload"),
         (("-w", "papers"), "no built-in workload of that name"),
         (("-w", "none.csv"), "No such file"),
         (("-w", "switch", "-p", "fare"), "unknown"),
@@ -105,9 +105,9 @@ def test_a_sacct_file_is_read(salus, tmp_path):
         (("-w", "switch", "--policy", ","), "at least one policy"),
     ],
 )
-def test_wrong_usage_is_one_message_and_exit_code_2(salus, arguments, result):
+def test_invalid_usage_prints_one_message_and_exits_with_2(salus, arguments, message):
     code, out, err = salus(*arguments)
     assert code == 2
     assert out == ""
-    assert result in err
+    assert message in err
     assert "Traceback" not in err

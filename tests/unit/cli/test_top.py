@@ -3,7 +3,7 @@
 import pytest
 
 from cli.node.top import view_lines
-from cli.output.units import percent_text, size_text, span_text
+from cli.output.units import counted, percent_text, size_text, span_text
 from nodedaemon.wire.control import DaemonStatus, DeviceStatus, LaneStatus, NodeStatus, SessionStatus
 
 MIB = 1 << 20
@@ -12,7 +12,7 @@ MIB = 1 << 20
 def session(number, state, reason=""):
     return SessionStatus(
         session=number, job=f"{100 + number}", user="ada", device="HOST-1", lane=1, state=state, job_class="normal",
-        weight=2,        persistent_bytes=100 * MIB, ephemeral_bytes=50 * MIB, own_bytes=None,
+        weight=2, persistent_bytes=100 * MIB, ephemeral_bytes=50 * MIB, own_bytes=None,
         service_ns=0, share_permille=500,
         entitled_permille=500, waited_ns=0, waiting_ns=3_000_000, iteration_count=7, handover_count=0, is_gated=True,
         is_stopped=False, is_connected=True, pid=1, reason=reason,
@@ -30,7 +30,7 @@ NODE = NodeStatus(
             device="HOST-1", index=0, name="host0", model="host", kind="host", policy="fair", capacity_bytes=1000 * MIB,
             persistent_bytes=200 * MIB, lane_bytes=50 * MIB, free_bytes=750 * MIB, foreign_bytes=None, used_bytes=None,
             busy_permille=None, is_drained=True, drain_reason="dust", lost_reason=None, session_count=2,
-            waiting_count=1,            jain=0.99,
+            waiting_count=1, jain=0.99,
         )
     ],
     lanes=[
@@ -44,7 +44,7 @@ NODE = NodeStatus(
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
-def test_no_line_is_wider_than_the_terminal_and_every_fact_is_there(width):
+def test_no_line_is_wider_than_the_terminal_and_nothing_is_missing(width):
     lines = [line.plain for line in view_lines(NODE, width, "share", is_ascii=True)]
     assert max(len(line) for line in lines) <= width
     text = "\n".join(lines)
@@ -74,7 +74,7 @@ def test_the_bar_shows_persistent_lane_and_free_memory_in_proportion():
     ("size_bytes", "text"),
     [(0, "0"), (1023, "1023"), (1024, "1K"), (1536 * MIB, "1.5G"), (512 * MIB, "512M"), (None, "")],
 )
-def test_sizes(size_bytes, text):
+def test_a_size_is_printed_in_its_largest_unit(size_bytes, text):
     assert size_text(size_bytes) == text
 
 
@@ -88,9 +88,13 @@ def test_sizes(size_bytes, text):
         (93_784 * 10**9, "1-02:03:04"),
     ],
 )
-def test_spans(span_ns, text):
+def test_a_duration_is_printed_in_a_suitable_unit(span_ns, text):
     assert span_text(span_ns) == text
 
 
-def test_percent():
+def test_permille_are_printed_as_percent():
     assert percent_text(333) == "33.3%"
+
+
+def test_a_count_of_one_has_a_singular_noun():
+    assert [counted(count, "file") for count in (0, 1, 2)] == ["0 files", "1 file", "2 files"]

@@ -1,4 +1,4 @@
-"""`salus why` prints one shape of answer, whether salusd or salus-admitd gave it."""
+"""`salus why` prints answers of salusd and of salus-admitd, which have the same shape."""
 
 from cli.node.status import why_lines
 from nodedaemon.core.types import MIB
@@ -50,7 +50,7 @@ def test_a_job_on_the_node_shows_the_reasons_and_changes_of_each_session() -> No
     running = SessionWhy(session=3, device="gpu0", state="running", reasons=[], changes=[])
     assert why_lines(WhyAnswer(job="8", user="ada", state="RUNNING", sessions=[waiting, running])) == [
         "job 8 of ada, session 2: waiting",
-        "  - lane 1 runs job 7: 1 turns needed, 0 free",
+        "  - lane 1 runs job 7: 1 turn needed, 0 free",
         "    the policy decides",
         "  - lane memory: 1M needed, 0 free",
         "  what would change it:",

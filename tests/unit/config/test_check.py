@@ -1,10 +1,11 @@
-"""Contradictions between values that are right alone."""
+"""Contradictions between values that are valid on their own."""
 
 from pathlib import Path
 
 import pytest
 
-from nodedaemon.config import Config, Rejected, lane_reserve_problem, parse
+from nodedaemon.config import Config, Rejected, parse
+from nodedaemon.config.check import lane_reserve_problem
 from nodedaemon.config.keys import Settings
 
 HOST = "DeviceName=host0 Type=host Memory=2G Cores=0"
@@ -23,8 +24,8 @@ def _findings(text: str) -> list[str]:
         (f"ShardUnit=1G LaneReserve=1280M\n{HOST}", "less than one ShardUnit (1G)"),
         (f"{HOST} Nodes=n1\nNodeName=n1 LaneReserve=4G", "c:2: LaneReserve: on host0 (c:1): 4G leaves nothing"),
         ("DeviceName=h Type=host", "c:1: Memory: is missing; a host device is a slice of memory such as Memory=2G"),
-        ("DeviceName=g Type=cuda Cores=0", "c:1: Cores: has no meaning for a device of type cuda"),
-        (f"{HOST} Uuid=GPU-1", "c:1: Uuid: has no meaning for a device of type host"),
+        ("DeviceName=g Type=cuda Cores=0", "c:1: Cores: does not apply to a device of type cuda"),
+        (f"{HOST} Uuid=GPU-1", "c:1: Uuid: does not apply to a device of type host"),
         ("DeviceName=g[0-1] Type=cuda Uuid=GPU-1", "c:1: Uuid: names one device; write a record for each"),
         (f"{HOST}\nDeviceName=h1 Type=host Memory=1G Cores=0-1", "c:2: Cores: core 0 already belongs to host0"),
         (f"{HOST}\n{HOST}", "c:2: DeviceName: host0 already has a record, at c:1; write one record for each"),
@@ -58,13 +59,13 @@ def _findings(text: str) -> list[str]:
             "LaneSharing=all\nDeviceName=g Type=cuda ShareMode=mps",
             "c:2: ShareMode: mps serves one user at a time and needs LaneSharing=user",
         ),
-        ("StorageUrl=oracle://x", "c:1: StorageUrl: is not a URL of sqlite, postgresql+psycopg"),
-        ("StorageUrl=http://[", "c:1: StorageUrl: is not a URL of sqlite, postgresql+psycopg"),
+        ("StorageUrl=oracle://x", "c:1: StorageUrl: must be a sqlite, postgresql+psycopg"),
+        ("StorageUrl=http://[", "c:1: StorageUrl: must be a sqlite, postgresql+psycopg"),
         (
             "StorageUrl=mysql+pymysql://u:hidden@h/d",
             "c:1: StorageUrl: contains a password; put it into StoragePassFile",
         ),
-        ("StoragePassFile=/etc/salus/pass", "c:1: StoragePassFile: has no meaning with SQLite; remove it"),
+        ("StoragePassFile=/etc/salus/pass", "c:1: StoragePassFile: does not apply to SQLite; remove it"),
         ("NodeName=n[1-2]", "c:1: StorageUrl: SQLite allows writers on one host only, but there are 2 nodes"),
     ],
 )
@@ -89,15 +90,15 @@ def test_contradictions_are_found(text, finding):
         "DeviceName=g[0-1] Type=cuda MaxLanes=2",
     ],
 )
-def test_what_fits_together_has_no_finding(text):
+def test_values_that_agree_have_no_finding(text):
     assert _findings(text) == []
 
 
-def test_what_follows_from_a_misspelt_key_is_not_reported_beside_it():
+def test_a_misspelt_key_does_not_cause_a_second_finding():
     assert len(_findings("HangTimeot=5:00\nIdleRelease=2:00")) == 1
     assert len(_findings("HangTimeout=5M\nIdleRelease=2:00")) == 1
     assert len(_findings("DeviceName=h Typ=host Memory=1G")) == 1
-    # But other contradictions are.
+    # Other contradictions are still reported.
     assert len(_findings("HangTimeot=5:00\nIdleRelease=2:00\nMetricsPort=6827")) == 2
 
 
@@ -107,6 +108,6 @@ def test_a_large_cluster_is_checked_once_for_each_kind_of_node():
     assert loaded.for_node("n30000").order.policy == "srtf"
 
 
-def test_a_daemon_can_ask_for_a_detected_device():
+def test_a_lane_reserve_must_leave_memory_for_a_shard():
     assert lane_reserve_problem(Settings(), 16 << 30) is None
     assert lane_reserve_problem(Settings(), 1 << 20) is not None

@@ -1,4 +1,4 @@
-"""slurm.conf's syntax: comments, continuation, quotes, records, Include."""
+"""The syntax of slurm.conf: comments, continuation, quotes, records, Include."""
 
 import os
 from pathlib import Path
@@ -51,12 +51,12 @@ def test_several_settings_may_share_a_line_and_values_may_be_quoted():
     }
 
 
-def test_a_hash_is_kept_by_a_backslash_or_by_quotes():
+def test_a_backslash_or_quotes_keep_a_hash():
     assert _values("ClusterName=a\\#b")["ClusterName"] == "a#b"
     assert _values('ClusterName="a # b" # c')["ClusterName"] == "a # b"
 
 
-def test_a_backslash_joins_lines_and_places_stay_right():
+def test_a_backslash_joins_lines_and_line_numbers_stay_right():
     loaded = _parse("NodeName=gpu1 \\\n  Policy=srtf \\\n  MaxLanes=2\nMaxLanes=3\n")
     assert isinstance(loaded, Config)
     record = loaded.records[0]
@@ -64,7 +64,7 @@ def test_a_backslash_joins_lines_and_places_stay_right():
     assert loaded.values["MaxLanes"].place.line == 4
 
 
-def test_a_comment_does_not_continue_and_the_last_line_may():
+def test_a_backslash_in_a_comment_is_ignored_and_one_at_the_end_of_the_file_is_harmless():
     assert _values("# a \\\nMaxLanes=3 \\") == {"MaxLanes": 3}
 
 
@@ -102,7 +102,7 @@ def test_a_comment_does_not_continue_and_the_last_line_may():
         ("DeviceName=d", "salus.conf:1: Type: is missing in the record of d"),
     ],
 )
-def test_what_cannot_be_read_is_a_finding_with_its_line(text, finding):
+def test_a_mistake_is_a_finding_with_its_line(text, finding):
     assert finding in _findings(text)
 
 
@@ -113,7 +113,7 @@ def test_every_finding_is_reported_at_once_in_the_order_of_lines():
     assert [line.split(":")[1] for line in found] == ["1", "2", "3", "4", "6"]
 
 
-def test_include_is_relative_to_its_file_and_knows_the_cluster():
+def test_include_is_relative_to_its_file_and_replaces_percent_c_with_the_cluster():
     files = {"nodes/lab.conf": "Include more.conf\nMaxLanes=2\n", "nodes/more.conf": "MaxOvertakes=5\n"}
     loaded = _parse("ClusterName=lab\ninclude nodes/%c.conf\n", **files)
     assert isinstance(loaded, Config)
@@ -142,7 +142,7 @@ def test_too_many_findings_end_with_a_line_that_says_so():
     assert "too many findings" in found[-1]
 
 
-def test_a_link_to_itself_is_a_loop(tmp_path):
+def test_a_symlink_to_the_including_file_is_a_loop(tmp_path):
     top = tmp_path / "salus.conf"
     top.write_text("Include link.conf\n")
     (tmp_path / "link.conf").symlink_to(top)
@@ -152,7 +152,7 @@ def test_a_link_to_itself_is_a_loop(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["missing", "directory", "pipe", "large", "name"])
-def test_a_file_that_cannot_be_read_is_one_line_for_its_user(tmp_path, kind):
+def test_a_file_that_cannot_be_read_is_a_one_line_error(tmp_path, kind):
     path = tmp_path / "salus.conf"
     if kind == "directory":
         path.mkdir()
@@ -173,5 +173,5 @@ def test_names_over_all_records_are_bounded():
     assert _findings(text)[0].endswith("more than 131072 names in all records")
 
 
-def test_a_line_of_prose_is_not_a_finding_for_each_word():
+def test_a_line_of_prose_has_a_bounded_number_of_findings():
     assert len(_findings("this is a comment whose sign was lost in an editor\n")) == 5

@@ -16,7 +16,7 @@ from nodedaemon.config.hostlist import compress, expand
         ("a.b-c_d", ("a.b-c_d",)),
     ],
 )
-def test_lists_stand_for_names_in_their_order(text, names):
+def test_a_list_expands_to_names_in_order(text, names):
     assert expand(text) == names
 
 
@@ -43,6 +43,6 @@ def test_a_wrong_list_says_why(text, reason):
     assert reason in str(raised.value)
 
 
-def test_names_become_the_shortest_list():
+def test_compress_writes_ranges_and_keeps_zero_padding():
     names = ["gpu03", "gpu01", "gpu02", "gpu7", "login", "gpu05", "gpu05"]
     assert compress(names) == "login,gpu[01-03,05],gpu7"

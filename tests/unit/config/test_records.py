@@ -1,4 +1,4 @@
-"""Defaults, overrides by node, partition and device, and what core gets of them."""
+"""Defaults, overrides by node, partition and device, and the limits for the engine."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def config() -> Config:
     return loaded
 
 
-def test_the_most_special_value_wins(config):
+def test_the_most_specific_value_wins(config):
     assert config.settings.order.policy == "srtf"
     assert config.for_node("gpu03").order.policy == "srtf"
     assert config.for_node("gpu02").order.policy == "fifo"
@@ -39,12 +39,12 @@ def test_the_most_special_value_wins(config):
     } == {"priority"}
 
 
-def test_partitions_have_settings_for_their_jobs(config):
+def test_a_partition_has_settings_for_its_jobs(config):
     assert config.for_partition("debug").admission.unknown_job is UnknownJob.DECLARED
     assert config.for_partition("other").admission.unknown_job is UnknownJob.EXCLUSIVE
 
 
-def test_devices_are_those_of_the_node(config):
+def test_a_node_has_the_devices_that_records_name_for_it(config):
     assert [device.name for device in config.devices_of("gpu01")] == ["host0", "host1", "big"]
     assert [device.name for device in config.devices_of("gpu09")] == ["big"]
     assert config.devices_of("gpu01")[0].memory_bytes == 2 << 30
@@ -56,13 +56,13 @@ def test_a_detected_device_gets_the_record_with_its_uuid(config):
     assert config.for_device("gpu01", "").lanes.lanes_max == 2
 
 
-def test_paths_get_cluster_and_node(config):
+def test_percent_signs_in_paths_become_the_cluster_and_the_node(config):
     assert config.for_node("gpu03").daemon.socket == "/run/lab/gpu03/salusd.sock"
     assert config.for_node("gpu01").daemon.state_dir == "/var/50%/gpu01"
     assert config.settings.admission.socket == "/run/lab/admitd.sock"
 
 
-def test_nodes_named_anywhere_are_known(config):
+def test_node_names_are_collected_from_all_records(config):
     assert config.node_names() == ("gpu01", "gpu02")
 
 
@@ -77,7 +77,7 @@ def test_classes_have_weights():
     assert [weight_of(settings, job_class) for job_class in JobClass] == [4, 2, 1]
 
 
-def test_a_program_that_cannot_go_on_gets_all_findings_in_one_error(tmp_path):
+def test_load_or_raise_lists_all_findings_in_one_error(tmp_path):
     path = tmp_path / "salus.conf"
     path.write_text("MaxLanes=x\nPolicy=y\n")
     with pytest.raises(RequestError) as raised:
@@ -87,7 +87,7 @@ def test_a_program_that_cannot_go_on_gets_all_findings_in_one_error(tmp_path):
     assert load_or_raise(path).settings.lanes.lanes_max == 4
 
 
-def test_the_file_is_looked_for_in_order(monkeypatch, tmp_path):
+def test_the_file_is_searched_in_order(monkeypatch, tmp_path):
     system = tmp_path / "system.conf"
     monkeypatch.setattr("nodedaemon.config.loading.SYSTEM_FILE", system)
     assert locate(Path("a"), {"SALUS_CONF": "b"}) == Path("a")

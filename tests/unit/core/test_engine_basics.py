@@ -1,4 +1,4 @@
-"""The engine's plainest promises: literals in, literals out."""
+"""The life of a single session, command by command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.engine_world import DEVICE, World
 LIMITS = DeviceLimits(capacity_bytes=1000 * MIB, policy="fair")
 
 
-def test_first_session_is_admitted_and_gets_a_lane_of_its_own() -> None:
+def test_the_first_session_is_admitted_and_gets_a_lane_of_its_own() -> None:
     world = World(LIMITS)
     assert world.arrive(1, 100, 300) == [
         cmd.AdmitSession(1, 100 * MIB),
@@ -20,7 +20,7 @@ def test_first_session_is_admitted_and_gets_a_lane_of_its_own() -> None:
     assert world.want(1) == [cmd.Grant(1, 1, 2)]
 
 
-def test_after_the_last_session_left_the_device_is_empty() -> None:
+def test_the_device_is_empty_after_the_last_session_has_left() -> None:
     world = World(LIMITS)
     world.arrive(1, 100, 300)
     world.confirm_all()

@@ -1,4 +1,4 @@
-"""Stopped, hung, ungated and overrunning sessions: what happens to them and what their neighbours notice."""
+"""Stopped, hung, ungated and overrunning sessions: what happens to them and to the sessions beside them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ import pytest
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
-from nodedaemon.core.sessions import SessionState
+from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.core.types import (
     MIB,
     MILLISECOND_NS,
     SECOND_NS,
     DeviceLimits,
     Domain,
+    FaultAction,
     JobClass,
-    OnHang,
-    OnOverrun,
     Shortfall,
 )
 from tests.support.engine_world import DEVICE, World, make_world
 
 ADA, BEN = Domain("user:ada"), Domain("user:ben")
+#: What the limits say, and the command that follows.
+ACTIONS = [(FaultAction.WARN, cmd.WarnSession), (FaultAction.KILL, cmd.EndSession)]
 ADVICE = "use a smaller batch, or run once alone so that the profile is measured again"
 
 
@@ -32,7 +33,7 @@ def states(world: World) -> dict[int, tuple[SessionState, int | None]]:
 # Stopped
 
 
-def test_mates_of_a_stopped_holder_move_to_a_lane_that_fits() -> None:
+def test_sessions_behind_a_stopped_holder_move_to_a_lane_that_fits() -> None:
     world = make_world(3, lanes_max=2)
     world.want(1)
     assert states(world)[3] == (SessionState.IDLE, 1)
@@ -40,13 +41,12 @@ def test_mates_of_a_stopped_holder_move_to_a_lane_that_fits() -> None:
     assert world.want(3) == [cmd.Grant(3, 2, 4)]
 
 
-def test_mates_of_a_stopped_holder_wait_where_nothing_fits_until_it_continues() -> None:
+def test_sessions_behind_a_stopped_holder_that_fit_nowhere_wait_until_it_continues() -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1))
     world.arrive(1, 100, 200)
     world.arrive(2, 100, 700)
     world.confirm_all()
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     assert world.send(ev.SessionStopped(1)) == [cmd.BindSession(2, 2)]
     assert world.send(ev.SessionContinued(1)) == []
     assert world.commands_at_boundary(1) == [cmd.BindSession(1, 2), cmd.ReleaseLane(1, 3)]
@@ -54,13 +54,12 @@ def test_mates_of_a_stopped_holder_wait_where_nothing_fits_until_it_continues() 
     assert set(world.grants) == {2}
 
 
-def test_a_stopped_job_stops_nobody_in_other_lanes() -> None:
+def test_a_stopped_job_stops_no_session_in_other_lanes() -> None:
     world = make_world(3, lanes_max=2)
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     world.send(ev.SessionStopped(1))
     world.now_ns = 10 * MILLISECOND_NS
-    # Session 3 was named successor of the stopped one and stays; session 2 has had more, and runs on all the same.
+    # Session 3 was named as successor of the stopped session and stays. Session 2 is ahead of it but continues to run.
     assert states(world)[3] == (SessionState.WAITING, 1)
     assert world.commands_at_boundary(2) == [cmd.Grant(2, 2, 6, 499)]
 
@@ -68,14 +67,13 @@ def test_a_stopped_job_stops_nobody_in_other_lanes() -> None:
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "pack", "fair", "priority"])
 def test_under_every_policy_others_run_beside_a_stopped_job(policy: str) -> None:
     world = make_world(3, lanes_max=2, policy=policy)
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     world.send(ev.SessionStopped(1))
     for _ in range(5):
         world.wait(MILLISECOND_NS)
         for session in [one for one in world.grants if one != 1]:
             world.boundary(session)
-        assert [one for one in world.grants if one != 1], "somebody waits for a stopped job"
+        assert [one for one in world.grants if one != 1], "a session waits for a stopped job"
 
 
 def test_a_stopped_holder_gets_no_service() -> None:
@@ -89,48 +87,45 @@ def test_a_stopped_holder_gets_no_service() -> None:
     assert device.sessions[0].service_ns == 2 * SECOND_NS
 
 
-def test_a_waiter_that_is_stopped_is_passed_over_and_is_the_youngest_when_it_continues() -> None:
+def test_a_stopped_waiter_is_skipped_and_is_the_youngest_when_it_continues() -> None:
     world = make_world(3, lanes_max=1, policy="pack")
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     assert world.send(ev.SessionStopped(2)) == []
     assert world.send(ev.SessionStopped(2)) == []
     assert world.commands_at_boundary(1, wants_next=False) == [cmd.Grant(3, 1, 3)]
-    assert world.send(ev.SessionContinued(2)) == [cmd.Revoke(3, 3, 2, 4), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
+    assert world.send(ev.SessionContinued(2)) == [cmd.Revoke(3, 3, 2, 4)]
     assert world.send(ev.SessionContinued(2)) == []
 
 
-def test_a_session_stopped_before_it_wants_is_served_when_it_continues() -> None:
+def test_a_session_that_is_stopped_before_it_wants_a_grant_is_served_when_it_continues() -> None:
     world = make_world(1)
     world.send(ev.SessionStopped(1))
     assert world.want(1) == []
     assert world.send(ev.SessionContinued(1)) == [cmd.Grant(1, 1, 2)]
 
 
-def test_a_named_successor_that_is_stopped_is_named_no_more() -> None:
+def test_a_named_successor_that_is_stopped_is_withdrawn() -> None:
     world = make_world(2, lanes_max=1)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     assert world.send(ev.SessionStopped(2)) == [cmd.Revoke(1, 2)]
     assert world.commands_at_boundary(1) == [cmd.Grant(1, 1, 4)]
 
 
-def test_a_successor_stopped_as_it_was_started_keeps_its_lane_and_the_others_move() -> None:
+def test_a_successor_that_is_stopped_as_it_starts_keeps_its_lane_and_the_others_move() -> None:
     world = make_world(2, lanes_max=1)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     offer = world.grants[1].successor
     world.send(ev.SessionStopped(2))
     world.grants[1].successor = offer
     assert world.commands_at_boundary(1) == [cmd.BindSession(1, 2)]
     assert states(world) == {1: (SessionState.WAITING, 2), 2: (SessionState.RUNNING, 1)}
-    # At most one lane may be open, so session 1 waits; it is not bound to what the stopped one holds.
+    # At most one lane may be open, so session 1 waits. It is not bound to the lane that the stopped session holds.
     world.leave(2)
     world.confirm_all()
     assert set(world.grants) == {1}
 
 
-def test_an_arrival_that_needs_the_bytes_of_a_stopped_holder_stops_nobody() -> None:
+def test_an_arrival_that_needs_the_bytes_of_a_stopped_holder_delays_no_other_session() -> None:
     world = make_world(2, lanes_max=2)
     world.want(1)
     world.send(ev.SessionStopped(1))
@@ -141,8 +136,8 @@ def test_an_arrival_that_needs_the_bytes_of_a_stopped_holder_stops_nobody() -> N
 # Hung
 
 
-@pytest.mark.parametrize(("on_hang", "last"), [(OnHang.WARN, cmd.WarnSession), (OnHang.KILL, cmd.EndSession)])
-def test_a_holder_without_boundary_is_reported_once_and_warned_or_ended(on_hang: OnHang, last: type) -> None:
+@pytest.mark.parametrize(("on_hang", "last"), ACTIONS)
+def test_a_holder_without_a_boundary_is_reported_once_and_warned_or_ended(on_hang: FaultAction, last: type) -> None:
     world = make_world(2, lanes_max=1, hang_timeout_ns=5 * MILLISECOND_NS, on_hang=on_hang)
     world.want(1)
     world.now_ns = MILLISECOND_NS
@@ -157,27 +152,24 @@ def test_a_holder_without_boundary_is_reported_once_and_warned_or_ended(on_hang:
     assert len(world.commands) == command_count + 2
 
 
-def test_those_behind_a_hung_holder_go_elsewhere_and_others_run_on() -> None:
+def test_sessions_behind_a_hung_holder_move_and_other_lanes_continue() -> None:
     world = make_world(3, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     command_count = len(world.commands)
     world.tick()
-    # Session 2 was named successor: it may be running already, and stays.
+    # Session 2 was named as successor. It may be running already, so it stays.
     assert world.commands[command_count + 2 :] == [cmd.BindSession(3, 2)]
     world = make_world(3, lanes_max=2, hang_timeout_ns=MILLISECOND_NS)
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     world.now_ns = MILLISECOND_NS // 2
-    assert world.commands_at_boundary(2) == [], "until then it stands back for the one behind the hung holder"
+    assert world.commands_at_boundary(2) == [], "until then it waits for the session behind the hung holder"
     world.tick()
     assert 2 in world.grants
 
 
-def test_a_hung_holder_that_reaches_a_boundary_after_all_is_like_any_other() -> None:
+def test_a_hung_holder_that_reaches_a_boundary_later_is_treated_like_any_other() -> None:
     world = make_world(2, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     world.tick()
     world.now_ns = SECOND_NS
     assert world.commands_at_boundary(1)[0] == cmd.LimitGrant(2, 3, 1000)
@@ -186,8 +178,7 @@ def test_a_hung_holder_that_reaches_a_boundary_after_all_is_like_any_other() -> 
 
 def test_a_lost_device_reports_no_hang() -> None:
     world = make_world(2, lanes_max=1, hang_timeout_ns=MILLISECOND_NS)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     world.send(ev.DeviceLost(DEVICE, "Xid 79"))
     command_count = len(world.commands)
     world.tick(SECOND_NS)
@@ -197,12 +188,12 @@ def test_a_lost_device_reports_no_hang() -> None:
 # Ungated
 
 
-def test_a_holder_that_is_ungated_keeps_its_lane_and_its_mates_move() -> None:
+def test_an_ungated_holder_keeps_its_lane_and_the_other_sessions_move() -> None:
     world = make_world(3, lanes_max=2)
     world.want(1)
     assert world.send(ev.SessionUngated(1)) == [cmd.BindSession(3, 2), cmd.Grant(1, 1, 4)]
     assert world.send(ev.SessionUngated(1)) == []
-    assert world.send(ev.GrantReturned(1, 4)) == [], "it is gated no more"
+    assert world.send(ev.GrantReturned(1, 4)) == [], "it is no longer gated"
     (device,) = world.engine.snapshot().devices
     assert [(one.lane, one.is_pinned) for one in device.lanes] == [(1, True), (2, False)]
 
@@ -217,28 +208,27 @@ def test_a_pinned_lane_ends_with_its_session() -> None:
     assert (device.lanes, device.held_bytes, device.persistent_bytes) == ((), 0, 0)
 
 
-def test_a_pinned_lane_does_not_count_against_the_lanes_that_may_be_open() -> None:
+def test_a_pinned_lane_does_not_count_towards_max_lanes() -> None:
     world = make_world(1, lanes_max=1)
     world.want(1)
     world.send(ev.SessionUngated(1))
     assert world.arrive(2, 50, 200)[-1] == cmd.OpenLane(2, DEVICE, ADA, 200 * MIB, 4)
 
 
-def test_a_revoked_holder_without_successor_is_ungated_at_once() -> None:
-    world = World(DeviceLimits(1000 * MIB, domain_quantum_ns=0))
+def test_a_revoked_holder_without_a_successor_is_ungated_at_once() -> None:
+    world = World(DeviceLimits(1000 * MIB, domain_quantum_ns=0, lanes_max=1))
     world.arrive(1, 100, 600)
-    world.arrive(2, 100, 600, domain=BEN)
+    world.arrive(2, 100, 200, domain=BEN)
     world.confirm_all()
     world.want(1)
     assert world.want(2)[0] == cmd.Revoke(1, 2)
-    assert world.send(ev.SessionUngated(1)) == [cmd.Grant(1, 1, 3)]
+    assert world.send(ev.SessionUngated(1))[0] == cmd.Grant(1, 1, 3)
     assert states(world)[1] == (SessionState.RUNNING, 1)
 
 
 def test_a_holder_that_may_have_handed_over_is_ungated_after_its_return() -> None:
     world = make_world(2, lanes_max=1)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     # If it were granted again at once, it and the successor that it may have started would run in one lane.
     assert world.send(ev.SessionUngated(1)) == []
     assert world.commands_at_boundary(1)[0] == cmd.Revoke(2, 3)
@@ -248,13 +238,12 @@ def test_a_holder_that_may_have_handed_over_is_ungated_after_its_return() -> Non
 
 
 @pytest.mark.parametrize("policy", ["fifo", "pack", "fair", "priority"])
-def test_a_waiter_that_is_ungated_goes_first_and_its_mates_are_served_in_the_same_breath(policy: str) -> None:
+def test_an_ungated_waiter_goes_first_and_the_others_are_served_in_the_same_round(policy: str) -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1, policy=policy))
     world.arrive(1, 50, 200)
     world.arrive(2, 50, 200, job_class=JobClass.BEST_EFFORT)
     world.confirm_all()
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     world.send(ev.SessionUngated(2))
     assert world.grants[1].revoked_ns is not None
     assert world.commands_at_boundary(1, hands_over=False)[:3] == [
@@ -275,8 +264,7 @@ def test_an_idle_session_that_was_ungated_pins_its_lane_with_its_first_grant() -
 
 def test_a_stopped_waiter_that_is_ungated_is_served_when_it_continues() -> None:
     world = make_world(2, lanes_max=1)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     world.send(ev.SessionStopped(2))
     world.send(ev.SessionUngated(2))
     assert world.send(ev.SessionContinued(2)) == []
@@ -293,7 +281,7 @@ def test_an_ungated_holder_that_was_stopped_gets_no_service_when_it_continues() 
     assert world.engine.snapshot().devices[0].sessions[0].service_ns == 0
 
 
-def test_an_ungated_waiter_in_the_lane_of_an_overdue_one_goes_before_it() -> None:
+def test_an_ungated_waiter_goes_before_an_overdue_waiter_of_its_lane() -> None:
     world = make_world(3, lanes_max=1, overtakes_max=1, policy="fifo")
     for session in (1, 3, 2):
         world.want(session)
@@ -305,7 +293,7 @@ def test_an_ungated_waiter_in_the_lane_of_an_overdue_one_goes_before_it() -> Non
 # Overruns
 
 
-def test_an_overrun_is_allowed_where_there_is_room_and_the_lane_grows_at_a_boundary() -> None:
+def test_an_overrun_is_allowed_if_bytes_are_free_and_the_lane_grows_at_a_boundary() -> None:
     world = make_world(1)
     world.want(1)
     assert world.send(ev.SessionOverran(1, 80 * MIB, 300 * MIB)) == [cmd.AllowOverrun(1, 80 * MIB, 300 * MIB)]
@@ -315,13 +303,13 @@ def test_an_overrun_is_allowed_where_there_is_room_and_the_lane_grows_at_a_bound
     assert world.confirm() == [cmd.OpenLane(1, DEVICE, ADA, 300 * MIB, 4)]
 
 
-def test_an_overrun_never_lowers_what_was_admitted() -> None:
+def test_an_overrun_never_lowers_the_admitted_sizes() -> None:
     world = make_world(1)
     assert world.send(ev.SessionOverran(1, 0, 0)) == [cmd.AllowOverrun(1, 50 * MIB, 200 * MIB)]
 
 
-@pytest.mark.parametrize(("on_overrun", "last"), [(OnOverrun.WARN, cmd.WarnSession), (OnOverrun.KILL, cmd.EndSession)])
-def test_an_overrun_past_the_device_fails_in_the_job_that_overran(on_overrun: OnOverrun, last: type) -> None:
+@pytest.mark.parametrize(("on_overrun", "last"), ACTIONS)
+def test_an_overrun_that_exceeds_the_device_fails_in_the_job_that_made_it(on_overrun: FaultAction, last: type) -> None:
     world = make_world(2, on_overrun=on_overrun)
     shortfall = Shortfall("room for the largest iteration on device gpu0", 1000 * MIB, 950 * MIB, advice=ADVICE)
     assert world.send(ev.SessionOverran(1, 0, 950 * MIB)) == [
@@ -336,13 +324,13 @@ def test_a_persistent_overrun_may_take_free_bytes_only() -> None:
     assert world.send(ev.SessionOverran(1, 600 * MIB, 0))[0] == cmd.RefuseOverrun(1, shortfall)
 
 
-def test_an_overrun_of_a_session_without_lane_is_all_persistent() -> None:
+def test_an_overrun_of_a_session_without_a_lane_is_all_persistent() -> None:
     world = World(DeviceLimits(1000 * MIB))
     world.arrive(1, 100, 0)
     assert world.send(ev.SessionOverran(1, 150 * MIB, 300 * MIB)) == [cmd.AllowOverrun(1, 450 * MIB, 0)]
 
 
-def test_an_overrun_of_one_that_has_not_come_or_is_gone_is_nobodys() -> None:
+def test_an_overrun_of_a_session_that_is_not_admitted_or_has_left_is_ignored() -> None:
     world = make_world(1)
     world.send(ev.DeviceDrained(DEVICE))
     world.arrive(2, 50, 50)
@@ -351,14 +339,13 @@ def test_an_overrun_of_one_that_has_not_come_or_is_gone_is_nobodys() -> None:
     assert world.send(ev.SessionOverran(1, 60 * MIB, 60 * MIB)) == []
 
 
-def test_a_hung_holder_does_not_keep_the_device_where_one_session_runs_at_a_time() -> None:
+def test_a_hung_holder_does_not_block_a_policy_that_runs_one_session_at_a_time() -> None:
     world = World(DeviceLimits(1000 * MIB, policy="srtf", hang_timeout_ns=1000))
     world.arrive(1, 10, 100, remaining_ns=10**9)
     world.arrive(2, 10, 100, remaining_ns=10)
     world.confirm_all()
-    world.want(1)
-    world.want(2)
-    assert list(world.grants) == [1], "the short one waits for a boundary"
+    world.want(1, 2)
+    assert list(world.grants) == [1], "the short job waits for a boundary"
     world.wait(2000)
     world.confirm_all()
     assert 2 in world.grants

@@ -1,4 +1,4 @@
-"""Devices and their limits, what is refused, and what comes late."""
+"""Devices and their limits, refused requests, and late events."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.fairness import ONE_NS
 from nodedaemon.core.types import MIB, MILLISECOND_NS, SECOND_NS, DeviceId, DeviceLimits, Domain, JobId
-from tests.support.engine_world import DEVICE, World
+from tests.support.engine_world import DEVICE, World, make_world
 
 ADA = Domain("user:ada")
 LIMITS = DeviceLimits(1000 * MIB, lane_reserve_bytes=300 * MIB)
 
 
 def make(count: int, **limits: object) -> World:
-    world = World(replace(LIMITS, **limits))  # type: ignore[arg-type]
-    for session in range(1, count + 1):
-        world.arrive(session, 50, 200)
-    world.confirm_all()
-    return world
+    return make_world(count, **{"lane_reserve_bytes": LIMITS.lane_reserve_bytes, **limits})
 
 
 def change(world: World, **limits: object) -> list[cmd.Command]:
@@ -33,7 +29,7 @@ def change(world: World, **limits: object) -> list[cmd.Command]:
 # Devices
 
 
-def test_a_drained_device_admits_nobody_and_runs_what_is_there() -> None:
+def test_a_drained_device_admits_no_session_and_runs_those_it_has() -> None:
     world = make(1)
     assert world.send(ev.DeviceDrained(DEVICE)) == []
     assert world.arrive(2, 100, 100) == []
@@ -59,7 +55,7 @@ def test_nothing_starts_on_a_lost_device_until_it_recovers() -> None:
     ]
 
 
-def test_devices_do_not_know_of_each_other() -> None:
+def test_devices_are_independent_of_each_other() -> None:
     world = make(1)
     world.want(1)
     other = DeviceId("gpu1")
@@ -77,7 +73,7 @@ def test_a_device_is_added_once() -> None:
         world.send(ev.DeviceAdded(DEVICE, LIMITS))
 
 
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_an_event_for_an_unknown_device_is_refused() -> None:
     with pytest.raises(RequestError, match="device unknown: gpu0: not on this node"):
         Engine().handle(ev.Ticked(DEVICE), 0)
 
@@ -85,37 +81,34 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 # Limits
 
 
-def test_a_policy_is_changed_live_and_waiters_are_put_in_its_order() -> None:
+def test_a_policy_changes_while_jobs_run_and_waiters_follow_the_new_order() -> None:
     world = make(0, policy="fifo", lanes_max=1)
     for session, remaining_ns in ((1, 300), (2, 200), (3, 100)):
         world.arrive(session, 50, 200, remaining_ns=remaining_ns)
     world.confirm_all()
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     assert change(world, policy="srtf")[0] == cmd.Revoke(1, 2)
     world.boundary(1)
     assert set(world.grants) == {3}
     assert world.engine.snapshot().devices[0].policy == "srtf"
 
 
-def test_a_policy_change_remembers_stopped_waiters_and_parked_lanes() -> None:
+def test_a_policy_change_keeps_stopped_waiters_and_parked_lanes() -> None:
     world = World(LIMITS)
     world.arrive(1, 50, 700)
     world.arrive(2, 50, 700, domain=Domain("user:ben"))
     world.arrive(3, 50, 700, domain=Domain("user:ben"))
     world.confirm_all()
-    for session in (1, 2, 3):
-        world.want(session)
+    world.want(1, 2, 3)
     world.send(ev.SessionStopped(3))
     change(world, policy="pack", domain_quantum_ns=0)
     world.grants.pop(1)
     assert world.send(ev.GrantReturned(1, 2, wants_next=False)) == [cmd.ReleaseLane(1, 3)]
 
 
-def test_a_change_to_a_policy_of_one_ends_the_leases_of_all_but_the_first() -> None:
+def test_a_change_to_a_policy_that_runs_one_session_revokes_all_others() -> None:
     world = make(2, policy="pack")
-    world.want(2)
-    world.want(1)
+    world.want(2, 1)
     assert change(world, policy="fifo") == [cmd.Revoke(2, 3), cmd.WakeAt(DEVICE, 60 * SECOND_NS)]
 
 
@@ -126,7 +119,7 @@ def test_an_unknown_policy_is_refused_and_the_old_one_stays() -> None:
     assert world.engine.snapshot().devices[0].policy == "fair"
 
 
-def test_capacity_may_shrink_to_what_is_in_use_and_no_further() -> None:
+def test_the_capacity_may_shrink_only_to_the_bytes_in_use() -> None:
     world = make(2)
     assert change(world, capacity_bytes=500 * MIB) == []
     with pytest.raises(RequestError, match="limits refused: device gpu0: 524288000 bytes are in use"):
@@ -134,14 +127,14 @@ def test_capacity_may_shrink_to_what_is_in_use_and_no_further() -> None:
     assert world.engine.snapshot().devices[0].capacity_bytes == 500 * MIB
 
 
-def test_more_capacity_admits_who_waits() -> None:
+def test_more_capacity_admits_waiting_arrivals() -> None:
     world = make(2)
     assert world.arrive(3, 750, 100) == []
     world.limits = replace(world.limits, capacity_bytes=2000 * MIB)
     assert change(world)[0] == cmd.AdmitSession(3, 750 * MIB)
 
 
-def test_the_reserve_may_be_raised_live_and_lowered_only_on_an_empty_device() -> None:
+def test_the_reserve_may_be_raised_at_any_time_and_lowered_only_on_an_empty_device() -> None:
     world = make(1)
     assert change(world, lane_reserve_bytes=400 * MIB) == []
     with pytest.raises(RequestError, match="the lane reserve may be lowered only on a drained device"):
@@ -151,7 +144,7 @@ def test_the_reserve_may_be_raised_live_and_lowered_only_on_an_empty_device() ->
     assert change(world, lane_reserve_bytes=0) == []
 
 
-def test_a_new_half_life_keeps_who_is_ahead() -> None:
+def test_a_new_half_life_keeps_the_order_of_sessions() -> None:
     world = make(2, lanes_max=1, service_half_life_ns=MILLISECOND_NS)
     world.want(1)
     world.tick(10 * MILLISECOND_NS)
@@ -171,7 +164,7 @@ def test_a_new_half_life_keeps_who_is_ahead() -> None:
     assert live.clock.doublings() == 0
 
 
-# Refused and late
+# Refused and late events
 
 
 def test_an_id_is_never_used_twice() -> None:
@@ -181,14 +174,14 @@ def test_an_id_is_never_used_twice() -> None:
 
 
 @pytest.mark.parametrize(("persistent", "ephemeral", "weight"), [(-1, 0, 1), (0, -1, 1), (0, 0, 0)])
-def test_sizes_below_zero_and_no_weight_are_refused(persistent: int, ephemeral: int, weight: int) -> None:
+def test_negative_sizes_and_a_weight_below_one_are_refused(persistent: int, ephemeral: int, weight: int) -> None:
     world = make(0)
-    with pytest.raises(PeerError, match="sizes and weight must not be negative or zero"):
+    with pytest.raises(PeerError, match="sizes must not be negative, and the weight must be at least 1"):
         world.arrive(1, persistent, ephemeral, weight=weight)
     assert world.engine.snapshot().devices[0].sessions == ()
 
 
-def test_a_session_that_is_gone_may_not_want() -> None:
+def test_a_session_that_has_gone_cannot_want_a_grant() -> None:
     world = make(1)
     world.leave(1)
     world.confirm_all()
@@ -196,15 +189,14 @@ def test_a_session_that_is_gone_may_not_want() -> None:
         world.want(1)
 
 
-def test_a_session_that_wants_twice_is_told_its_story() -> None:
+def test_a_session_that_wants_a_grant_twice_is_refused_with_its_last_steps() -> None:
     world = make(2, lanes_max=1)
-    world.want(1)
-    world.want(2)
+    world.want(1, 2)
     with pytest.raises(PeerError, match="session 2 of job 2: waiting to waiting; last steps: idle@0 waiting@0"):
         world.want(2)
 
 
-def test_what_comes_late_of_a_session_that_is_gone_changes_nothing() -> None:
+def test_late_events_of_a_session_that_has_gone_change_nothing() -> None:
     world = make(1)
     world.leave(1)
     world.confirm_all()
@@ -212,14 +204,14 @@ def test_what_comes_late_of_a_session_that_is_gone_changes_nothing() -> None:
         assert world.send(late) == []
 
 
-def test_leaving_twice_is_leaving_once() -> None:
+def test_leaving_twice_has_no_further_effect() -> None:
     world = make(1)
     world.send(ev.SessionLeft(1))
     assert world.send(ev.SessionLeft(1)) == []
     assert world.send(ev.SessionUngated(1)) == []
 
 
-def test_one_that_leaves_before_it_was_admitted_leaves_nothing_behind() -> None:
+def test_a_session_that_leaves_before_admission_leaves_nothing_behind() -> None:
     world = make(1)
     world.send(ev.DeviceDrained(DEVICE))
     world.arrive(2, 50, 50)
@@ -227,13 +219,13 @@ def test_one_that_leaves_before_it_was_admitted_leaves_nothing_behind() -> None:
     assert [one.session for one in world.engine.snapshot().devices[0].sessions] == [1]
 
 
-def test_memory_of_a_session_that_is_still_there_is_not_released() -> None:
+def test_the_memory_of_a_session_that_has_not_left_is_not_released() -> None:
     world = make(1)
     with pytest.raises(PeerError, match="release refused: session 1 of job 1: it is still idle"):
         world.send(ev.SessionReleased(1))
 
 
-def test_an_overcommitted_arrival_is_passed_over_and_a_smaller_one_is_admitted() -> None:
+def test_an_arrival_that_can_never_fit_is_skipped_and_a_smaller_one_is_admitted() -> None:
     world = make(2)
     assert world.arrive(3, 900, 100) == []
     assert world.arrive(4, 50, 50)[0] == cmd.AdmitSession(4, 50 * MIB)

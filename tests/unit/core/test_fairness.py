@@ -1,4 +1,4 @@
-"""Service, weights and decay in numbers."""
+"""Attained service, weights and decay by example."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_an_idle_device_gives_no_service() -> None:
     assert (clock.plain, clock.grown, clock.now_ns) == (0, 0, 100)
 
 
-def test_time_that_runs_backwards_stands_still() -> None:
+def test_time_that_runs_backwards_counts_as_no_time() -> None:
     clock = ServiceClock(50, 50)
     clock.busy_count = 1
     clock.advance(20)
     assert (clock.now_ns, clock.plain) == (50, 0)
 
 
-def test_an_increment_doubles_once_a_half_life() -> None:
+def test_the_increment_doubles_once_per_half_life() -> None:
     clock = ServiceClock(0, 0, half_life_ns=100)
     grown = []
     for now_ns in (0, 50, 100, 200):
@@ -64,7 +64,7 @@ def test_wall_time_of_service_depends_on_sharing_and_growth_and_is_rounded_up() 
     assert clock.wall_ns(10 * ONE_NS) == 15
 
 
-def test_a_newcomer_starts_at_the_minimum_of_the_active() -> None:
+def test_a_new_session_starts_at_the_minimum_of_the_active_ones() -> None:
     book = ServiceBook()
     assert book.join(A, 0) == 0
     book.update(A, 70)
@@ -73,14 +73,14 @@ def test_a_newcomer_starts_at_the_minimum_of_the_active() -> None:
     assert book.join(C, 0) == 70
 
 
-def test_one_that_is_ahead_keeps_what_it_had() -> None:
+def test_a_session_above_the_minimum_keeps_its_service() -> None:
     book = ServiceBook()
     book.join(A, 30)
     assert book.join(B, 80) == 80
     assert book.floor() == 30
 
 
-def test_a_sleeper_may_not_claim_the_past() -> None:
+def test_an_idle_session_accumulates_no_claim() -> None:
     book = ServiceBook()
     book.join(A, 0)
     book.join(B, 0)
@@ -89,7 +89,7 @@ def test_a_sleeper_may_not_claim_the_past() -> None:
     assert book.join(A, 0) == 500
 
 
-def test_without_anybody_active_the_floor_stays() -> None:
+def test_the_floor_stays_without_active_sessions() -> None:
     book = ServiceBook()
     book.join(A, 40)
     book.leave(A)
@@ -99,7 +99,7 @@ def test_without_anybody_active_the_floor_stays() -> None:
     assert book.floor() == 40
 
 
-def test_old_notes_are_dropped_when_they_grow_too_many() -> None:
+def test_outdated_heap_entries_are_dropped_when_they_are_too_many() -> None:
     book = ServiceBook()
     book.join(A, 0)
     for virtual in range(1, 1000):

@@ -1,4 +1,4 @@
-"""What policies say, and how the engine takes the word of one that lies."""
+"""The order of each policy, and how invalid answers of a policy are handled."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def ordering(policy: str, **limits: object) -> Ordering:
 
 
 @dataclass
-class Lying:
-    """A policy that answers whatever it was made with, or raises it."""
+class FaultyPolicy:
+    """A policy that returns or raises its `answer`."""
 
     answer: object
     breadth: Breadth = Breadth.ALL
@@ -68,7 +68,7 @@ def test_a_policy_puts_the_first_before_the_second(policy: str, first: Waiting, 
     assert ordering_.key(first, 0) < ordering_.key(second, 0)
 
 
-def test_each_policy_says_how_many_may_run_side_by_side() -> None:
+def test_each_policy_has_its_breadth() -> None:
     assert {name: ordering(name).breadth for name in POLICIES} == {
         "fifo": Breadth.ONE,
         "srtf": Breadth.ONE,
@@ -79,7 +79,7 @@ def test_each_policy_says_how_many_may_run_side_by_side() -> None:
     assert [name for name in POLICIES if ordering(name).is_timed] == ["fair", "priority"]
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_policy_is_refused_with_a_list_of_policies() -> None:
     with pytest.raises(RequestError, match="policy lifo: unknown; use one of fifo, srtf, pack, fair, priority"):
         ordering("lifo")
 
@@ -100,32 +100,32 @@ def test_a_lease_ends_at_once_for_a_higher_class_and_never_for_a_lower_one() -> 
     assert ordering("fifo").lease_service(normal, high, 0) == 0
 
 
-def test_a_policy_without_time_renews_a_lease_while_its_order_says_so() -> None:
+def test_a_policy_without_leases_renews_the_grant_while_its_order_says_so() -> None:
     older, younger = waiting(1), waiting(2)
     assert ordering("fifo").lease_service(older, younger, 0) is None
     assert ordering("fifo").lease_service(younger, older, 0) == 0
 
 
 @pytest.mark.parametrize("answer", [None, "first", 3, [0], (1.5,), ("x",), (0, None), RuntimeError("no")])
-def test_a_key_that_is_nonsense_sorts_last(answer: object) -> None:
-    assert Ordering(Lying(answer)).key(waiting(), 0) == LAST
+def test_an_invalid_key_sorts_last(answer: object) -> None:
+    assert Ordering(FaultyPolicy(answer)).key(waiting(), 0) == LAST
 
 
 @pytest.mark.parametrize("answer", [(), (3,), (1 << 300, -4), (True,)])
-def test_a_key_of_integers_is_taken_as_it_is(answer: object) -> None:
-    assert Ordering(Lying(answer)).key(waiting(), 0) == answer
+def test_a_key_of_integers_is_used_unchanged(answer: object) -> None:
+    assert Ordering(FaultyPolicy(answer)).key(waiting(), 0) == answer
 
 
 @pytest.mark.parametrize(
     ("answer", "service"), [(None, None), (7, 7), (-7, -7), ("soon", 0), (2.5, 0), (RuntimeError("no"), 0)]
 )
-def test_a_lease_that_is_nonsense_ends_now(answer: object, service: int | None) -> None:
-    assert Ordering(Lying(answer)).lease_service(waiting(1), waiting(2), 0) == service
+def test_an_invalid_lease_ends_now(answer: object, service: int | None) -> None:
+    assert Ordering(FaultyPolicy(answer)).lease_service(waiting(1), waiting(2), 0) == service
 
 
 @dataclass
-class LyingLease:
-    """A policy that falls behind at whatever moment it was made with, or raises it."""
+class FaultyLeasingPolicy:
+    """A leasing policy that returns or raises its `answer`."""
 
     answer: object
     breadth: Breadth = Breadth.ONE
@@ -142,8 +142,8 @@ class LyingLease:
 @pytest.mark.parametrize(
     ("answer", "service"), [(None, None), (7, 7 * ONE_NS), ("soon", 0), (2.5, 0), (RuntimeError("no"), 0)]
 )
-def test_a_moment_that_is_nonsense_is_now(answer: object, service: int | None) -> None:
-    assert Ordering(LyingLease(answer)).lease_service(waiting(1), waiting(2), 0) == service
+def test_an_invalid_lease_time_ends_now(answer: object, service: int | None) -> None:
+    assert Ordering(FaultyLeasingPolicy(answer)).lease_service(waiting(1), waiting(2), 0) == service
 
 
 def test_a_copy_shares_the_policy() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.fairness import ONE_NS
-from nodedaemon.core.sessions import HOLDING, STORY_LENGTH, TRANSITIONS, Session, SessionState
+from nodedaemon.core.state.sessions import HOLDING, STORY_LENGTH, TRANSITIONS, Session, SessionState
 from nodedaemon.core.types import Domain, JobClass, JobId, SessionId
 
 
@@ -29,12 +29,12 @@ def test_exactly_the_steps_of_the_table_are_taken(state: SessionState, target: S
         assert session.state is state
 
 
-def test_everybody_can_leave_but_those_that_have_not_come() -> None:
+def test_every_admitted_session_can_leave() -> None:
     leavers = [state for state, targets in TRANSITIONS.items() if SessionState.LEAVING in targets]
     assert set(SessionState) - set(leavers) == {SessionState.ARRIVING, SessionState.LEAVING}
 
 
-def test_a_refused_step_tells_the_last_steps() -> None:
+def test_a_refused_step_lists_the_last_steps() -> None:
     session = make()
     session.step(SessionState.IDLE, 3)
     session.step(SessionState.WAITING, 9)
@@ -53,16 +53,16 @@ def test_a_story_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("state", SessionState)
-def test_who_holds_a_grant(state: SessionState) -> None:
+def test_running_and_revoked_sessions_hold_a_grant(state: SessionState) -> None:
     assert make(state=state).is_holding == (state in HOLDING)
 
 
-def test_a_waiter_is_seen_as_it_stands() -> None:
+def test_the_view_of_a_waiter_ignores_the_clock() -> None:
     view = make(virtual=5, remaining_ns=100).view(10**9, 10**9)
     assert (view.virtual_service, view.remaining_ns) == (5, 100)
 
 
-def test_a_holder_is_seen_with_the_service_it_is_just_getting() -> None:
+def test_the_view_of_a_holder_includes_the_service_of_its_current_grant() -> None:
     session = make(virtual=5 * ONE_NS, remaining_ns=100, weight=2, is_served=True, granted_plain=0, granted_grown=0)
     view = session.view(30 * ONE_NS, 40 * ONE_NS)
     assert (view.virtual_service, view.remaining_ns) == (25 * ONE_NS, 70)

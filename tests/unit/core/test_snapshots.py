@@ -1,4 +1,4 @@
-"""The state as a value: forks are independent, replays reproduce it, and the invariants see what is wrong with it."""
+"""The state as a value: forks are independent, replays reproduce it, and the invariants detect a wrong state."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import pytest
 
 from nodedaemon.core import events as ev
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.invariants import check, check_device
-from nodedaemon.core.lanes import LaneState
-from nodedaemon.core.sessions import SessionState
+from nodedaemon.core.state.invariants import check, check_device
+from nodedaemon.core.state.lanes import LaneState
+from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain, JobClass
 from tests.support.engine_world import DEVICE, World
 
 
 def make_busy() -> World:
-    """Two domains, a holder, a waiter, one stopped, one leaving, one parked."""
+    """Two domains with a holder, a waiter, a stopped session, a leaving session and a parked lane."""
     world = World(DeviceLimits(1000 * MIB, lanes_max=2))
     world.arrive(1, 50, 200)
     world.arrive(2, 50, 300, job_class=JobClass.HIGH, weight=2, remaining_ns=10**9)
@@ -54,7 +54,7 @@ def test_a_replay_gives_the_same_commands_and_the_same_state() -> None:
     assert replayed.snapshot() == world.engine.snapshot()
 
 
-def test_a_fork_and_its_origin_go_their_own_ways() -> None:
+def test_a_fork_is_independent_of_its_origin() -> None:
     world = make_busy()
     fork = world.engine.fork()
     before = world.engine.snapshot()
@@ -63,7 +63,7 @@ def test_a_fork_and_its_origin_go_their_own_ways() -> None:
     assert fork.snapshot() != before
     assert world.engine.snapshot() == before
     check(fork)
-    # The same event later gives the same commands: the fork took nothing away.
+    # The same event gives the same commands later: the fork has changed nothing.
     assert world.engine.handle(ev.SessionLeft(1), MILLISECOND_NS) == make_busy().engine.handle(
         ev.SessionLeft(1), MILLISECOND_NS
     )
@@ -84,7 +84,7 @@ def test_events_after_a_fork_give_the_same_commands_in_both() -> None:
         ("releasing_bytes", 600 * MIB, "releasing more than is held"),
     ],
 )
-def test_the_constant_time_check_sees_sums_that_break_the_rule(field: str, value: int, answer: str) -> None:
+def test_the_constant_time_check_detects_sums_that_break_the_rule(field: str, value: int, answer: str) -> None:
     (device,) = make_busy().engine.devices()
     check_device(device)
     setattr(device, field, value)
@@ -92,7 +92,7 @@ def test_the_constant_time_check_sees_sums_that_break_the_rule(field: str, value
         check_device(device)
 
 
-def test_the_full_check_sees_two_domains_in_a_lane() -> None:
+def test_the_full_check_detects_two_domains_in_a_lane() -> None:
     world = make_busy()
     (device,) = world.engine.devices()
     device.sessions[4].domain = Domain("user:ben")
@@ -100,7 +100,7 @@ def test_the_full_check_sees_two_domains_in_a_lane() -> None:
         check(world.engine)
 
 
-def test_the_full_check_sees_two_iterations_in_a_lane() -> None:
+def test_the_full_check_detects_two_iterations_in_a_lane() -> None:
     world = make_busy()
     (device,) = world.engine.devices()
     device.sessions[4].state = SessionState.RUNNING
@@ -111,7 +111,7 @@ def test_the_full_check_sees_two_iterations_in_a_lane() -> None:
         check(world.engine)
 
 
-def test_the_full_check_sees_a_holder_that_does_not_fit() -> None:
+def test_the_full_check_detects_a_holder_that_does_not_fit() -> None:
     world = make_busy()
     (device,) = world.engine.devices()
     device.sessions[1].granted_bytes = 201 * MIB
@@ -119,7 +119,7 @@ def test_the_full_check_sees_a_holder_that_does_not_fit() -> None:
         check(world.engine)
 
 
-def test_the_full_check_sees_an_epoch_that_goes_back() -> None:
+def test_the_full_check_detects_an_epoch_that_goes_back() -> None:
     world = make_busy()
     epochs: dict[str, int] = {}
     check(world.engine, epochs)  # type: ignore[arg-type]

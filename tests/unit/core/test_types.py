@@ -15,11 +15,11 @@ def test_a_user_and_an_account_of_the_same_name_are_different_domains() -> None:
     assert LaneSharing.USER.domain("ada", "x") != LaneSharing.ACCOUNT.domain("x", "ada")
 
 
-def test_a_profiles_peak_is_all_it_needs_at_once() -> None:
+def test_the_peak_of_a_profile_is_the_sum_of_its_sizes() -> None:
     assert Profile(100, 300).peak_bytes == 400
 
 
-def test_a_shortfall_says_what_lacks_and_what_to_do() -> None:
+def test_a_shortfall_says_what_is_missing_and_what_to_do() -> None:
     assert Shortfall("shards of device d0", 4, 1, "shards").text() == "shards of device d0: 4 shards needed, 1 free"
     answer = Shortfall("memory", 4, 1, advice="wait").text()
     assert answer == "memory: 4 bytes needed, 1 free; wait"

@@ -1,23 +1,19 @@
-"""The views show what the last commands said, so that nobody has to remember the commands."""
+"""The views show what the last commands said, so that the shell need not remember the commands."""
 
 from __future__ import annotations
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
-from nodedaemon.core.lanes import LaneState
+from nodedaemon.core.state.lanes import LaneState
+from nodedaemon.core.state.views import LaneView, SessionView
 from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Epoch, LaneId, SessionId
-from nodedaemon.core.views import LaneView, SessionView
-from tests.support.engine_world import DEVICE, World
+from tests.support.engine_world import DEVICE, World, make_world
 
 
 def make() -> World:
     """A holder and a waiter that share one lane."""
-    world = World(DeviceLimits(400 * MIB, lanes_max=1, policy="fifo"))
-    for session in (1, 2):
-        world.arrive(session, 50, 200)
-    world.confirm_all()
-    world.want(1)
-    world.want(2)
+    world = make_world(2, lanes_max=1, policy="fifo")
+    world.want(1, 2)
     return world
 
 
@@ -31,7 +27,7 @@ def last(world: World, kind: type[cmd.Command]) -> cmd.Command:
     return next(one for one in reversed(world.commands) if isinstance(one, kind))
 
 
-def test_nobody_has_a_view_before_it_arrives_and_after_it_has_gone() -> None:
+def test_a_session_has_a_view_from_its_arrival_until_its_release() -> None:
     world = make()
     assert (world.engine.session(SessionId(9)), world.engine.lane(LaneId(9))) == (None, None)
     holder = view(world, 1)
@@ -66,7 +62,7 @@ def test_a_session_without_a_lane_is_not_gated() -> None:
     assert not view(world, 1).is_gated
 
 
-def test_the_iterations_of_a_grant_that_its_holder_took_along_are_counted() -> None:
+def test_iterations_of_a_grant_that_was_never_returned_are_counted() -> None:
     world = make()
     holder = view(world, 1)
     world.send(ev.SessionLeft(SessionId(1), 3))
@@ -74,10 +70,7 @@ def test_the_iterations_of_a_grant_that_its_holder_took_along_are_counted() -> N
 
 
 def test_the_named_successor_and_its_epoch_are_those_of_the_last_revoke() -> None:
-    world = World(DeviceLimits(400 * MIB, lanes_max=1, policy="fair"))
-    for session in (1, 2):
-        world.arrive(session, 50, 200)
-    world.confirm_all()
+    world = make_world(2, lanes_max=1, policy="fair")
     world.want(1)
     holder = view(world, 1)
     assert (holder.successor, holder.successor_epoch, holder.is_revoked) == (None, None, False)
@@ -91,7 +84,7 @@ def test_the_named_successor_and_its_epoch_are_those_of_the_last_revoke() -> Non
     assert holder.is_revoked
 
 
-def test_a_limit_is_that_of_the_grant_or_of_the_limit_set_later() -> None:
+def test_the_limit_is_that_of_the_grant_or_of_a_later_limit() -> None:
     world = make()
     holder = view(world, 1)
     limited = last(world, cmd.LimitGrant)

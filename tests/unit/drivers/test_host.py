@@ -1,4 +1,4 @@
-"""The host device gives lanes that nobody can resize, counts what they hold, and takes back only its own."""
+"""The host device creates lanes that nobody can resize, counts what they hold, and adopts only its own lanes."""
 
 import mmap
 import os
@@ -20,7 +20,7 @@ def device():
     made.close()
 
 
-def test_uuid_is_the_same_over_restarts_and_differs_by_node_and_name():
+def test_the_uuid_is_the_same_across_restarts_and_differs_by_node_and_name():
     assert device_uuid("n1", "cpu0") == device_uuid("n1", "cpu0")
     assert len({device_uuid("n1", "cpu0"), device_uuid("n2", "cpu0"), device_uuid("n1", "cpu1")}) == 3
 
@@ -32,7 +32,7 @@ def test_a_lane_is_sealed_against_every_change_of_size(device):
             os.ftruncate(memory.fd, size)
 
 
-def test_held_bytes_follow_the_pages_and_a_wipe_gives_them_back_under_a_mapping(device):
+def test_held_bytes_count_the_pages_and_a_wipe_frees_them_while_they_are_mapped(device):
     memory = device.open_lane(4 * MIB)
     assert device.held_bytes(memory) == 0
     with mmap.mmap(memory.fd, 4 * MIB) as mapped:
@@ -62,17 +62,17 @@ def test_a_mapping_and_a_kept_descriptor_are_both_seen_in_another_process(device
         seen = []
         for _ in range(3):
             child.stdout.readline()
-            seen.append(device.is_mapped(memory, child.pid))
+            seen.append(child.pid in device.find_holders(memory, [child.pid]))
             child.stdin.write("\n")
             child.stdin.flush()
         assert seen == [True, True, False]
     finally:
         child.kill()
         child.communicate()
-    assert not device.is_mapped(memory, child.pid)
+    assert not device.find_holders(memory, [child.pid])
 
 
-def test_adoption_takes_its_own_memory_and_nothing_else(device):
+def test_only_the_memory_of_the_lane_is_adopted(device):
     memory = device.open_lane(2 * MIB)
     kept = os.dup(memory.fd)
     device.close_lane(memory)
@@ -83,9 +83,12 @@ def test_adoption_takes_its_own_memory_and_nothing_else(device):
     with pytest.raises(PeerError):
         other.adopt_lane(stranger, f"{os.fstat(stranger).st_dev}:{os.fstat(stranger).st_ino}", 2 * MIB)
     other.close()
+    # What was passed belongs to the caller still.
+    os.close(kept)
+    os.close(stranger)
 
 
-def test_a_reading_counts_lanes_and_sessions_apart_from_each_other(device):
+def test_a_reading_counts_lanes_and_sessions_separately(device):
     memory = device.open_lane(2 * MIB)
     os.pwrite(memory.fd, b"x" * 4096, 0)
     reading = device.read([os.getpid(), 2**22 + 1])
@@ -93,21 +96,21 @@ def test_a_reading_counts_lanes_and_sessions_apart_from_each_other(device):
     assert reading.used_bytes == device.held_bytes(memory) + reading.processes[0].used_bytes
 
 
-def test_a_device_smaller_than_one_lane_or_on_foreign_cores_is_refused():
+def test_a_device_without_room_for_a_lane_or_with_unavailable_cores_is_refused():
     with pytest.raises(OperatingError, match="Memory="):
         HostDevice("cpu0", GRANULARITY_BYTES - 1, node="n1")
     with pytest.raises(OperatingError, match="Cores="):
         HostDevice("cpu0", GRANULARITY_BYTES, node="n1", cores=[100_000])
 
 
-def test_anonymous_bytes_of_a_process_that_is_gone_are_none(tmp_path):
+def test_anonymous_bytes_are_resident_less_shared_pages_and_none_without_a_process(tmp_path):
     assert anonymous_bytes(1, tmp_path) is None
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "statm").write_text("900 10 7 1 0 400 0\n")
     assert anonymous_bytes(7, tmp_path) == 3 * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_anonymous_bytes_are_what_the_kernel_calls_anonymous():
-    """Blocks grow and shrink between the two looks; libraries and shared memory would be tens of MiB off."""
+def test_anonymous_bytes_are_close_to_the_kernels_own_count():
+    """The heap changes between the two readings; libraries and shared memory would add tens of MiB."""
     answer = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
     assert abs(anonymous_bytes(os.getpid()) - int(answer.split()[1]) * 1024) < 4 << 20

@@ -185,7 +185,7 @@ def test_a_boundary_waits_for_the_device_and_measures_before_the_gate() -> None:
 
 def test_segments_are_reported_if_libsalus_is_not_in_the_drivers_place() -> None:
     class PlainLibrary(FakeLibrary):
-        """As libsalus.so, without the CUDA part."""
+        """Like libsalus.so, without the CUDA part."""
 
         def __getattribute__(self, name: str) -> object:
             if name.startswith("salus_cuda_"):

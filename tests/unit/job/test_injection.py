@@ -29,7 +29,7 @@ def run(code: str, folder: Path, *paths: Path, **environment: str) -> subprocess
     )
 
 
-def test_a_process_that_never_imports_torch_pays_for_one_finder(tmp_path: Path) -> None:
+def test_a_process_that_never_imports_torch_gets_only_one_finder(tmp_path: Path) -> None:
     code = (
         "import sys; print(type(sys.meta_path[0]).__name__, 'salus_job.watch' in sys.modules, 'ctypes' in sys.modules)"
     )

@@ -1,8 +1,6 @@
-"""Holders that keep others waiting are watched until nothing is left to wait for."""
+"""A holder that keeps others waiting is watched as long as a session waits."""
 
 from types import SimpleNamespace
-
-import structlog
 
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import DeviceId
@@ -29,7 +27,7 @@ class HeldTimers:
             callback()
 
 
-def test_the_next_holder_is_watched_after_a_grant_is_found_over():
+def test_the_next_holder_is_watched_after_the_page_showed_the_end_of_a_grant():
     """No limit and no revoke would reach the next holder: it goes idle while another session waits."""
     timers = HeldTimers()
     dispatcher = SimpleNamespace(state=ShellState(Engine()))
@@ -44,7 +42,7 @@ def test_the_next_holder_is_watched_after_a_grant_is_found_over():
         )
         for number, epoch in ((1, 7), (2, None))
     )
-    # In this order, because the second has been passed over when the first one's grant is found over.
+    # The second session comes first, so it was already looked at when the grant of the first one ends.
     dispatcher.state.sessions.update({2: second, 1: first})
     roster.add(1), roster.add(2)
 
@@ -63,12 +61,13 @@ def test_the_next_holder_is_watched_after_a_grant_is_found_over():
         return facts in idle
 
     handover = SimpleNamespace(settle_over=settle_over, take_idle=take_idle)
-    HolderWatch(dispatcher, roster, handover, timers, structlog.get_logger()).look_soon()
+    shell = SimpleNamespace(dispatcher=dispatcher, roster=roster)
+    HolderWatch(shell, handover, timers).look_soon()
     timers.ring()
     idle.append(second)
     timers.ring()
     assert taken == [2]
-    # No session holds or waits: it looks no more.
+    # No session holds a grant or waits for one, so no further look is due.
     second.view.epoch, first.view.is_waiting = None, False
     idle.clear()
     timers.ring()

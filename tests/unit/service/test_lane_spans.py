@@ -1,4 +1,4 @@
-"""Stays in lanes become rows: at a move, at the end, and whenever an interval is closed."""
+"""A stay in a lane is recorded when the session moves or leaves, and whenever an interval is closed."""
 
 from __future__ import annotations
 
@@ -47,3 +47,14 @@ def test_a_session_without_a_lane_has_no_span() -> None:
     spans.enter(2, JOB, "gpu0", 1, 10)
     spans.leave(2, 10)
     assert records == []
+
+
+def test_the_size_of_a_closed_lane_is_forgotten() -> None:
+    spans, records = make()
+    spans.note_size(3, 64)
+    spans.enter(1, JOB, "gpu0", 3, 0)
+    spans.leave(1, 10)
+    spans.forget(3)
+    spans.enter(2, JOB, "gpu0", 3, 20)
+    spans.leave(2, 30)
+    assert [one.lane_bytes for one in records] == [64, 0]  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which best-effort sessions the gate pages hold back."""
+"""The gate pages hold best-effort sessions back while the high class uses the device."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ class Page:
 
 
 def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
-    """Sessions as (class, device, holds a grant); what each one's page says afterwards."""
+    """For sessions as (class, device, holds a grant): the limits on the page of each one."""
     facts = {
         index: SimpleNamespace(
             session=index,
@@ -39,7 +39,13 @@ def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
     settings: Any = SimpleNamespace(daemon=SimpleNamespace(best_effort_launches_max=3))
     gpu = SimpleNamespace(capabilities=Capabilities(gates_launches=True))
     configuration: Any = SimpleNamespace(for_device=lambda _: settings)
-    gate = LaunchGate(state, roster, {GPU: gpu, OTHER: gpu}, configuration)  # type: ignore[dict-item]
+    shell: Any = SimpleNamespace(
+        configuration=configuration,
+        devices={GPU: gpu, OTHER: gpu},
+        dispatcher=SimpleNamespace(state=state),
+        roster=roster,
+    )
+    gate = LaunchGate(shell)
     gate.watch(events.GrantReturned(SessionId(0), Epoch(1), 1, wants_next=False), [], 0)
     return [page.limits for page in pages]
 
@@ -53,7 +59,7 @@ def look(*sessions: tuple[JobClass, DeviceId, bool]) -> list[tuple[int, bool]]:
         ([(JobClass.HIGH, GPU, True), (JobClass.NORMAL, GPU, True)], [(0, False), (0, False)]),
     ],
 )
-def test_best_effort_is_held_back_only_by_a_high_grant_on_its_device(
+def test_a_best_effort_session_is_held_back_only_by_a_high_grant_on_its_device(
     sessions: list[tuple[JobClass, DeviceId, bool]], limits: list[tuple[int, bool]]
 ) -> None:
     assert look(*sessions) == limits

@@ -1,4 +1,4 @@
-"""The memory limit of a cgroup is what the job was promised; a driver without limits is asked once."""
+"""The memory limit of a cgroup is the memory of the job's sessions; a driver without limits is asked once."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,8 +6,8 @@ from typing import Any, cast
 from nodedaemon.core import commands
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
+from nodedaemon.core.state.views import SessionView
 from nodedaemon.core.types import DeviceId, JobId, SessionId
-from nodedaemon.core.views import SessionView
 from nodedaemon.drivers.device import Capabilities
 from nodedaemon.service.devices.memory_limits import MemoryLimits
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
@@ -47,13 +47,12 @@ def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellSta
     )
     notes: list[Any] = []
     devices: Any = {GPU: gpu, OTHER: SimpleNamespace(capabilities=Capabilities())}
-    log = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
-    dispatcher: Any = SimpleNamespace(state=state, note=notes.append)
-    limits = MemoryLimits(dispatcher, devices, log, find_group=lambda pid: group if pid == 42 else "")
+    shell: Any = SimpleNamespace(devices=devices, dispatcher=SimpleNamespace(state=state, note=notes.append))
+    limits = MemoryLimits(shell, find_group=lambda pid: group if pid == 42 else "")
     return limits, job, state, notes
 
 
-def test_the_limit_is_what_was_promised_and_goes_with_the_job() -> None:
+def test_the_limit_is_the_memory_of_the_sessions_and_is_lifted_with_the_job() -> None:
     gpu = Gpu()
     limits, job, state, notes = make(gpu)
     limits.confine(job)
@@ -65,7 +64,7 @@ def test_the_limit_is_what_was_promised_and_goes_with_the_job() -> None:
     assert gpu.limits == {GROUP: None}
 
 
-def test_a_session_that_may_have_more_finds_the_limit_raised() -> None:
+def test_the_limit_is_raised_for_an_overrun_that_the_engine_allows() -> None:
     gpu = Gpu()
     limits, job, state, _ = make(gpu)
     limits.confine(job)
@@ -75,7 +74,7 @@ def test_a_session_that_may_have_more_finds_the_limit_raised() -> None:
     assert gpu.limits == {GROUP: 320}
 
 
-def test_nothing_is_done_without_a_group_or_limits_and_a_hung_driver_ends_nobody() -> None:
+def test_no_limit_is_set_without_a_cgroup_or_driver_limits_and_a_hung_driver_ends_no_job() -> None:
     gpu = Gpu()
     limits, job, _, _ = make(gpu, group="")
     limits.confine(job)

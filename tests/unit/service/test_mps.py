@@ -5,6 +5,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from structlog.testing import capture_logs
+
 from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
@@ -35,11 +37,8 @@ class Server:
         return {"percent": str(limits.thread_percent), "pinned": str(limits.pinned_bytes)}
 
 
-def make(
-    mode: ShareMode, jobs: dict[str, Any], *, is_broken: bool = False
-) -> tuple[MpsServers, list[Server], list[str]]:
+def make(mode: ShareMode, jobs: dict[str, Any], *, is_broken: bool = False) -> tuple[MpsServers, list[Server]]:
     servers: list[Server] = []
-    errors: list[str] = []
 
     def start(uid: int, _gid: int, _directory: Path) -> Any:
         servers.append(Server(uid, is_broken=is_broken))
@@ -50,15 +49,17 @@ def make(
         GPU: SimpleNamespace(capabilities=Capabilities(runs_mps=True)),
         HOST: SimpleNamespace(capabilities=Capabilities()),
     }
-    state: Any = SimpleNamespace(jobs=jobs)
-    log = SimpleNamespace(error=lambda text, **_: errors.append(text))
-    configuration: Any = SimpleNamespace(for_device=lambda _: settings, run_directory=Path("run"))
-    return MpsServers(state, devices, configuration, log, make=start), servers, errors
+    shell: Any = SimpleNamespace(
+        configuration=SimpleNamespace(for_device=lambda _: settings, run_directory=Path("run")),
+        devices=devices,
+        dispatcher=SimpleNamespace(state=SimpleNamespace(jobs=jobs)),
+    )
+    return MpsServers(shell, make=start), servers
 
 
 def test_a_server_is_started_for_its_user_and_stopped_after_the_last_job() -> None:
     jobs = {"1": SimpleNamespace(uid=0, is_ended=False)}
-    mps, servers, _ = make(ShareMode.MPS, jobs)
+    mps, servers = make(ShareMode.MPS, jobs)
     assert asyncio.run(mps.environment(GPU, 0)) == {"percent": "50", "pinned": "7"}
     asyncio.run(mps.environment(GPU, 0))
     asyncio.run(mps.stop_unused())
@@ -69,12 +70,13 @@ def test_a_server_is_started_for_its_user_and_stopped_after_the_last_job() -> No
     assert servers[0].calls[-1] == "stop"
 
 
-def test_no_server_without_the_mode_or_on_another_device() -> None:
+def test_no_server_is_started_without_the_mode_or_on_a_host_device() -> None:
     assert asyncio.run(make(ShareMode.TIMESLICE, {})[0].environment(GPU, 0)) == {}
     assert asyncio.run(make(ShareMode.MPS, {})[0].environment(HOST, 0)) == {}
 
 
-def test_a_job_runs_with_time_slices_where_mps_cannot_start() -> None:
-    mps, _, errors = make(ShareMode.MPS, {}, is_broken=True)
-    assert asyncio.run(mps.environment(GPU, 0)) == {}
-    assert errors
+def test_a_job_gets_time_slices_if_mps_does_not_start() -> None:
+    mps, _ = make(ShareMode.MPS, {}, is_broken=True)
+    with capture_logs() as logged:
+        assert asyncio.run(mps.environment(GPU, 0)) == {}
+    assert [line["log_level"] for line in logged] == ["error"]

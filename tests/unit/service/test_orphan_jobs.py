@@ -1,4 +1,4 @@
-"""A job whose Epilog failed is ended in the second look, if slurmctld says that it is over."""
+"""A job whose Epilog failed is ended at the second look, if slurmctld says that it is over."""
 
 import asyncio
 import os
@@ -7,12 +7,14 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.drivers.process import read_stat
-from nodedaemon.drivers.slurm import JobAtStart, JobState, NodeCommands
+from nodedaemon.drivers.slurm import JobState, NodeCommands
 from nodedaemon.service.jobs.orphan_jobs import JOBS_ASKED_MAX, OrphanJobs
 from nodedaemon.service.journal.state import ProcessFacts
+from nodedaemon.wire.control import JobAtStart
 
 
 class FakeSlurm:
@@ -37,18 +39,12 @@ class FakeSlurm:
 class Node:
     def __init__(self):
         self.slurm, self.jobs, self.sessions = FakeSlurm(), {}, {}
-        self.ended, self.forgotten, self.looks, self.log = [], [], 0, []
+        self.ended, self.looks, self.log = [], 0, []
         self.orphans = OrphanJobs(
-            SimpleNamespace(commands=lambda: self.slurm),
-            self,
-            SimpleNamespace(job_end=self.end),
-            SimpleNamespace(remove=self.forgotten.append),
+            SimpleNamespace(slurm=SimpleNamespace(commands=lambda: self.slurm), dispatcher=SimpleNamespace(state=self)),
+            SimpleNamespace(end_without_epilog=self.end),
             SimpleNamespace(look_at_processes=self.count_look),
-            SimpleNamespace(info=self.say, warning=self.say),
         )
-
-    def say(self, text, **fields):
-        self.log.append(text)
 
     def count_look(self):
         self.looks += 1
@@ -61,16 +57,18 @@ class Node:
             job=job, restart_count=restart, is_local=is_local, is_ended=False, roots=list(roots)
         )
 
-    async def end(self, request):
-        self.ended.append(request.job)
-        self.jobs.pop(request.job)
+    async def end(self, job):
+        self.ended.append(job)
+        self.jobs.pop(job)
 
     def look(self, times=1):
         async def scenario():
             for _ in range(times):
                 await self.orphans.compare()
 
-        asyncio.run(scenario())
+        with capture_logs() as logged:
+            asyncio.run(scenario())
+        self.log += [line["event"] for line in logged]
 
 
 @pytest.fixture
@@ -87,24 +85,24 @@ def process():
 
 
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PENDING", ""])
-def test_a_job_without_processes_that_slurm_calls_over_is_ended_at_the_second_look(node, state):
+def test_a_job_without_processes_that_slurm_considers_over_is_ended_at_the_second_look(node, state):
     node.add("7")
     node.slurm.states["7"] = JobState(state)
     node.look()
     assert (node.ended, node.slurm.asked) == ([], [])
     node.look()
-    assert (node.ended, node.forgotten) == (["7"], ["7"])
+    assert node.ended == ["7"]
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING"])
-def test_an_allocation_between_two_steps_stays(node, state):
+def test_an_allocation_between_two_steps_is_kept(node, state):
     node.add("7")
     node.slurm.states["7"] = JobState(state)
     node.look(times=4)
-    assert (node.ended, node.forgotten) == ([], [])
+    assert node.ended == []
 
 
-def test_a_requeued_job_that_runs_again_elsewhere_is_over_here(node):
+def test_a_requeued_job_that_runs_on_another_node_is_ended_here(node):
     node.add("7", restart=1)
     node.slurm.states["7"] = JobState("RUNNING", 2)
     node.look(times=2)
@@ -131,7 +129,7 @@ def test_a_slurm_that_is_down_or_hung_ends_no_job_and_is_logged_once(node, fault
     assert node.log == ["jobs not compared with Slurm's"]
 
 
-def test_without_slurm_and_for_local_jobs_nothing_is_asked(node):
+def test_slurm_is_not_asked_about_local_jobs_or_if_it_is_not_installed(node):
     node.add("local-1", is_local=True)
     node.look(times=3)
     node.add("7")
@@ -140,7 +138,7 @@ def test_without_slurm_and_for_local_jobs_nothing_is_asked(node):
     assert (node.ended, node.slurm.asked) == ([], [])
 
 
-def test_listed_processes_and_those_that_we_know_keep_a_job(node, process):
+def test_a_job_with_listed_registered_or_attached_processes_is_kept(node, process):
     node.add("7")
     node.slurm.steps = {"7": {os.getpid()}}
     node.add("8", roots=[process])
@@ -148,17 +146,17 @@ def test_listed_processes_and_those_that_we_know_keep_a_job(node, process):
     node.sessions["9"] = [SimpleNamespace(process=process)]
     node.look(times=3)
     assert (node.ended, node.slurm.asked) == ([], [])
-    # Their slurmstepd was killed: Slurm lists nobody, and the processes go on.
+    # Their slurmstepd was killed: Slurm lists no process, and the processes continue.
     assert node.log.count("job has processes but no slurmstepd") == 2
 
 
-def test_a_reused_pid_keeps_no_job(node, process):
+def test_a_reused_pid_does_not_keep_a_job(node, process):
     node.add("7", roots=[ProcessFacts(process.pid, process.start_ticks + 1)])
     node.look(times=2)
     assert node.ended == ["7"]
 
 
-def test_suspension_is_seen_when_all_processes_of_a_job_are_stopped(node, process):
+def test_a_job_is_suspended_when_all_its_processes_are_stopped(node, process):
     node.add("7")
     node.slurm.steps = {"7": {process.pid}}
     node.look()
@@ -195,7 +193,7 @@ def row(job, state, restart):
     return f"{job:32}{state:32}{restart:<16}"
 
 
-def test_slurms_answers_are_read_and_its_faults_are_no_answers(tmp_path):
+def test_steps_and_states_are_read_and_an_unknown_job_has_no_state(tmp_path):
     listing = (
         "echo 'PID JOBID STEPID LOCALID GLOBALID'; echo '12 7 batch 0 0'; echo '13 7 batch - -'; echo '-1 8 0 0 0'"
     )
@@ -210,31 +208,40 @@ def test_slurms_answers_are_read_and_its_faults_are_no_answers(tmp_path):
     assert asyncio.run(slurm.job("7")) == JobState("")
 
 
-def start_row(job, state, segment):
-    return f"{row(job, state, 1)}{'physics':64}{'normal':64}{'main':64}{segment:2048}"
+def start_row(job, state, segment, tres="gres:salus:1,gres:shard:3"):
+    return f"{row(job, state, 1)}{'1000':16}{tres:512}{'physics':64}{'normal':64}{'main':64}{segment:2048}"
 
 
-def test_what_a_prolog_would_report_is_read_for_our_running_jobs(tmp_path):
+def test_the_start_of_a_running_job_of_salus_is_read_from_slurm(tmp_path):
     segment = "salus:1;P=5;E=6"
-    rows = [start_row("7", "RUNNING", f"other=1 {segment}"), start_row("8", "PENDING", segment),
-            start_row("9", "RUNNING", "(null)")]  # fmt: skip
+    rows = [
+        start_row("7", "RUNNING", f"other=1 {segment}"),
+        start_row("8", "PENDING", segment),
+        start_row("9", "RUNNING", "(null)"),
+        start_row("10", "RUNNING", segment, "N/A"),
+        start_row("11", "RUNNING", segment, "gres:salusx:1"),
+        start_row("12", "RUNNING", segment, "gres/gpu:1,gres/salus:1"),
+    ]
     slurm = commands(tmp_path, squeue="".join(f"echo '{one}'\n" for one in rows))
-    assert asyncio.run(slurm.start("7")) == JobAtStart(1, "physics", "normal", "main", segment)
-    assert asyncio.run(slurm.start("8")) is None
-    assert asyncio.run(slurm.start("9")) is None
-    with pytest.raises(OperatingError):
-        asyncio.run(commands(tmp_path, squeue="echo Unable to contact >&2; exit 1").start("7"))
+    seen = JobAtStart(uid=1000, restart=1, account="physics", qos="normal", partition="main", segment=segment)
+    found = {job: asyncio.run(slurm.start(job)) for job in ("7", "8", "9", "10", "11", "12")}
+    assert found == {"7": seen, "8": None, "9": None, "10": None, "11": None, "12": seen}
+    unknown = commands(tmp_path, squeue="echo slurm_load_jobs error: Invalid job id specified >&2; exit 1")
+    assert asyncio.run(unknown.start("7")) is None
+    for fault in ("echo Unable to contact >&2; exit 1", "exit 0"):
+        with pytest.raises(OperatingError):
+            asyncio.run(commands(tmp_path, squeue=fault).start("7"))
 
 
 @pytest.mark.parametrize("fault", ["exit 0", "exec sleep 30", "echo Unable to contact >&2; exit 1", "echo garbage"])
-def test_an_answer_that_is_none_is_a_fault(tmp_path, fault):
+def test_an_empty_late_or_unreadable_answer_is_an_error(tmp_path, fault):
     slurm = commands(tmp_path, scontrol=fault, squeue=fault)
     for question in (slurm.step_pids(), slurm.job("7")):
         with pytest.raises(OperatingError):
             asyncio.run(question)
 
 
-def test_a_node_without_slurm_is_told_apart(tmp_path):
+def test_a_node_without_slurm_is_recognised(tmp_path):
     slurm = NodeCommands("node1", str(tmp_path))
     assert not slurm.is_installed
     with pytest.raises(OperatingError, match="SlurmBinDir"):

@@ -1,4 +1,4 @@
-"""The files of Prolog and Epilog show the starts and ends that the daemon missed."""
+"""The files of the Prolog and the Epilog show the starts and ends that the daemon missed."""
 
 import asyncio
 import json
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.drivers.slurm import JobAtStart
 from nodedaemon.service.jobs.missed_hooks import MissedHooks
 from nodedaemon.service.jobs.prolog_files import ENDED_KEPT_S, JobStarts, PrologFiles
-from nodedaemon.wire.control import JobStart, TaskRequest
+from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
+from nodedaemon.wire.control import JobAtStart, JobStart
 
 
 class Node:
@@ -48,9 +48,6 @@ class Node:
         self.jobs.pop(request.job, None)
 
 
-LOG = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
-
-
 @pytest.fixture
 def node():
     return Node()
@@ -58,17 +55,17 @@ def node():
 
 @pytest.fixture
 def files(tmp_path):
-    return PrologFiles(SimpleNamespace(run_directory=tmp_path), LOG)
+    return PrologFiles(SimpleNamespace(run_directory=tmp_path))
 
 
 @pytest.fixture
 def starts(files, node):
-    return JobStarts(files, node, LOG)
+    return JobStarts(files, node)
 
 
 @pytest.fixture
 def missed(files, node):
-    return MissedHooks(files, node, node, LOG)
+    return MissedHooks(files, node, node)
 
 
 def leave(tmp_path, job, **fields):
@@ -84,13 +81,13 @@ def look(missed, times=1):
     asyncio.run(scenario())
 
 
-def test_a_start_that_was_missed_is_taken_up_once(tmp_path, node, missed):
+def test_a_missed_start_is_handled_once(tmp_path, node, missed):
     leave(tmp_path, "7")
     look(missed, times=3)
     assert (node.started, node.ended) == ([("7", 0)], [])
 
 
-def test_an_end_that_was_missed_is_taken_at_the_second_look(tmp_path, node, missed):
+def test_a_missed_end_is_handled_at_the_second_look(tmp_path, node, missed):
     leave(tmp_path, "8")
     node.add("7")
     look(missed)
@@ -106,7 +103,7 @@ def test_a_requeued_job_is_started_again(tmp_path, node, missed):
     assert node.started == [("7", 1)]
 
 
-def test_local_jobs_and_nodes_without_hooks_are_left_alone(tmp_path, node, missed):
+def test_local_jobs_and_jobs_of_nodes_without_hooks_are_not_ended(tmp_path, node, missed):
     node.add("7")
     look(missed, times=3)
     (tmp_path / "jobs").mkdir()
@@ -126,53 +123,63 @@ def test_a_file_that_cannot_be_read_starts_nothing_and_ends_nothing(tmp_path, no
     assert (node.started, node.ended) == ([], [])
 
 
-def test_a_task_without_a_prolog_starts_its_job_by_slurms_answer_and_writes_its_file(tmp_path, node, starts, missed):
+def test_a_task_without_a_prolog_starts_its_job_from_slurms_answer_and_writes_its_file(tmp_path, node, starts, missed):
     ended = tmp_path / "ended" / "7"
     ended.parent.mkdir()
     ended.touch()
-    node.answer = JobAtStart(2, "physics", "normal", "main", "salus:1;P=5;E=6")
-    request = asyncio.run(starts.find(TaskRequest(job="7", uid=5, cuda="1")))
+    node.answer = JobAtStart(uid=5, restart=2, account="physics", segment="salus:1;P=5;E=6")
+    request = asyncio.run(starts.find("7", "1"))
     assert (request.job, request.restart) == ("7", 2)
     left = json.loads((tmp_path / "jobs" / "7").read_text())
     assert (left["gpus"], left["account"], left["segment"]) == ("1", "physics", "salus:1;P=5;E=6")
     assert not ended.exists()
-    # With its file it is a job like others: the next looks neither end it nor start it again.
+    # Now it has a file like any other job: the next looks neither end it nor start it again.
     asyncio.run(node.job_start(request))
     look(missed, times=3)
     assert (node.started, node.ended) == ([("7", 2)], [])
 
 
-@pytest.mark.parametrize("answer", [None, OperatingError("Slurm: squeue: no answer")])
-def test_a_task_of_which_slurm_says_nothing_starts_no_job(tmp_path, node, starts, answer):
-    node.answer = answer
-    assert asyncio.run(starts.find(TaskRequest(job="7", uid=5))) is None
+def test_a_job_that_slurm_does_not_confirm_is_not_started(tmp_path, node, starts):
+    assert asyncio.run(starts.find("7")) is None
+    node.answer = OperatingError("Slurm: squeue: no answer")
+    with pytest.raises(OperatingError, match="no answer"):
+        asyncio.run(starts.find("7"))
     assert not (tmp_path / "jobs" / "7").exists()
 
 
-def test_a_task_whose_prolog_left_a_file_waits_for_no_slurm(tmp_path, node, starts):
+def test_slurm_is_not_asked_about_a_task_whose_prolog_left_a_file(tmp_path, node, starts):
     """salusd was down when the Prolog asked, and the task asks before salusd has read the files."""
     leave(tmp_path, "7", restart=1)
     node.answer = OperatingError("Slurm: squeue: no answer")
-    assert asyncio.run(starts.find(TaskRequest(job="7", uid=5))).restart == 1
+    assert asyncio.run(starts.find("7")).restart == 1
 
 
-def test_a_prolog_without_slurms_answer_is_completed_once_slurm_answers(node, starts, monkeypatch):
+def test_a_start_without_a_segment_is_completed_once_slurm_answers(node, starts, monkeypatch):
     monkeypatch.setattr("nodedaemon.service.jobs.prolog_files.RETRY_INTERVAL_S", 0.001)
-    node.answer, node.silent_count = JobAtStart(1, "physics", "long", "main", "salus:1;P=5;E=6"), 2
-    completed = asyncio.run(starts.complete(JobStart(job="7", uid=5, user="ada", gpus="0", wait_ms=55), 30.0))
-    assert completed == JobStart("7", 5, "ada", "0", 1, "main", "physics", "long", "salus:1;P=5;E=6", wait_ms=55)
+    answer = {
+        "uid": 5,
+        "restart": 1,
+        "account": "physics",
+        "qos": "long",
+        "partition": "main",
+        "segment": "salus:1;P=5;E=6",
+    }
+    request = {"job": "7", "user": "ada", "gpus": "0", "wait_ms": 55}
+    node.answer, node.silent_count = JobAtStart(**answer), 2
+    completed = asyncio.run(starts.complete(JobStart(**request, uid=5), 30.0))
+    assert completed == JobStart(**request, **answer)
     assert node.ask_count == 3
 
 
 @pytest.mark.parametrize("answer", [None, OperatingError("Slurm: squeue: no answer")])
-def test_a_prolog_of_which_slurm_says_nothing_more_stays_as_it_is(node, starts, answer):
+def test_a_start_that_slurm_says_nothing_about_is_not_changed(node, starts, answer):
     node.answer = answer
     request = JobStart(job="7", uid=5, gpus="0")
     assert asyncio.run(starts.complete(request, 0.0)) == request
     assert node.ask_count == 1
 
 
-def test_ended_jobs_are_forgotten_when_no_slurmd_remembers_them(tmp_path, missed):
+def test_the_file_of_an_ended_job_is_removed_when_slurmd_has_forgotten_the_job(tmp_path, missed):
     leave(tmp_path, "8")
     (tmp_path / "ended").mkdir()
     old, young = tmp_path / "ended" / "1", tmp_path / "ended" / "2"
@@ -181,3 +188,11 @@ def test_ended_jobs_are_forgotten_when_no_slurmd_remembers_them(tmp_path, missed
     os.utime(old, (then, then))
     look(missed)
     assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_job_that_is_ended_without_its_epilog_leaves_no_file(tmp_path, node, starts):
+    leave(tmp_path, "7")
+    shell = SimpleNamespace(configuration=None, devices=None)
+    registry = SimpleNamespace(shell=shell, get=lambda _job: None)
+    asyncio.run(SlurmJobs(registry, None, starts).end_without_epilog("7"))
+    assert not (tmp_path / "jobs" / "7").exists()

@@ -5,7 +5,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import structlog
 
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
@@ -16,12 +15,13 @@ from nodedaemon.service.devices.readings import DeviceReadings
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import ShellState
 from nodedaemon.service.sessions.roster import Roster
+from nodedaemon.service.shell import Shell
 
 DEVICE = DeviceId("GPU-1")
 
 
 class FakeDevice:
-    """A GPU that gives the answer of the test; `hang` blocks a reading until it is set."""
+    """A GPU that returns `answer`. If `hang` is an event, a reading waits until it is set."""
 
     uuid, is_slow = DEVICE, True
 
@@ -46,14 +46,8 @@ def node():
     recorder = SimpleNamespace(report_device=lambda _kind, _device, detail: reports.append(detail))
 
     def make():
-        return DeviceReadings(
-            dispatcher,
-            Roster(),
-            {DEVICE: device},
-            SimpleNamespace(settings=settings),
-            recorder,
-            structlog.get_logger(),
-        )
+        configuration = SimpleNamespace(settings=settings)
+        return DeviceReadings(Shell(configuration, {DEVICE: device}, dispatcher, Roster(), recorder, None))
 
     return SimpleNamespace(dispatcher=dispatcher, device=device, reports=reports, make=make)
 
@@ -63,7 +57,7 @@ def lost_reason(node):
 
 
 def sample(node, *answers):
-    """Take one reading for each answer; returns why the engine has the device as lost after each."""
+    """Take one reading for each answer; returns why the engine considers the device lost after each."""
 
     async def work():
         readings = node.make()
@@ -78,7 +72,7 @@ def sample(node, *answers):
     return asyncio.run(work())
 
 
-def test_a_device_that_fails_is_lost_and_comes_back_by_itself(node):
+def test_a_device_that_fails_is_lost_until_the_next_good_reading(node):
     assert sample(node, OperatingError("fell off the bus"), OperatingError("still"), Reading(0, 100)) == [
         "fell off the bus",
         "fell off the bus",
@@ -86,7 +80,7 @@ def test_a_device_that_fails_is_lost_and_comes_back_by_itself(node):
     ]
 
 
-def test_a_reading_that_hangs_is_given_up_and_the_next_one_is_taken_in_another_thread(node):
+def test_a_reading_that_hangs_times_out_and_the_next_one_uses_another_thread(node):
     async def work():
         readings = node.make()
         node.device.hang = hang = threading.Event()

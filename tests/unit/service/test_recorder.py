@@ -1,19 +1,30 @@
-"""Records of a job with several sessions: its profile is what they hold together."""
+"""Usage records: the profile of a job with several sessions, and the iterations of each grant."""
 
 from types import SimpleNamespace
 
-from accounting.records import MeasurementRecord
+from accounting.records import MeasurementRecord, UsageRecord
+from nodedaemon.core.commands import Grant, OpenLane
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.events import SessionLeft
-from nodedaemon.core.sessions import Session, SessionState
-from nodedaemon.core.types import DeviceId, Domain, JobClass, JobId, SessionId
-from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
+from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, LaneOpened, SessionArrived, SessionLeft
+from nodedaemon.core.state.sessions import Session, SessionState
+from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
+from nodedaemon.service.journal.dispatcher import Dispatcher
+from nodedaemon.service.journal.state import JobFacts, JobNote, ProcessFacts, SessionFacts, SessionNote, ShellState
 from nodedaemon.service.node import NodeClock, NodeIdentity
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.recorder import PROFILE_INTERVAL_NS, UsageRecorder
 from nodedaemon.wire.messages import ProfileReport
 
 DEVICE = DeviceId("HOST-1")
+
+
+def record_state(state, records, clock):
+    device = SimpleNamespace(uuid=DEVICE, model="m", index=0, usable_bytes=1 << 30)
+    node = NodeIdentity("n", "c", "0", "b", "i", NodeClock(clock, lambda: 2))
+    ledger = SimpleNamespace(record=records.append, flush_soon=lambda: None)
+    recorder = UsageRecorder(node, state, {DEVICE: device}, ledger)
+    recorder.start()
+    return recorder
 
 
 def make_recorder(records):
@@ -25,17 +36,11 @@ def make_recorder(records):
         state.sessions[session] = SessionFacts(
             view, session, JobId("7"), DEVICE, 1000, process=ProcessFacts(number, number)
         )
-    device = SimpleNamespace(uuid=DEVICE, model="m", index=0, usable_bytes=1 << 30)
-    clock = NodeClock(lambda: PROFILE_INTERVAL_NS + 1, lambda: 2)
-    node = NodeIdentity("n", "c", "0", "b", "i", clock)
-    ledger = SimpleNamespace(record=records.append, flush_soon=lambda: None)
-    recorder = UsageRecorder(node, state, {DEVICE: device}, ledger, log=None)
-    recorder.start()
-    return state, recorder
+    return state, record_state(state, records, lambda: PROFILE_INTERVAL_NS + 1)
 
 
 def measured(recorder, state, number, profile):
-    recorder.take_profile(LiveSession(SessionId(number)), state.sessions[SessionId(number)], profile)
+    recorder.on_profile(LiveSession(SessionId(number)), state.sessions[SessionId(number)], profile)
 
 
 def sizes(records):
@@ -52,7 +57,7 @@ def test_the_profile_of_a_job_is_the_sum_over_its_live_sessions():
     assert sizes(records) == (150, 37, 130, 25)
 
 
-def test_a_session_that_left_is_not_counted_any_more():
+def test_a_session_that_left_is_no_longer_counted():
     records = []
     state, recorder = make_recorder(records)
     measured(recorder, state, 1, ProfileReport(100, 30, 90, 20))
@@ -60,3 +65,39 @@ def test_a_session_that_left_is_not_counted_any_more():
     recorder.watch(SessionLeft(SessionId(1)), [], 3)
     measured(recorder, state, 2, ProfileReport(50, 7, 40, 5))
     assert sizes(records) == (50, 7, 40, 5)
+
+
+class GrantedAtOnce:
+    """Opens lanes at once and remembers the epoch of every grant."""
+
+    def __init__(self, dispatcher):
+        self.dispatcher = dispatcher
+        self.epochs = []
+
+    def carry_out(self, command):
+        if isinstance(command, OpenLane):
+            self.dispatcher.submit(LaneOpened(command.lane, command.epoch))
+        elif isinstance(command, Grant):
+            self.epochs.append(command.epoch)
+
+
+def test_the_iterations_of_a_grant_count_if_its_session_is_granted_again_at_once():
+    records, session = [], SessionId(1)
+    clock = iter(range(1, 1000)).__next__
+    state = ShellState(Engine())
+    dispatcher = Dispatcher(state, clock)
+    recorder = record_state(state, records, clock)
+    dispatcher.observers = [recorder]
+    dispatcher.executor = executor = GrantedAtOnce(dispatcher)
+    dispatcher.submit(DeviceAdded(DEVICE, DeviceLimits(64 * MIB)))
+    dispatcher.note(JobNote(JobFacts(JobId("7"), 7, 1000)))
+    dispatcher.note(SessionNote(session, JobId("7"), DEVICE, 1000, 0, 0))
+    dispatcher.submit(SessionArrived(session, DEVICE, JobId("7"), Domain("all"), MIB, MIB, JobClass.NORMAL, 1, None))
+    dispatcher.submit(GrantWanted(session))
+    for _ in range(3):
+        dispatcher.submit(GrantReturned(session, executor.epochs[-1], 5, wants_next=True))
+    # The engine ignores a late return, and so do the records.
+    dispatcher.submit(GrantReturned(session, executor.epochs[0], 5, wants_next=True))
+    assert len(executor.epochs) == 4
+    recorder.close_interval()
+    assert [one.iteration_count for one in records if isinstance(one, UsageRecord)] == [15]

@@ -30,10 +30,10 @@ def served():
 
 
 @pytest.mark.parametrize("place", ["prometheus/salus.rules.yml", "grafana/salus.json"])
-def test_every_metric_that_is_asked_for_is_served(place, served):
-    known = set(re.findall(r"^# TYPE (salus_[a-z_]+)", served, re.MULTILINE))
+def test_every_metric_that_a_shipped_file_uses_is_served(place, served):
+    served_names = set(re.findall(r"^# TYPE (salus_[a-z_]+)", served, re.MULTILINE))
     for name in set(NAME.findall((ETC / place).read_text())):
-        assert re.sub(r"_(bucket|sum|count)$", "", name) in known, name
+        assert re.sub(r"_(bucket|sum|count)$", "", name) in served_names, name
 
 
 def test_no_metric_has_a_job_or_user_label(served):
@@ -48,7 +48,7 @@ def test_the_dashboard_is_json_with_a_datasource_variable_and_unique_panels():
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
-def test_the_unit_is_of_a_daemon_that_notifies_and_leaves_jobs_alone():
+def test_the_unit_uses_notify_and_does_not_kill_jobs():
     unit = (ETC / "systemd/salusd.service").read_text()
     for line in ("Type=notify", "WatchdogSec=", "KillMode=process", "NoNewPrivileges=yes", "ExecReload="):
         assert line in unit

@@ -1,4 +1,4 @@
-"""The spool keeps its bound, drops by value, survives a torn disk, and gives batches until they are finished."""
+"""The spool keeps its bound, drops by value, survives damage, and returns a batch until it is finished."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,7 +17,7 @@ def drain(spool):
     return seen
 
 
-def test_a_batch_comes_again_after_a_crash_until_it_is_finished(tmp_path):
+def test_a_batch_is_returned_again_after_a_crash_until_it_is_finished(tmp_path):
     spool = Spool(tmp_path)
     for number in range(5):
         spool.append(RecordValue.COMPLETION, b"%d" % number)
@@ -28,7 +28,7 @@ def test_a_batch_comes_again_after_a_crash_until_it_is_finished(tmp_path):
     assert Spool(tmp_path).record_count == 0
 
 
-def test_beyond_the_bound_readings_go_first_and_completions_stay(tmp_path):
+def test_a_full_spool_drops_readings_first_and_keeps_completions(tmp_path):
     spool = Spool(tmp_path, bytes_max=4000, segment_bytes_max=400)
     for number in range(100):
         spool.append(RecordValue.READING, b"r%03d" % number + b"." * 40)
@@ -46,7 +46,7 @@ def test_beyond_the_bound_readings_go_first_and_completions_stay(tmp_path):
     cut=st.integers(0, 60),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_flipped_and_cut_bytes_cost_only_the_records_they_hit(tmp_path_factory, flips, cut):
+def test_flipped_and_cut_bytes_lose_only_the_records_they_hit(tmp_path_factory, flips, cut):
     directory = tmp_path_factory.mktemp("spool")
     spool = Spool(directory)
     payloads = [b"record %d " % number * 3 for number in range(20)]
@@ -66,7 +66,7 @@ def test_flipped_and_cut_bytes_cost_only_the_records_they_hit(tmp_path_factory, 
     assert len(kept) >= len(payloads) - 2 * hit_max
 
 
-def test_a_full_disk_is_survived_and_nothing_is_lost_when_space_returns(tmp_path, monkeypatch):
+def test_no_record_is_lost_on_a_full_disk_that_gets_space_again(tmp_path, monkeypatch):
     spool = Spool(tmp_path)
     spool.append(RecordValue.COMPLETION, b"before")
     real = RecordWriter.append
@@ -85,7 +85,7 @@ def test_a_full_disk_is_survived_and_nothing_is_lost_when_space_returns(tmp_path
     assert drain(spool) == [b"before", *[b"%d" % number for number in range(10)], b"after"]
 
 
-def test_what_waits_in_memory_is_bounded_and_drops_by_value(tmp_path, monkeypatch):
+def test_records_in_memory_are_bounded_and_dropped_by_value(tmp_path, monkeypatch):
     monkeypatch.setattr(spool_module, "HELD_RECORDS_MAX", 4)
     monkeypatch.setattr(RecordWriter, "append", lambda *_: (_ for _ in ()).throw(OSError(30, "Read-only file system")))
     spool = Spool(tmp_path)
@@ -96,7 +96,7 @@ def test_what_waits_in_memory_is_bounded_and_drops_by_value(tmp_path, monkeypatc
     assert spool.dropped == {RecordValue.READING: 4}
 
 
-def test_a_half_written_record_is_cut_back(tmp_path, monkeypatch):
+def test_a_half_written_record_is_truncated(tmp_path, monkeypatch):
     writer = RecordWriter(tmp_path / "file")
     writer.append(b"one")
     size = writer.size_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError
-from nodedaemon.core.sessions import SessionState
+from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.service.jobs.time_limits import MINUTE_NS, TimeLimits
 
 
@@ -20,12 +20,11 @@ class Node:
         self.limits = self.make()
 
     def make(self):
-        silent = SimpleNamespace(info=lambda *_, **__: None, warning=lambda *_, **__: None)
         slurm = SimpleNamespace(commands=lambda: self)
         configuration = SimpleNamespace(for_partition=lambda _: replace(Settings(), order=self.order))
-        return TimeLimits(slurm, self, configuration, silent)
+        return TimeLimits(SimpleNamespace(configuration=configuration, dispatcher=self, slurm=slurm))
 
-    # What a dispatcher has.
+    # The parts of a dispatcher that TimeLimits uses.
 
     @property
     def state(self):
@@ -65,7 +64,7 @@ def node(monkeypatch):
     return made
 
 
-def test_whole_minutes_are_given_once(node):
+def test_each_whole_minute_is_added_once(node):
     for waited_ns, minutes_added in (
         (MINUTE_NS - 1, []),
         (MINUTE_NS, [1]),
@@ -89,7 +88,7 @@ def test_a_wait_under_way_and_sessions_that_left_count(node):
     assert node.extended == [("7", 2), ("7", 1)]
 
 
-def test_no_job_gets_more_than_the_bound_and_a_restart_gives_nothing_twice(node):
+def test_no_job_gets_more_than_the_bound_and_a_restart_adds_nothing_twice(node):
     node.order = replace(node.order, extend_time_max_ns=5 * MINUTE_NS)
     node.wait_of("7", 100 * MINUTE_NS)
     node.look()
@@ -98,7 +97,7 @@ def test_no_job_gets_more_than_the_bound_and_a_restart_gives_nothing_twice(node)
     assert node.extended == [("7", 5)]
 
 
-def test_a_refusal_is_tried_again(node):
+def test_a_refused_change_is_tried_again(node):
     node.is_refused = True
     node.wait_of("7", MINUTE_NS)
     node.look()

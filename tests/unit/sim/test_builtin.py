@@ -1,4 +1,4 @@
-"""The built-in workloads: drawn as their data files say, the same for a seed."""
+"""The built-in workloads follow their data files, and a seed always gives the same jobs."""
 
 import math
 from statistics import fmean
@@ -16,7 +16,7 @@ def paper(**settings):
     return workload
 
 
-def test_the_published_table_is_whole():
+def test_the_published_table_is_complete():
     assert len(models()) == 68
     assert len(timed_models()) == 33
     assert models()["resnet50_50"].ephemeral_bytes == math.ceil(6217.6 * MIB)
@@ -36,7 +36,7 @@ def test_a_seed_gives_the_same_jobs_at_every_load():
         assert three.submit_ns == 0
 
 
-def test_paper_is_what_its_parameters_say():
+def test_paper_follows_its_parameters():
     workload = paper()
     assert (len(workload.jobs), workload.device_count, workload.device_bytes) == (100, 1, 16 * GIB)
     assert {job.model for job in workload.jobs} <= {model.name for model in timed_models()}
@@ -51,7 +51,7 @@ def test_paper_is_what_its_parameters_say():
     assert lengths[2500] == pytest.approx(180 / math.e**2, rel=0.1)
 
 
-def test_load_is_offered_to_the_devices_simulated():
+def test_the_load_is_relative_to_the_simulated_devices():
     one, two = paper(device_count=1), paper(device_count=2)
     assert one.jobs[-1].submit_ns == pytest.approx(2 * two.jobs[-1].submit_ns, abs=100)
 
@@ -92,6 +92,6 @@ def test_cluster_has_jobs_of_several_devices_and_users():
 
 
 @pytest.mark.parametrize("name", ["papers", "sweep:resnet51"])
-def test_an_unknown_name_is_refused_with_the_known_ones(name):
+def test_an_unknown_name_is_refused_with_a_list_of_names(name):
     with pytest.raises(RequestError, match=r"resnet50_50|paper, sweep"):
         built_in(name, Draw())

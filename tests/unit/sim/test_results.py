@@ -1,4 +1,4 @@
-"""Figures: quantiles, times of jobs, Jain's index."""
+"""Quantiles, the times of jobs, and Jain's index."""
 
 import pytest
 
@@ -35,7 +35,7 @@ def test_times_count_from_submission():
     )
 
 
-def test_the_index_waits_for_five_rounds_and_starts_anew_with_each_arrival():
+def test_the_index_needs_five_rounds_and_restarts_with_each_arrival():
     meter = ShareMeter()
     first, second = job(name="a"), job(name="b")
     meter.join(first, 0)

@@ -1,10 +1,11 @@
-"""Whole small runs whose times can be worked out by hand: baselines and policies."""
+"""Small runs of baselines and policies whose times can be computed by hand."""
 
 import pytest
 
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import GIB, MIB, SECOND_NS, JobId
-from nodedaemon.sim.run import SimulationSetup, prepare, run_baseline, run_policy, simulate
+from nodedaemon.sim.device import SimulationSetup
+from nodedaemon.sim.run import prepare, run_baseline, run_policy, simulate
 from nodedaemon.sim.workload import Job, Workload
 
 
@@ -30,20 +31,20 @@ def test_exclusive_runs_one_after_another():
     assert result.gpus_needed == 2
 
 
-def test_exclusive_sjf_takes_the_shortest_of_those_that_wait():
+def test_exclusive_sjf_runs_the_shortest_waiting_job():
     jobs = (job("a", 0, 10), job("b", 1, 8), job("c", 2, 2))
     assert run_baseline(prepared(*jobs), "exclusive").average_completion_s == pytest.approx((10 + 17 + 18) / 3)
     assert run_baseline(prepared(*jobs), "exclusive-sjf").average_completion_s == pytest.approx((10 + 19 + 10) / 3)
 
 
-def test_peak_shares_the_throughput_of_those_that_fit():
+def test_jobs_that_fit_by_peak_share_the_throughput():
     # Both peaks are 900 MiB, so two fit in 2 GiB: a alone for 1 s, then each at half speed until b is done at 9 s.
     pair = (job("a", 0, 10, ephemeral=800), job("b", 1, 4, ephemeral=800))
     result = run_baseline(prepared(*pair), "peak")
     assert (result.gpus_needed, result.makespan_s, result.average_completion_s) == (1, 14, (14 + 8) / 2)
 
 
-def test_peak_keeps_out_what_does_not_fit():
+def test_a_job_that_does_not_fit_by_peak_waits():
     result = run_baseline(prepared(job("a", 0, 10), job("b", 1, 4)), "peak")
     assert (result.gpus_needed, result.average_completion_s) == (2, 11.5)
 
@@ -74,7 +75,7 @@ def test_pack_runs_lanes_side_by_side_at_half_speed():
     assert (result.makespan_s, result.average_completion_s, result.hand_overs) == (20, 20, 0)
 
 
-def test_measured_pairs_go_at_their_speed():
+def test_measured_pairs_run_at_their_measured_speed():
     pair = (job("a", 0, 9, ephemeral=800, model="x"), job("b", 0, 9, ephemeral=800, model="y"))
     speeds = {("x", "y"): 0.9, ("y", "x"): 0.9}
     assert run_policy(prepared(*pair, pair_speeds=speeds), "pack").makespan_s == pytest.approx(10, abs=1e-6)
@@ -93,7 +94,7 @@ def test_a_server_holds_no_lane_between_requests():
     assert (alone.makespan_s, alone.average_request_wait_ms) == (21, 0)
 
 
-def test_turns_keep_the_work_and_bound_the_boundaries():
+def test_merged_iterations_keep_the_work_and_limit_the_boundaries():
     run = prepared(job("a", 0, 1000), turns_per_job=7)
     assert run.jobs[0].iteration_count == 7
     assert run_policy(run, "fair").makespan_s == pytest.approx(1000, abs=1e-6)
@@ -105,14 +106,14 @@ def test_a_context_is_charged_to_every_job():
     assert heavy.peak_charges[0] == plain.peak_charges[0] + 10
 
 
-def test_jobs_that_no_device_holds_are_all_named_and_nothing_runs():
+def test_all_jobs_that_fit_no_device_are_listed_and_nothing_runs():
     jobs = (job("big", 0, 1, ephemeral=4000), job("fine", 0, 1), job("wide", 0, 1, device_count=3))
     with pytest.raises(RequestError) as caught:
         prepared(*jobs)
     result = str(caught.value).splitlines()
-    assert "2 jobs fit no device, nothing was run" in result[0]
+    assert "2 jobs fit no device, so nothing was run" in result[0]
     assert result[1].startswith("job big: memory of device any:")
-    assert result[2] == "job wide: devices: 3 needed, 1 there"
+    assert result[2] == "job wide: devices: 3 needed, 1 available"
 
 
 def test_a_reserve_as_large_as_the_device_is_refused():
@@ -120,8 +121,8 @@ def test_a_reserve_as_large_as_the_device_is_refused():
         prepared(job("a", 0, 1), lane_reserve_bytes=2 * GIB)
 
 
-def test_an_unknown_policy_is_refused_with_the_known_ones():
-    with pytest.raises(RequestError, match="policy fare: unknown; use some of fair, fifo"):
+def test_an_unknown_policy_is_refused_with_a_list_of_policies():
+    with pytest.raises(RequestError, match="policy fare: unknown; use any of fair, fifo"):
         simulate(prepared(job("a", 0, 1)), ("fare",))
 
 
@@ -132,15 +133,15 @@ def test_progress_counts_ended_jobs():
     assert {name for name, _, _ in seen} == {"fifo", "exclusive", "exclusive-sjf", "peak"}
 
 
-def test_a_start_holds_the_device_of_a_whole_job_and_only_the_place_of_a_gated_one():
+def test_a_job_that_starts_up_holds_an_exclusive_device_but_no_lane():
     jobs = (job("a", 0, 10, startup_ns=2 * SECOND_NS), job("b", 0, 4, startup_ns=2 * SECOND_NS))
     run = prepared(*jobs)
-    # One after the other each start and work; together both are ready at 2 s, and b waits for one iteration of a.
+    # Exclusive: b starts up after a has ended. With srtf, both are ready at 2 s, and b waits for one iteration of a.
     assert run_baseline(run, "exclusive").average_completion_s == (12 + 18) / 2
     assert run_policy(run, "srtf").average_completion_s == (7 + 16) / 2
 
 
-def test_a_start_on_the_device_takes_part_of_its_throughput():
+def test_a_job_that_starts_up_on_the_device_uses_part_of_its_throughput():
     jobs = (job("a", 0, 10, ephemeral=800), job("b", 1, 3, ephemeral=800, startup_ns=2 * SECOND_NS))
     # a alone for 1 s; then the start of b takes half of 4 s; b runs from a's next boundary at 6 s to 9 s.
     result = run_policy(prepared(*jobs, startup_weight=1.0), "srtf")

@@ -1,4 +1,4 @@
-"""sacct's output as a workload."""
+"""The output of sacct, read as a workload."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_submit_length_user_and_devices_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("written", [str, str.lower], ids=["as admitted", "by sacctmgr"])
-def test_memory_comes_from_the_admission_that_salus_wrote(tmp_path, written):
+def test_memory_comes_from_the_salus_segment_of_admin_comment(tmp_path, written):
     comment = written(f"site note salus:1;adm=77;P={300 * MIB};E={2000 * MIB}")
     path = write(tmp_path, f"1|ann|phys|100|110|200|90|COMPLETED|gres/gpu=1|{comment}")
     workload = read_sacct(path, seed=1)
@@ -38,7 +38,7 @@ def test_memory_comes_from_the_admission_that_salus_wrote(tmp_path, written):
     assert workload.caveats == ()
 
 
-def test_other_memory_is_drawn_by_the_seed_and_said_so(tmp_path):
+def test_other_memory_is_drawn_by_the_seed_with_a_caveat(tmp_path):
     path = write(tmp_path, *(f"{n}|ann|phys|{n}|0|0|90|COMPLETED|gres/gpu=1|" for n in range(1, 31)))
     one, same, other = (read_sacct(path, seed=seed) for seed in (1, 1, 2))
     assert one == same
@@ -47,7 +47,7 @@ def test_other_memory_is_drawn_by_the_seed_and_said_so(tmp_path):
     assert "memory of 30 of 30 jobs is not in the file" in one.caveats[0]
 
 
-def test_steps_jobs_without_device_and_jobs_that_never_ran_are_counted(tmp_path):
+def test_steps_jobs_without_a_device_and_jobs_that_never_ran_are_counted(tmp_path):
     path = write(
         tmp_path,
         "1|a|b|100|110|200|90|COMPLETED|gres/gpu=1|",
@@ -59,7 +59,7 @@ def test_steps_jobs_without_device_and_jobs_that_never_ran_are_counted(tmp_path)
     assert (result["steps_left_out"], result["jobs_without_gpu_left_out"], result["jobs_not_run_left_out"]) == (1, 1, 1)
 
 
-def test_a_requeued_job_counts_once_a_run(tmp_path):
+def test_a_requeued_job_counts_once_per_run(tmp_path):
     row = "1|a|b|100|110|200|90|COMPLETED|gres/gpu=1|"
     assert [job.id for job in read_sacct(write(tmp_path, row, row), seed=1).jobs] == ["1", "1@3"]
 
@@ -67,13 +67,13 @@ def test_a_requeued_job_counts_once_a_run(tmp_path):
 @pytest.mark.parametrize(
     ("elapsed", "seconds"), [("01:02", 62), ("03:01:02", 10862), ("2-00:00:01", 172801), ("00:05.250", 5)]
 )
-def test_elapsed_is_read_in_every_form_of_slurm(tmp_path, elapsed, seconds):
+def test_elapsed_is_read_in_every_format_of_slurm(tmp_path, elapsed, seconds):
     path = write(tmp_path, f"1|100|{elapsed}|gres/gpu=1", header="JobID|Submit|Elapsed|ReqTRES\n")
     (job,) = read_sacct(path, seed=1).jobs
     assert abs(job.work_ns - seconds * SECOND_NS) <= job.iteration_ns
 
 
-def test_every_bad_row_is_named(tmp_path):
+def test_every_bad_row_is_listed(tmp_path):
     path = write(
         tmp_path,
         "1|a|b|100|110|200|90|COMPLETED|gres/gpu=1|",
@@ -91,7 +91,7 @@ def test_every_bad_row_is_named(tmp_path):
     assert result[3] == f"{path}:5: 12 fields where the header has 10"
 
 
-def test_start_and_end_serve_where_no_elapsed_is_there(tmp_path):
+def test_start_and_end_replace_a_missing_elapsed_time(tmp_path):
     header = "JobID|Submit|Start|End|ReqTRES\n"
     path = write(tmp_path, "1|100|110|200|gres/gpu=1", "2|100|Unknown|Unknown|gres/gpu=1", header=header)
     (job,) = read_sacct(path, seed=1).jobs
@@ -100,7 +100,7 @@ def test_start_and_end_serve_where_no_elapsed_is_there(tmp_path):
         read_sacct(write(tmp_path, "1|100|200|100|gres/gpu=1", header=header), seed=1)
 
 
-def test_columns_that_lack_are_all_named(tmp_path):
+def test_all_missing_columns_are_listed(tmp_path):
     path = write(tmp_path, header="User|Start\n")
     with pytest.raises(RequestError) as caught:
         read_sacct(path, seed=1)
@@ -109,6 +109,6 @@ def test_columns_that_lack_are_all_named(tmp_path):
 
 
 @pytest.mark.parametrize("rows", [(), ("1|a|b|100|110|200|90|COMPLETED|cpu=1|",)])
-def test_a_file_without_jobs_on_devices_is_refused(tmp_path, rows):
+def test_a_file_without_gpu_jobs_is_refused(tmp_path, rows):
     with pytest.raises(RequestError):
         read_sacct(write(tmp_path, *rows), seed=1)

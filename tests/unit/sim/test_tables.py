@@ -1,4 +1,4 @@
-"""Tables of jobs and of speeds: what is read, and that every bad row is named."""
+"""Tables of jobs and of speeds are read, and every bad row is listed."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_a_row_may_name_a_published_model(tmp_path):
     assert job.iteration_count == 10
 
 
-def test_a_row_may_give_everything_itself(tmp_path):
+def test_a_row_may_give_all_values_without_a_model(tmp_path):
     path = write(
         tmp_path,
         "# our own jobs\n"
@@ -47,7 +47,7 @@ def test_jobs_are_ordered_by_submit_time(tmp_path):
     assert [job.id for job in read_workload(path).jobs] == ["a", "b"]
 
 
-def test_every_bad_row_is_named_with_its_line_and_all_its_faults(tmp_path):
+def test_every_bad_row_is_listed_with_its_line_and_all_its_faults(tmp_path):
     path = write(
         tmp_path,
         "job,submit_s,model,persistent_mb,iterations,length_s,class\n"
@@ -62,7 +62,7 @@ def test_every_bad_row_is_named_with_its_line_and_all_its_faults(tmp_path):
     with pytest.raises(RequestError) as caught:
         read_workload(path)
     result = str(caught.value).splitlines()
-    assert "5 bad rows, nothing was run" in result[0]
+    assert "5 bad rows, so nothing was run" in result[0]
     assert result[1] == (
         f"{path}:3: submit_s is 'soon', not a number; iterations is 'ten', not a number; "
         "class is 'urgent', not one of high, normal, best-effort"
@@ -75,7 +75,7 @@ def test_every_bad_row_is_named_with_its_line_and_all_its_faults(tmp_path):
     assert "both iterations and length_s" in result[5]
 
 
-def test_a_header_of_another_kind_is_refused_once(tmp_path):
+def test_a_wrong_header_is_refused_in_one_message(tmp_path):
     path = write(tmp_path, "job,when,model,model\na,0,x,y\n")
     with pytest.raises(RequestError, match=r":1: unknown column 'when', no column 'submit_s', column 'model' twice"):
         read_workload(path)
@@ -87,7 +87,7 @@ def test_a_file_without_jobs_is_refused(tmp_path, text):
         read_workload(write(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(RequestError, match="No such file"):
         read_workload(tmp_path / "none.csv")
 
@@ -97,7 +97,7 @@ def test_pair_speeds_are_read(tmp_path):
     assert read_pair_speeds(path) == {("a", "b"): 0.8, ("b", "a"): 0.7}
 
 
-def test_bad_pair_speeds_are_all_named(tmp_path):
+def test_all_bad_pair_speeds_are_listed(tmp_path):
     path = write(tmp_path, "model,beside,speed\na,b,0.8\na,b,0.7\na,,0.5\nc,d,1.5\n")
     with pytest.raises(RequestError) as caught:
         read_pair_speeds(path)

@@ -1,4 +1,4 @@
-"""salus-admitd around its answers: a reload that is whole or not at all, and limits of what one user may ask."""
+"""The server of salus-admitd: a reload is complete or changes nothing, and each user's requests are limited."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.types import MIB, Profile
 from nodedaemon.wire.envelope import Request
 from slurm_plugin.admitd import server as admitd
-from slurm_plugin.admitd.decision import ProfileLookup
+from slurm_plugin.admitd.database import ProfileLookup
 from slurm_plugin.admitd.server import AdmissionServer
 from slurm_plugin.slurm import SlurmNode
 
@@ -28,7 +28,7 @@ class FakeSlurm:
         return (22, 5)
 
     def nodes(self):
-        return [SlurmNode("node1", "idle", "gpu:2,shard:96,salus:64", ("main",))]
+        return [SlurmNode("node1", "gpu:2,shard:96,salus:64", ("main",))]
 
     def default_partition(self):
         return "main"
@@ -69,7 +69,7 @@ def submit(uid=5, signature="job:ab"):
 
 
 async def wait_nodes_known(service):
-    """As after its first look at Slurm."""
+    """Wait until the service has read Slurm's nodes."""
     task = asyncio.create_task(service.refresh_forever())
     while service.answers.release == (0, 0):
         await asyncio.sleep(0)
@@ -80,7 +80,7 @@ def shards(answer):
     return answer["set"]["tres_per_node"].rpartition(":")[2]
 
 
-def test_a_reload_takes_new_values_for_the_next_answer_and_keeps_what_it_knows_of_slurm(place):
+def test_a_reload_applies_new_values_to_the_next_answer_and_keeps_slurms_state(place):
     async def scenario():
         service = make(place)
         await wait_nodes_known(service)
@@ -128,7 +128,7 @@ def test_keys_that_need_a_restart_are_reported(place):
     assert admitd.restart_keys(old, service.config.settings) == {"AdmissionPort"}
 
 
-def test_one_user_may_submit_so_often_a_second_and_others_are_not_held_up(place):
+def test_a_user_over_the_submit_rate_is_refused_and_others_are_not(place):
     async def scenario():
         service = make(place)
         await wait_nodes_known(service)
@@ -139,14 +139,13 @@ def test_one_user_may_submit_so_often_a_second_and_others_are_not_held_up(place)
 
     greedy, other, root = asyncio.run(scenario())
     assert [answer["ok"] for answer in greedy[:3]] == [True] * 3
-    assert not greedy[-1]["ok"]
-    assert "more than 3 per second" in greedy[-1]["why"]
+    assert (greedy[-1].ok, "more than 3 per second" in greedy[-1].why) == (False, True)
     assert other["ok"]
     assert all(answer["ok"] for answer in root)
 
 
 @pytest.mark.parametrize("verb", ["ping", "status", "why", "profiles", "report", "nonsense"])
-def test_every_question_counts_against_its_users_limit(place, monkeypatch, verb):
+def test_every_query_counts_against_its_users_limit(place, monkeypatch, verb):
     async def known_user(_request, _ttl_s):
         return 5
 
@@ -162,7 +161,7 @@ def test_every_question_counts_against_its_users_limit(place, monkeypatch, verb)
     assert "too many requests" not in answers[0].get("why", "")
 
 
-def test_connections_are_bounded_before_anybody_is_known(place, monkeypatch):
+def test_connections_are_bounded_before_a_credential_is_checked(place, monkeypatch):
     monkeypatch.setattr(admitd, "CONNECTIONS_MAX", 3)
 
     async def scenario():

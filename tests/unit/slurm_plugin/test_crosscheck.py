@@ -1,4 +1,4 @@
-"""salus.conf against slurm.conf and gres.conf: a cluster that agrees, and one fault at a time."""
+"""salus.conf compared with slurm.conf and gres.conf: files that agree, and one fault at a time."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def check(tmp_path, slurm=SLURM, gres=GRES, release=(24, 11)):
     return [str(found) for found in cross_check(config, read_slurm_files(tmp_path / "slurm.conf"), release)]
 
 
-def test_files_that_agree_have_no_finding(tmp_path):
+def test_files_that_agree_have_no_mismatch(tmp_path):
     assert check(tmp_path) == []
 
 
@@ -55,50 +55,40 @@ def test_files_that_agree_have_no_finding(tmp_path):
         ("optional salus_spank.so on_loss=run on_loss=refuse", 1),
     ],
 )
-def test_the_plugins_own_line_must_say_what_salus_conf_says(tmp_path, line, count):
+def test_the_plugins_line_in_plugstack_conf_must_agree_with_salus_conf(tmp_path, line, count):
     (tmp_path / "plugstack.conf").write_text(f"# on_loss=refuse\n{line}\n")
     found = check(tmp_path)
     assert len([text for text in found if "OnDaemonLoss=run" in text]) == len(found) == count
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "words"),
+    ("file", "old", "new", "words"),
     [
-        ("GresTypes=gpu,shard,salus", "GresTypes=gpu", "lacks shard, salus"),
-        ("JobSubmitPlugins=lua\n", "", "no job is ever charged"),
-        ("cons_tres", "cons_res", "select/cons_tres"),
-        ("gres/salus,", "", "AccountingStorageTRES: lacks gres/salus"),
-        ("PrologFlags=Alloc\n", "", "lacks Alloc"),
-        ("Epilog=/etc/salus/epilog\n", "", "slurm.conf Epilog: is not set"),
-        ("ClusterName=lab", "ClusterName=other", "slurm.conf has other"),
-        ("SlurmUser=slurm", "SlurmUser=daemon", "refuses slurmctld"),
-        ("gpu:1,shard:48,salus:48", "gpu:1,salus:48", "salus without gpu and shard"),
+        ("slurm", "GresTypes=gpu,shard,salus", "GresTypes=gpu", "lacks shard, salus"),
+        ("slurm", "JobSubmitPlugins=lua\n", "", "no job is ever charged"),
+        ("slurm", "cons_tres", "cons_res", "select/cons_tres"),
+        ("slurm", "gres/salus,", "", "AccountingStorageTRES: lacks gres/salus"),
+        ("slurm", "PrologFlags=Alloc\n", "", "lacks Alloc"),
+        ("slurm", "Epilog=/etc/salus/epilog\n", "", "slurm.conf Epilog: is not set"),
+        ("slurm", "ClusterName=lab", "ClusterName=other", "slurm.conf has other"),
+        ("slurm", "SlurmUser=slurm", "SlurmUser=daemon", "refuses slurmctld"),
+        ("slurm", "gpu:1,shard:48,salus:48", "gpu:1,salus:48", "salus without gpu and shard"),
+        ("gres", "Count=48 File=/dev/nvidia0", "Count=64 File=/dev/nvidia0", "would overfill"),
+        ("gres", "Count=48 File=/dev/nvidia0", "Count=40 File=/dev/nvidia0", "40 shards of 48"),
+        ("gres", "Count=48 File=/dev/nvidia0", "Count=48", "no File="),
+        ("gres", "Name=gpu File=/dev/nvidia0", "Name=gpu File=/dev/nvidia1", "different files"),
     ],
 )
-def test_each_fault_of_slurm_conf_is_found(tmp_path, old, new, words):
-    found = check(tmp_path, slurm=SLURM.replace(old, new))
+def test_each_fault_of_slurm_conf_and_gres_conf_is_found(tmp_path, file, old, new, words):
+    found = check(tmp_path, **{file: {"slurm": SLURM, "gres": GRES}[file].replace(old, new)})
     assert any(words in text for text in found), found
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("Count=48 File=/dev/nvidia0", "Count=64 File=/dev/nvidia0", "would overfill"),
-        ("Count=48 File=/dev/nvidia0", "Count=40 File=/dev/nvidia0", "40 shards of 48"),
-        ("Count=48 File=/dev/nvidia0", "Count=48", "no File="),
-        ("Name=gpu File=/dev/nvidia0", "Name=gpu File=/dev/nvidia1", "different files"),
-    ],
-)
-def test_each_fault_of_gres_conf_is_found(tmp_path, old, new, words):
-    found = check(tmp_path, gres=GRES.replace(old, new))
-    assert any(words in text for text in found), found
-
-
-def test_a_release_that_mixes_is_told(tmp_path):
+def test_a_release_that_puts_whole_gpu_jobs_on_shared_devices_is_reported(tmp_path):
     assert any("may place a gres/gpu job" in text for text in check(tmp_path, release=(22, 5)))
 
 
-def test_printed_lines_agree_with_the_check(tmp_path):
+def test_the_lines_that_config_gres_prints_pass_the_check(tmp_path):
     config = parse(Path("salus.conf"), SALUS)
     lines = [line for node in ("node1", "node2") for line in gres_lines(config, node, [("/dev/nvidia0", 2**30, 2**28)])]
     assert "NodeName=node1 Name=shard Count=48 File=/dev/nvidia0" in lines

@@ -1,4 +1,4 @@
-"""Prolog and Epilog as Slurm runs them: idempotent, bounded, silent for others' jobs, and never non-zero."""
+"""Prolog and Epilog as Slurm runs them: idempotent, bounded, silent for jobs that are not ours, always exit 0."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def run(place, hook, segment="salus:1;adm=x;P=7", **environment):
     )  # fmt: skip
 
 
-def test_a_job_is_announced_marked_and_released(place):
+def test_a_job_is_announced_gets_its_file_and_is_released(place):
     daemon = FakeDaemon(place / "s", b'{"ok": true}')
     daemon.start()
     assert run(place, "prolog").returncode == 0
@@ -78,10 +78,10 @@ def test_a_job_is_announced_marked_and_released(place):
     assert [request["verb"] for request in daemon.requests] == ["job_start", "job_start", "job_end"]
 
 
-def test_a_daemon_that_is_away_refuses_or_talks_nonsense_never_fails_a_prolog(place):
-    away = run(place, "prolog")
-    assert (away.returncode, (place / "jobs" / "7").exists()) == (0, True)
-    assert "salusd at" in away.stderr
+def test_a_daemon_that_is_down_or_refuses_or_answers_nonsense_never_fails_a_prolog(place):
+    down = run(place, "prolog")
+    assert (down.returncode, (place / "jobs" / "7").exists()) == (0, True)
+    assert "salusd at" in down.stderr
     for answer in (b'{"ok": false, "why": "no room"}', b"nonsense", b"[]"):
         (place / "s").unlink(missing_ok=True)
         daemon = FakeDaemon(place / "s", answer)
@@ -92,19 +92,19 @@ def test_a_daemon_that_is_away_refuses_or_talks_nonsense_never_fails_a_prolog(pl
 
 
 @pytest.mark.parametrize("hook", ["prolog", "epilog"])
-def test_jobs_of_others_leave_no_trace(place, hook):
+def test_jobs_that_are_not_ours_leave_no_trace(place, hook):
     for segment, gpus in (("", "0"), ("nothing of ours", "0"), ("salus:1;adm=x", "")):
         assert run(place, hook, segment=segment, SLURM_JOB_GPUS=gpus).returncode == 0
     assert not (place / "jobs").exists()
 
 
-def test_a_users_words_cannot_pass_for_a_segment(place):
+def test_a_user_name_cannot_pass_for_a_segment(place):
     ended = run(place, "prolog", segment="", SLURM_JOB_USER="salus:1;P=1")
     assert ended.returncode == 0
     assert not (place / "jobs").exists()
 
 
-def test_a_slurm_that_is_silent_leaves_the_job_unknown_to_salusd(place):
+def test_without_an_answer_from_slurm_the_job_is_announced_without_a_segment(place):
     (place / "squeue").write_text("#!/bin/sh\nexit 1\n")
     assert run(place, "prolog").returncode == 0
     assert json.loads((place / "jobs" / "7").read_text())["segment"] == ""

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pytest
 
 from nodedaemon.config import Config, load_or_raise
@@ -16,35 +17,35 @@ from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import check, digest
-from slurm_plugin.admitd.decision import ProfileLookup
+from slurm_plugin.admitd.database import ProfileLookup
 from slurm_plugin.admitd.decision_queue import DECISIONS_MAX, DecisionQueue
 from slurm_plugin.admitd.profile_cache import ProfileCache
 from slurm_plugin.admitd.readmission import Readmission
 from slurm_plugin.slurm import QueuedJob, SlurmError, SlurmNode
 
-NODES = [SlurmNode("node1", "idle", "gpu:2(S:0-1),shard:96,salus:64", ("main",))]
+NODES = [SlurmNode("node1", "gpu:2(S:0-1),shard:96,salus:64", ("main",))]
 
 
 @dataclass
 class FakeRecords:
     profiles: dict = field(default_factory=dict)
     written: list = field(default_factory=list)
-    is_away: bool = False
+    is_down: bool = False
     hold: threading.Event | None = None
 
     def find(self, _user, signature):
         if self.hold:
             self.hold.wait(10)
-        if self.is_away:
-            raise OperatingError("database: away")
+        if self.is_down:
+            raise OperatingError("database: down")
         return self.profiles.get(signature, ProfileLookup())
 
     def has_changed(self, _since):
         return True
 
     def write(self, records):
-        if self.is_away:
-            raise OperatingError("database: away")
+        if self.is_down:
+            raise OperatingError("database: down")
         self.written.extend(records)
 
 
@@ -83,16 +84,16 @@ def request(signature="job:ab", **fields):
     return Request("submit", {"uid": 5, "batch": True, "job": job, "options": {"SALUS_SIGNATURE": signature}})
 
 
-def test_shards_of_a_device_are_those_that_slurm_counts():
+def test_a_device_has_the_shards_that_slurm_counts():
     device = catalog_of(configuration(), NODES, "main").for_partitions(["main"])[0]
     assert (device.units_total, device.lane_reserve_bytes) == (48, 256 * MIB)
     assert catalog_of(configuration(), NODES, "main").for_partitions(["nowhere"]) == []
 
 
-def test_an_automatic_reserve_is_what_gres_conf_leaves(tmp_path):
+def test_an_automatic_reserve_is_the_memory_that_gres_conf_does_not_count(tmp_path):
     def device(lines, shards):
         (tmp_path / "salus.conf").write_text(f"ClusterName=c\nAutoDetect=off\n{lines}\n")
-        nodes = [SlurmNode("node1", "idle", f"gpu:1,shard:{shards},salus:64", ("main",))]
+        nodes = [SlurmNode("node1", f"gpu:1,shard:{shards},salus:64", ("main",))]
         found = catalog_of(load_or_raise(tmp_path / "salus.conf"), nodes, "main").for_partitions(["main"])[0]
         return found.units_total, found.capacity_bytes // MIB, found.lane_reserve_bytes // MIB
 
@@ -101,19 +102,19 @@ def test_an_automatic_reserve_is_what_gres_conf_leaves(tmp_path):
     assert device(host, 48) == (48, 1024, 256)
     assert device(host, 60) == (60, 1024, 64)
     assert device(f"LaneReserve=128M\n{host}", 48) == (48, 896, 128)
-    # Nobody has said how large it is; more shards than memory is for the cross-check to tell.
+    # The reserve is 0 if the memory is not in salus.conf, and if there are more shards than memory.
     assert device("DeviceName=gpu0 Type=cuda Nodes=node1", 48) == (48, 768, 0)
     assert device(host, 80) == (80, 1280, 0)
 
 
-def test_an_unknown_job_is_asked_for_again_and_a_known_one_comes_from_memory():
+def test_an_unknown_job_is_looked_up_again_and_a_known_one_comes_from_memory():
     async def scenario():
         records = FakeRecords()
         admission = service(records)
         first = await admission.answer(request())
         records.profiles["job:ab"] = ProfileLookup(Profile(100 * MIB, 0), 1)
         second = await admission.answer(request())
-        records.is_away = True
+        records.is_down = True
         third = await admission.answer(request())
         return first, second, third
 
@@ -122,14 +123,14 @@ def test_an_unknown_job_is_asked_for_again_and_a_known_one_comes_from_memory():
     assert second["set"]["tres_per_node"] == third["set"]["tres_per_node"] == "gres:salus:1,gres:shard:7"
 
 
-def test_a_database_that_is_away_or_slow_makes_a_job_unknown_and_stale_profiles_serve_on():
+def test_if_the_database_is_down_or_slow_a_new_job_is_unknown_and_old_profiles_are_used():
     async def scenario():
         records = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
         admission = service(records, fresh_s=0.0)
         await admission.answer(request())
-        records.is_away = True
+        records.is_down = True
         stale, unknown = await admission.answer(request()), await admission.answer(request("job:new"))
-        records.is_away, records.hold = False, threading.Event()
+        records.is_down, records.hold = False, threading.Event()
         slow = await admission.answer(request("job:slow"))
         records.hold.set()
         return stale, unknown, slow, admission.profiles.lookup_failures
@@ -140,14 +141,14 @@ def test_a_database_that_is_away_or_slow_makes_a_job_unknown_and_stale_profiles_
     assert failures == 3
 
 
-def test_every_decision_is_recorded_with_its_reasons_also_after_the_database_was_away():
+def test_every_decision_is_recorded_with_its_reasons_even_after_the_database_was_down():
     async def scenario():
-        records = FakeRecords(is_away=True)
+        records = FakeRecords(is_down=True)
         admission = service(records)
         await admission.answer(request())
         await admission.answer(request(tres_per_node="gres:salus:2"))
         assert not await admission.decisions.flush()
-        records.is_away = False
+        records.is_down = False
         assert await admission.decisions.flush()
         return records.written
 
@@ -156,9 +157,21 @@ def test_every_decision_is_recorded_with_its_reasons_also_after_the_database_was
     assert (refused.decision, len(refused.reasons)) == ("refuse", 1)
 
 
+def test_an_admitted_job_is_recorded_with_the_version_of_its_profile():
+    async def scenario():
+        records = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 3)})
+        admission = service(records)
+        await admission.answer(request())
+        await admission.answer(request(tres_per_node="gres:salus:2"))
+        await admission.decisions.flush()
+        return [record.profile_version for record in records.written]
+
+    assert asyncio.run(scenario()) == [3, None]
+
+
 def test_the_queue_of_decisions_is_bounded():
     async def scenario():
-        queue = DecisionQueue(FakeRecords(is_away=True))
+        queue = DecisionQueue(FakeRecords(is_down=True))
         for _ in range(DECISIONS_MAX + 3):
             queue.record(None)
         return queue.dropped_count
@@ -179,10 +192,10 @@ OLD = {"tres_per_node": "gres:salus:1,gres:shard:48", "admin_comment": "salus:1;
         ({"partition": "main"}, {"tres_per_node": "gres:gpu:1"}, True),
     ],
 )
-def test_a_user_may_move_a_job_but_not_change_its_charge(changed, old, is_ok):
+def test_a_user_may_move_a_job_to_another_partition_but_not_change_its_charge(changed, old, is_ok):
     async def scenario():
         request = Request("modify", {"uid": 5, "job": changed, "old": old, "id": 3})
-        return await service(FakeRecords()).answer(request)
+        return msgspec.to_builtins(await service(FakeRecords()).answer(request))
 
     answer = asyncio.run(scenario())
     assert answer["ok"] is is_ok
@@ -190,8 +203,8 @@ def test_a_user_may_move_a_job_but_not_change_its_charge(changed, old, is_ok):
 
 
 def queued(comment, **changes):
-    job = QueuedJob(7, "7_[2-12]", "PENDING", 5, partition="main", tres_per_node="gres:salus:1,gres:shard:48",
-                    admin_comment=comment)  # fmt: skip
+    job = QueuedJob(id=7, target="7_[2-12]", state="PENDING", uid=5, partition="main",
+                    tres_per_node="gres:salus:1,gres:shard:48", admin_comment=comment)  # fmt: skip
     return replace(job, **changes)
 
 
@@ -203,7 +216,7 @@ def readmit(records, slurm):
     return slurm
 
 
-def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
+def test_waiting_jobs_get_their_charge_and_their_own_throttle_once_known():
     comment = "site salus:1;adm=x;N=48;K=exclusive;C=normal;S=job:ab;A=4"
     known = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
     change = readmit(known, FakeSlurm([queued(comment, array_tasks="2-12%1")])).changes["7_[2-12]"]
@@ -217,7 +230,7 @@ def test_waiting_jobs_get_their_charge_and_throttle_back_once_known():
     assert readmit(FakeRecords(), FakeSlurm([queued(comment)])).changes == {}
 
 
-def test_a_raised_profile_raises_waiting_jobs_and_running_ones_stay():
+def test_a_larger_profile_raises_the_charge_of_waiting_jobs_but_not_of_running_ones():
     known = FakeRecords({"job:ab": ProfileLookup(Profile(200 * MIB, 0), 2)})
     comment = "salus:1;adm=x;P=115343360;E=0;N=7;K=shared;C=normal;S=job:ab"
     waiting = queued(comment, target="8", tres_per_node="gres:salus:1,gres:shard:7")
@@ -227,7 +240,7 @@ def test_a_raised_profile_raises_waiting_jobs_and_running_ones_stay():
     }
 
 
-def test_a_measured_job_of_requeue_is_put_back_and_then_charged_and_started():
+def test_a_measured_job_of_unknown_job_requeue_is_requeued_and_then_charged_and_started():
     known = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
     comment = "salus:1;adm=x;N=48;K=requeue;C=normal;S=job:ab"
     assert readmit(known, FakeSlurm([queued(comment, state="RUNNING")])).requeued == ["7_[2-12]"]
@@ -236,9 +249,10 @@ def test_a_measured_job_of_requeue_is_put_back_and_then_charged_and_started():
     assert change.gres == "salus:1,shard:7"
 
 
-def test_jobs_of_others_and_jobs_that_started_meanwhile_are_left_alone():
+def test_jobs_that_are_not_ours_or_that_have_just_started_are_left_alone():
     known = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
-    assert readmit(known, FakeSlurm([queued("not ours"), queued("")])).changes == {}
+    # The last was submitted while salus-admitd was down.
+    assert readmit(known, FakeSlurm([queued("not ours"), queued(""), queued("salus:1;K=lost")])).changes == {}
     assert readmit(known, FakeSlurm([queued("salus:1;adm=x;N=48;K=exclusive;S=job:ab")], refuses=True)).changes == {}
 
 
@@ -247,14 +261,14 @@ UNMUNGED = (
 )
 
 
-def test_a_credential_is_good_for_its_request_and_its_time():
+def test_a_credential_is_valid_for_one_request_and_a_limited_time():
     asked = {"verb": "status"}
     assert check(UNMUNGED + digest(asked), {**asked, "credential": "x"}, 60, 1010) == 5
     with pytest.raises(NotPermittedError, match="another request"):
         check(UNMUNGED + digest(asked), {"verb": "profiles"}, 60, 1010)
     with pytest.raises(NotPermittedError, match="too old"):
         check(UNMUNGED + digest(asked), asked, 60, 1061)
-    with pytest.raises(NotPermittedError, match="did not name its user"):
+    with pytest.raises(NotPermittedError, match="did not name the user"):
         check("", asked, 60, 1010)
 
 

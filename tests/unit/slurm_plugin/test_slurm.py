@@ -1,4 +1,4 @@
-"""Slurm's answers of three releases, read into the same values; and pyslurm's interface."""
+"""The output of three Slurm releases, read into the same values, and the interface of pyslurm."""
 
 import copy
 import io
@@ -39,7 +39,7 @@ def test_an_array_task_and_a_plain_job_have_their_own_names():
     assert read_job({**OLD, "array_job_id": 0, "array_task_string": ""}).target == "7"
 
 
-def test_a_command_that_fails_or_hangs_is_slurms_error():
+def test_a_command_that_fails_or_hangs_raises_slurm_error():
     with pytest.raises(SlurmError, match="no answer in"):
         SlurmCommands(timeout_s=0.05).run("sleep", "5")
     with pytest.raises(SlurmError, match="exit status 1"):
@@ -51,7 +51,7 @@ def test_a_command_that_fails_or_hangs_is_slurms_error():
 INTERFACE = json.loads(Path(pyslurm_interface.__file__).with_suffix(".json").read_text())
 
 
-def test_what_we_use_of_pyslurm_is_in_its_newest_release():
+def test_the_newest_pyslurm_has_everything_that_we_use():
     assert pyslurm_interface.missing(INTERFACE) == []
     assert INTERFACE["version"] == "25.11.2"
 
@@ -59,7 +59,7 @@ def test_what_we_use_of_pyslurm_is_in_its_newest_release():
 @pytest.mark.parametrize(
     ("name", "gone"), [("Job", "gres_per_node"), ("Job", "admin_comment"), ("Jobs", "load"), ("errors", "PyslurmError")]
 )
-def test_a_release_that_lacks_something_is_noticed(name, gone):
+def test_a_release_that_lacks_something_is_reported(name, gone):
     drifted = copy.deepcopy(INTERFACE)
     drifted["classes"][name].remove(gone)
     assert pyslurm_interface.missing(drifted) == [f"{name}.{gone}"]
@@ -91,7 +91,7 @@ def test_an_interface_is_read_from_a_source_distribution(tmp_path):
 
 
 def fake_pyslurm():
-    """A module with exactly the attributes that we say we use."""
+    """A module with exactly the attributes that we use."""
     job = dict.fromkeys(backend.JOB_ATTRIBUTES)
     job |= {"id": 9, "array_id": 7, "array_tasks_waiting": "2-12", "state": "PENDING", "user_id": 5,
             "gres_per_node": {"gres/salus": 1, "shard": 48}, "admin_comment": "salus:1;adm=x"}  # fmt: skip
@@ -103,7 +103,7 @@ def fake_pyslurm():
     return SimpleNamespace(Jobs=collection(job), Partitions=collection(partition), PyslurmError=ValueError)
 
 
-def test_pyslurms_values_become_ours():
+def test_the_values_of_pyslurm_are_read_into_ours():
     slurm = backend.PyslurmSlurm(fake_pyslurm())
     assert slurm.jobs() == [
         QueuedJob(id=9, target="7_[2-12]", state="PENDING", uid=5, tres_per_node="gres:salus:1,gres:shard:48",

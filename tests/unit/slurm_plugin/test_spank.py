@@ -1,22 +1,26 @@
-"""The parts of the SPANK plugin that need no Slurm, built with sanitizers: SHA-256, and salusd's answers."""
+"""The parts of the SPANK plugin that need no Slurm, built with sanitizers: SHA-256 and the reader of answers."""
 
 import hashlib
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.attacker import ATTACKER, start_attack
+
 ROOT = Path(__file__).parents[3]
 SPANK = ROOT / "slurm_plugin" / "spank"
+FILES = ("sha256.c", "reply.c", "client.c")
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory):
     program = tmp_path_factory.mktemp("spank") / "parts"
-    sources = [ROOT / "tests" / "support" / "spank_parts.c", SPANK / "sha256.c", SPANK / "reply.c"]
+    sources = [ROOT / "tests" / "support" / "spank_parts.c", *(SPANK / name for name in FILES)]
     subprocess.run(
         ["gcc", "-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-g", "-fsanitize=address,undefined",
          "-fno-sanitize-recover=all", f"-I{SPANK}", "-o", program, *sources],
@@ -40,7 +44,7 @@ def test_the_hash_is_sha_256(parts, size):
     assert parts("hash", text=data[:size])[1].decode() == hashlib.sha256(data[:size]).hexdigest()
 
 
-# Without NUL, which no environment has, and without surrogates, which no path of ours has.
+# Without NUL, which an environment cannot contain, and without surrogates, which our paths never contain.
 TEXTS = st.text(st.characters(min_codepoint=1, max_codepoint=0xFFFF, exclude_categories=["Cs"]), max_size=40)
 
 
@@ -55,13 +59,13 @@ def test_answers_are_read_as_they_were_written(parts, items, refusal, others):
 
 @FEW
 @given(st.binary(max_size=80) | st.text('{}[]":,\\u0aek tru', max_size=60).map(str.encode))
-def test_nonsense_is_no_answer_and_no_fault(parts, nonsense):
+def test_nonsense_causes_no_memory_fault(parts, nonsense):
     nonsense = nonsense.replace(b"\0", b"")
     parts("list", "env", text=nonsense)
     parts("text", "refuse", text=nonsense)
 
 
-def test_a_deep_or_cut_answer_is_refused(parts):
+def test_a_deeply_nested_or_truncated_answer_is_refused(parts):
     assert parts("text", "refuse", text=b'{"a": ' + b"[" * 200 + b']}, "refuse": "x"}')[0] == 1
     assert parts("text", "refuse", text=b'{"refuse": "half')[0] == 1
     assert parts("list", "env", text=b'{"env": ["a", 3]}')[0] == 1
@@ -78,3 +82,33 @@ def test_the_plugin_exports_only_what_slurm_looks_for(tmp_path):
         "}",
     }
     assert exported == listed
+
+
+# Serves one request at argv[1], under a uid that the kernel reports to the client.
+SERVER = """
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listener.bind(sys.argv[1])
+listener.listen()
+print("listening", flush=True)
+peer, _ = listener.accept()
+asked = peer.recv(4096)
+print(asked.decode(), flush=True)
+if asked:
+    peer.send(b"answer")
+"""
+
+
+@pytest.mark.parametrize(
+    ("uid", "expected"), [(0, (0, b"answer", "hello\n")), (ATTACKER, (1, b"Operation not permitted", "\n"))]
+)
+def test_only_a_daemon_of_root_or_of_the_same_user_is_asked(parts, uid, expected):
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        with start_attack(SERVER, f"{folder}/s", uid=uid) as server:
+            try:
+                assert server.stdout.readline() == "listening\n"
+                code, output = parts("ask", f"{folder}/s", text=b"hello")
+                asked = server.stdout.readline()
+            finally:
+                server.kill()
+    assert (code, output, asked) == expected

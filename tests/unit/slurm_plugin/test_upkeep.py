@@ -1,4 +1,4 @@
-"""salus-admitd's background work: Slurm's times, summaries when a job's usage has arrived, and retention."""
+"""The background work of salus-admitd: Slurm's times, summaries after the usage has arrived, and retention."""
 
 import shutil
 from collections.abc import Iterator
@@ -25,17 +25,17 @@ HEAD = FIELDS.replace(",", "\x1f")
 
 
 class FakeSlurm:
-    """Slurm's commands on two books: slurmctld's comments of jobs that it remembers, and slurmdbd's."""
+    """Slurm's commands. slurmctld has the comments of jobs that it remembers (`living`), slurmdbd has all (`kept`)."""
 
     def __init__(self) -> None:
         self.kept: dict[str, str] = {}
         self.living: dict[str, str] = {}
         self.rows: list[tuple[str, str, int, int]] = []
         self.changes: list[tuple[str, ...]] = []
-        #: Numbers of array tasks, by the name that Slurm gives them.
+        #: Job numbers of array tasks by their names.
         self.raws: dict[str, str] = {}
         self.state = "COMPLETED"
-        #: 22.05 changes no job that has ended; later releases do.
+        #: 22.05 does not change a job that has ended; later releases do.
         self.is_strict = True
 
     def run(self, *argv: str) -> str:
@@ -74,9 +74,9 @@ class FakeSlurm:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the hand-computed hour; making the schema costs more than any test here."""
+    """A database with the hand-computed hour. Creating the schema takes longer than any test here."""
     path = tmp_path_factory.mktemp("filled") / "salus.db"
-    database = open_database(f"sqlite:///{path}", is_created=True)
+    database = open_database(f"sqlite:///{path}", may_create=True)
     schema.upgrade(database)
     LedgerWriter(database).write(records())
     database.close()
@@ -97,41 +97,43 @@ def config_of(tmp_path: Path, *lines: str) -> Config:
     return load_or_raise(path)
 
 
-def upkeep_of(tmp_path: Path, database: Database, slurm: FakeSlurm, *lines: str, now_ns: int = END) -> Upkeep:
-    return Upkeep(config_of(tmp_path, *lines), lambda: database, slurm, lambda: now_ns)  # type: ignore[arg-type]
+def upkeep_of(tmp_path: Path, database: Database, slurm: FakeSlurm, *lines: str) -> Upkeep:
+    return Upkeep(config_of(tmp_path, *lines), lambda: database, slurm)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_a_finished_job_gets_its_summary_beside_other_words(
-    tmp_path: Path, database: Database, is_strict: bool
-) -> None:
+@pytest.fixture(params=[True, False], ids=["22.05", "later"])
+def slurm(request: pytest.FixtureRequest) -> FakeSlurm:
+    """A Slurm of each kind: one that refuses to change an ended job, and one that does not."""
     slurm = FakeSlurm()
-    slurm.is_strict = is_strict
+    slurm.is_strict = request.param
+    return slurm
+
+
+def test_a_finished_job_gets_its_summary_beside_other_words(
+    tmp_path: Path, database: Database, slurm: FakeSlurm
+) -> None:
     slurm.rows = [("101", "gpu", 0, 3600), ("102", "gpu", 600, 2400)]
     # One tool wrote to slurmdbd alone, another to slurmctld alone.
     slurm.kept = {"101": "salus:1;adm=a101 js1:x", "102": "salus:1;adm=a102"}
     slurm.living = {"101": "salus:1;adm=a101 other:y"}
     upkeep = upkeep_of(tmp_path, database, slurm)
-    upkeep.compare()
+    upkeep.compare(END)
     assert slurm.kept["101"].startswith(f"salus:1;adm=a101 js1:x other:y {SUMMARY_MARK};held=3600;occ=2250;busy=1500;")
     # slurmctld has forgotten this one.
     assert slurm.kept["102"].startswith(f"salus:1;adm=a102 {SUMMARY_MARK};held=1800;")
     before = len(slurm.changes)
-    upkeep.compare()
+    upkeep.compare(END)
     assert len(slurm.changes) == before == 2
     assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (2, 0)
 
 
-@pytest.mark.parametrize("is_strict", [True, False])
-def test_a_task_with_its_arrays_number_stands_for_itself_alone(
-    tmp_path: Path, database: Database, is_strict: bool
+def test_a_task_with_the_number_of_its_array_gets_a_summary_of_its_own(
+    tmp_path: Path, database: Database, slurm: FakeSlurm
 ) -> None:
-    slurm = FakeSlurm()
-    slurm.is_strict = is_strict
     slurm.rows, slurm.raws = [("900_1", "gpu", 0, 60), ("900_2", "gpu", 0, 90)], {"900_1": "901", "900_2": "900"}
     slurm.kept = {"900_1": "", "900_2": ""}
     slurm.living = dict(slurm.kept)
-    upkeep_of(tmp_path, database, slurm).compare()
+    upkeep_of(tmp_path, database, slurm).compare(END)
     assert [slurm.kept[name].split(";")[1] for name in ("900_1", "900_2")] == ["held=60", "held=90"]
     assert all("900_" in word for argv in slurm.changes for word in argv if word.lower().startswith("jobid="))
 
@@ -142,41 +144,41 @@ def test_words_that_sacctmgr_would_change_are_not_touched(tmp_path: Path, databa
     slurm.kept = {"101": "salus:1;adm=a101;P=5 JS1:H4sIAB"}
     slurm.living = dict(slurm.kept)
     upkeep = upkeep_of(tmp_path, database, slurm)
-    upkeep.compare()
+    upkeep.compare(END)
     assert slurm.kept == {"101": "salus:1;adm=a101;P=5 JS1:H4sIAB"}
     assert (upkeep.counters.left_out_count, upkeep.counters.failure_count) == (1, 0)
-    # Where slurmctld still takes changes, nothing is in danger.
+    # If slurmctld still accepts changes, no word can be damaged.
     slurm.is_strict = False
-    upkeep.compare()
+    upkeep.compare(END)
     assert slurm.kept["101"].startswith(f"salus:1;adm=a101;P=5 JS1:H4sIAB {SUMMARY_MARK};held=3600;")
 
 
-def test_a_summary_waits_for_the_usage_but_not_for_ever(tmp_path: Path, database: Database) -> None:
+def test_a_summary_waits_for_the_usage_but_not_forever(tmp_path: Path, database: Database) -> None:
     slurm = FakeSlurm()
     slurm.rows, slurm.kept, slurm.living = [("900", "gpu", 0, 60)], {"900": ""}, {"900": ""}
-    early = upkeep_of(tmp_path, database, slurm, "UsageInterval=300", now_ns=T0 + 100 * S)
-    early.compare()
+    upkeep = upkeep_of(tmp_path, database, slurm, "UsageInterval=300")
+    upkeep.compare(T0 + 100 * S)
     assert slurm.changes == []
-    upkeep_of(tmp_path, database, slurm, "UsageInterval=300", now_ns=T0 + 500 * S).compare()
+    upkeep.compare(T0 + 500 * S)
     assert slurm.kept["900"].startswith(f"{SUMMARY_MARK};held=60;")
 
 
-def test_a_run_that_was_requeued_is_summed_up_once_the_job_has_ended(tmp_path: Path, database: Database) -> None:
+def test_a_requeued_job_gets_one_summary_after_its_last_run(tmp_path: Path, database: Database) -> None:
     slurm = FakeSlurm()
     slurm.rows, slurm.kept, slurm.living = [("201", "gpu", 0, 1000)], {"201": ""}, {"201": ""}
     slurm.state = "REQUEUED"
     upkeep = upkeep_of(tmp_path, database, slurm)
-    upkeep.compare()
+    upkeep.compare(END)
     assert slurm.changes == []
-    # Two runs that ended, and a summary of the first: somebody requeued the job after its end.
+    # The job was requeued after its end: two runs have ended, and the comment has a summary of the first.
     slurm.state = "COMPLETED"
-    upkeep.compare()
+    upkeep.compare(END)
     assert "run=" not in slurm.kept["201"]
     slurm.rows.append(("201", "gpu", 1800, 3000))
-    upkeep.compare()
+    upkeep.compare(END)
     assert f"{SUMMARY_MARK};run=1;held=1200;" in slurm.kept["201"]
     assert slurm.kept["201"].count(SUMMARY_MARK) == 1
-    upkeep.compare()
+    upkeep.compare(END)
     assert len(slurm.changes) == 2
 
 
@@ -184,22 +186,22 @@ def test_a_partition_without_summaries_gets_none(tmp_path: Path, database: Datab
     slurm = FakeSlurm()
     slurm.rows = [("101", "quiet", 0, 3600), ("102", "gpu", 600, 2400)]
     slurm.kept = slurm.living = {"101": "", "102": ""}
-    upkeep_of(tmp_path, database, slurm, "PartitionName=quiet JobSummary=no").compare()
+    upkeep_of(tmp_path, database, slurm, "PartitionName=quiet JobSummary=no").compare(END)
     assert slurm.kept["101"] == ""
     assert SUMMARY_MARK in slurm.kept["102"]
 
 
-def test_slurms_times_and_accounts_are_taken_over(tmp_path: Path, database: Database) -> None:
+def test_our_records_take_slurms_times(tmp_path: Path, database: Database) -> None:
     slurm = FakeSlurm()
     slurm.rows, slurm.kept = [("101", "gpu", 0, 3500)], {"101": f"{SUMMARY_MARK};held=1"}
-    upkeep_of(tmp_path, database, slurm).compare()
+    upkeep_of(tmp_path, database, slurm).compare(END)
     whole = Selection(start_utc_ns=0, end_utc_ns=END)
     made = make_report(database, ROOT, "job", whole, now_utc_ns=END)
     assert next(row.measures.held_ns // S for row in made.rows if row.job == "101") == 3500
     assert slurm.changes == []
 
 
-def test_one_job_that_slurm_refuses_does_not_keep_the_others(tmp_path: Path, database: Database) -> None:
+def test_a_job_that_slurm_refuses_to_change_does_not_stop_the_others(tmp_path: Path, database: Database) -> None:
     slurm = FakeSlurm()
     slurm.rows = [("101", "gpu", 0, 3600), ("102", "gpu", 600, 2400)]
     slurm.kept = slurm.living = {"101": "", "102": ""}
@@ -212,31 +214,31 @@ def test_one_job_that_slurm_refuses_does_not_keep_the_others(tmp_path: Path, dat
 
     slurm.run = refusing  # type: ignore[method-assign]
     upkeep = upkeep_of(tmp_path, database, slurm)
-    upkeep.compare()
+    upkeep.compare(END)
     assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (1, 1)
     assert SUMMARY_MARK in slurm.kept["102"]
 
 
 def test_roll_up_and_purge_follow_their_keys(tmp_path: Path, database: Database) -> None:
-    day_ns = 86_400 * S
-    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "RollUpAfter=0", now_ns=END + 40 * day_ns)
+    now_ns = END + 40 * 86_400 * S
     before = dump(database)
-    upkeep.retain()
-    assert dump(database) == before, "0 is never"
-    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "RollUpAfter=30-00:00:00", now_ns=END + 40 * day_ns)
-    upkeep.retain()
+    upkeep_of(tmp_path, database, FakeSlurm(), "RollUpAfter=0").retain(now_ns)
+    assert dump(database) == before, "0 means never"
+    upkeep_of(tmp_path, database, FakeSlurm(), "RollUpAfter=30-00:00:00").retain(now_ns)
     assert dump(database)["usage"] != before["usage"]
     assert len(dump(database)["jobs"]) == len(before["jobs"])
-    upkeep = upkeep_of(tmp_path, database, FakeSlurm(), "PurgeAfter=35-00:00:00", now_ns=END + 40 * day_ns)
-    upkeep.retain()
+    upkeep_of(tmp_path, database, FakeSlurm(), "PurgeAfter=35-00:00:00").retain(now_ns)
     assert dump(database)["jobs"] == []
 
 
-def test_the_thread_does_both_by_itself_and_stops(tmp_path: Path, database: Database) -> None:
+def test_the_thread_does_both_by_itself_and_stops(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slurm_plugin.admitd.upkeep.time.time_ns", lambda: END + 3 * 86_400 * S)
     slurm = FakeSlurm()
     slurm.rows, slurm.kept, slurm.living = [("101", "gpu", 0, 3600)], {"101": ""}, {"101": ""}
     lines = ("AccountingInterval=50ms", "RetentionInterval=50ms", "PurgeAfter=1-00:00:00")
-    upkeep = upkeep_of(tmp_path, database, slurm, *lines, now_ns=END + 3 * 86_400 * S)
+    upkeep = upkeep_of(tmp_path, database, slurm, *lines)
     upkeep.start()
     wait_for(lambda: upkeep.counters.summary_count and not dump(database)["jobs"], lambda: str(upkeep.counters))
     upkeep.stop()

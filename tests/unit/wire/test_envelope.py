@@ -1,4 +1,4 @@
-"""The envelope of requests: read as it was written, and read alike by Python, by the hooks and by Lua."""
+"""A request is read as it was written. Python, the hooks and Lua read and write the same envelope."""
 
 import re
 import socket
@@ -46,12 +46,12 @@ def test_a_request_is_read_as_it_was_written(verb, fields):
 
 
 @pytest.mark.parametrize("line", [b"", b"nonsense", b"[]", b"7", b'{"verb": 7}', b'{"verb"', b"\xff\xfe"])
-def test_a_request_that_is_none_is_refused(line):
+def test_a_line_that_is_not_a_request_is_refused(line):
     with pytest.raises(RequestError, match="request refused"):
         read_request(line)
 
 
-def test_bytes_that_are_not_text_do_not_spoil_a_request():
+def test_bytes_that_are_not_utf_8_are_replaced_in_a_request():
     assert read_request(b'{"verb": "submit", "name": "a\xff"}').fields == {"name": "a\ufffd"}
 
 
@@ -66,7 +66,7 @@ def test_bytes_that_are_not_text_do_not_spoil_a_request():
         (PeerError("x"), "failed"),
     ],
 )
-def test_an_error_crosses_the_wire_as_its_kind(error, kind):
+def test_an_error_keeps_its_kind_over_the_wire(error, kind):
     failure = Failure.of(error)
     assert (failure.why, failure.kind) == ("x", kind)
     with pytest.raises(dict(FAILURE_KINDS)[kind], match="x"):
@@ -95,7 +95,7 @@ def server(path, *answers):
 
 
 @pytest.mark.parametrize("answer", [b"", b'{"ok": true', b"nonsense\n", b"[]\n"])
-def test_anything_but_an_answer_is_an_unreachable_server(tmp_path, answer):
+def test_a_line_that_is_not_an_answer_raises_unreachable_error(tmp_path, answer):
     with server(tmp_path / "s", answer), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(tmp_path / "s"))
         with pytest.raises(UnreachableError, match="here: "):
@@ -139,7 +139,7 @@ def outcome(read):
         return "no answer"
 
 
-def test_hooks_and_the_spank_plugin_have_the_same_bound(hook):
+def test_hooks_and_the_spank_plugin_have_the_same_size_bound(hook):
     assert hook.PACKET_BYTES_MAX == PACKET_BYTES_MAX
     header = (ROOT / "slurm_plugin" / "spank" / "salus_spank.h").read_text()
     assert re.search(r"#define SALUS_PACKET_MAX +(\d+)", header)[1] == str(PACKET_BYTES_MAX)
@@ -162,6 +162,6 @@ def test_lua_sends_requests_and_shows_refusals(tmp_path):
 
 
 @given(fields=FIELDS)
-def test_a_message_is_one_line_whatever_it_holds(fields):
+def test_a_message_is_one_line_whatever_it_contains(fields):
     for message in (write_request({**fields, "verb": "x"}), write_answer({**fields, "ok": True})):
         assert (message.count(b"\n"), message[-1:]) == (1, b"\n")

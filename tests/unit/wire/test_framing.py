@@ -1,4 +1,4 @@
-"""Frames survive the way there and back; whatever is not exactly one frame is refused by name of the peer."""
+"""A frame decodes to the message that was encoded. Anything but exactly one frame raises PeerError."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @given(messages())
-def test_a_message_comes_back_as_it_was(message: Message) -> None:
+def test_a_message_survives_encoding_and_decoding(message: Message) -> None:
     assert decode(encode(message)) == message
 
 
 @given(st.binary(max_size=600))
-def test_noise_is_the_peers_fault_and_nothing_else(noise: bytes) -> None:
+def test_random_bytes_raise_peer_error_and_nothing_else(noise: bytes) -> None:
     with pytest.raises(PeerError):
         decode(noise)
 
@@ -53,25 +53,25 @@ def test_noise_is_the_peers_fault_and_nothing_else(noise: bytes) -> None:
 @pytest.mark.parametrize(
     ("offset", "value"), [(0, 0), (4, 99), (6, 200), (6, max(MessageKind) + 1), (6, MessageKind.MAP), (8, 1)], ids=str
 )
-def test_a_wrong_header_word_is_refused(offset: int, value: int) -> None:
+def test_a_wrong_header_field_is_refused(offset: int, value: int) -> None:
     frame = bytearray(encode(Want(7)))
     frame[offset] = value
     with pytest.raises(PeerError):
         decode(bytes(frame))
 
 
-def test_a_frame_with_a_byte_too_many_is_refused() -> None:
+def test_a_frame_with_an_extra_byte_is_refused() -> None:
     with pytest.raises(PeerError):
         decode(encode(Want(7)) + b"\0")
 
 
-def test_a_text_too_long_is_cut_at_a_whole_letter() -> None:
+def test_a_long_text_is_cut_between_characters() -> None:
     message = decode(encode(Deny(1, text="ö" * 500)))
     assert isinstance(message, Deny)
     assert message.text == "ö" * 95
 
 
-def test_descriptors_travel_with_their_frame(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_descriptors_are_sent_with_their_frame(pair: tuple[socket.socket, socket.socket]) -> None:
     reader, writer = os.pipe()
     send(pair[0], Map(1, 2, 4096, 4096), [writer])
     os.close(writer)
@@ -91,7 +91,7 @@ def test_descriptors_of_a_malformed_frame_are_closed(pair: tuple[socket.socket, 
     os.close(writer)
     with pytest.raises(PeerError):
         receive(pair[1])
-    assert os.read(reader, 1) == b"", "the last writer is gone"
+    assert os.read(reader, 1) == b"", "a descriptor of the pipe is still open"
     os.close(reader)
 
 

@@ -1,4 +1,4 @@
-"""The generated modules are what the headers say, and the compiler lays the headers out as the generator does."""
+"""The generated modules match the headers, and the compiler uses the same offsets as the generator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_compiler_agrees_with_the_offsets(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-std=c11", "-Wall", "-Wpadded", "-Werror", "-fsyntax-only", source], check=True)
 
 
-def test_a_field_off_its_alignment_is_refused() -> None:
+def test_a_misaligned_field_is_refused() -> None:
     fields = [layouts.CField("uint8_t", "flag", None, False), layouts.CField("uint64_t", "size", None, False)]
     with pytest.raises(ValueError, match="declare the padding"):
         layouts.offsets(layouts.CBlock("salus_example", "", fields=fields), {})

@@ -1,4 +1,4 @@
-"""The segment of admin_comment: read as it was written, and read alike by Python, by the Prolog and by Lua."""
+"""A segment of admin_comment is read as it was written, and Python, the Prolog and Lua agree on its format."""
 
 import importlib.util
 import sys
@@ -58,7 +58,7 @@ def test_a_segment_is_read_as_it_was_written_and_other_words_stay(segment, comme
         ("salus:1;adm=a;Z=9;P=7;E=x;N=²;P=8", {"adm": "a", "P": 8}),
     ],
 )
-def test_a_newer_segment_is_read_as_far_as_its_keys_are_known(comment, segment):
+def test_unknown_keys_and_invalid_numbers_of_a_segment_are_left_out(comment, segment):
     found = parse_segment(comment)
     assert (found and to_keys(found)) == segment
 

@@ -1,10 +1,10 @@
-"""A real salusd and its workers, and a stand-in for salusd; all are ended with the test."""
+"""Real daemons and their workers and sessions; all are ended with the test or with its module."""
 
 import subprocess
 
 import pytest
 
-from tests.support.lane_daemon import LaneDaemon, Settings
+from tests.support.one_lane import OneLaneDaemon
 from tests.support.rogues import RogueHandle
 from tests.support.salusd import ROOT, Salusd
 from tests.support.workers import Crew
@@ -31,21 +31,33 @@ def salusd():
         daemon.__exit__()
 
 
+@pytest.fixture(scope="module")
+def one_lane_daemons():
+    """The daemons of a module by their configuration: tests share them, because a start takes a second.
+
+    None may have failed, and a replay of each journal gives the state that the daemon had.
+    """
+    daemons = {}
+    yield daemons
+    outcomes = [(daemon.stop(), daemon.replay_mismatch_count()) for daemon in daemons.values()]
+    for daemon in daemons.values():
+        daemon.__exit__()
+    assert outcomes == [(0, 0)] * len(daemons)
+
+
 @pytest.fixture
-def start_daemon(tmp_path):
-    """A function that starts a stand-in for salusd. None may have failed by the end of the test."""
-    daemons = []
+def one_lane(one_lane_daemons):
+    """Gives a function that returns a daemon with one lane, without sessions of earlier tests."""
 
-    def start(**settings):
-        folder = tmp_path / str(len(daemons))
-        folder.mkdir()
-        daemons.append(LaneDaemon(folder, Settings(**settings)))
-        return daemons[-1]
+    def get(**options):
+        key = tuple(sorted(options.items()))
+        if key not in one_lane_daemons:
+            one_lane_daemons[key] = OneLaneDaemon(**options)
+            one_lane_daemons[key].start()
+        one_lane_daemons[key].wait_empty()
+        return one_lane_daemons[key]
 
-    yield start
-    for daemon in daemons:
-        daemon.close()
-        assert daemon.error is None
+    return get
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Fixtures of the end-to-end tests: a directory that other users can enter, and a cluster that most tests share."""
+"""Fixtures of tests on a cluster: a directory that other users can enter, and a cluster that most tests share."""
 
 import os
 import shutil
@@ -15,12 +15,12 @@ from tests.support.lab import Lab
 #: Another release of Slurm, for `make test-slurm`.
 SLURM_ROOT = Path(os.environ["SALUS_SLURM_ROOT"]) if "SALUS_SLURM_ROOT" in os.environ else None
 ROOT = Path(__file__).parents[2]
-#: An account of Debian's that may see everybody's jobs on the tests' cluster.
+#: An account that every Debian system has. On the tests' cluster it may see everybody's jobs.
 OPERATOR = "mail"
 
 
 def make_directory():
-    # pytest's own directories are closed to other users, and a unix socket's path must be short.
+    # Other users cannot enter pytest's own directories, and the path of a unix socket must be short.
     directory = Path(tempfile.mkdtemp(prefix="salus-"))
     directory.chmod(0o755)
     return directory
@@ -37,22 +37,22 @@ def open_directory():
 def cluster():
     """Two nodes with two devices of 1408 MiB each: 72 shards of 16 MiB and a reserve of 256 MiB.
 
-    So large that four runs of examples/train.sh share a device by their measured profile (15 to 18 shards each), and
-    the fifth does not fit. Jobs in partition `back` are measured and put back.
+    By their measured profile (15 to 18 shards each), four runs of examples/train.sh share a device of this size, and a
+    fifth does not fit. Unknown jobs in partition `requeue` are measured and requeued.
     """
     directory = make_directory()
     plan = ClusterPlan(
         directory=directory / "c",
         root=SLURM_ROOT,
         device_bytes=1408 * MIB,
-        slurm_lines=("PartitionName=back Nodes=node1,node2 MaxTime=1:00:00 State=UP OverSubscribe=NO",),
+        slurm_lines=("PartitionName=requeue Nodes=node1,node2 MaxTime=1:00:00 State=UP OverSubscribe=NO",),
         salus_lines=(
             "HighQOS=gold",
             # The tests of a hung service wait until it is asked again.
             "AdmissionPause=4",
             f"Operators={OPERATOR}",
             "PartitionName=main ProbeTasks=1",
-            "PartitionName=back UnknownJob=requeue",
+            "PartitionName=requeue UnknownJob=requeue",
         ),
     )
     cluster = control.up(plan, owner_pid=os.getpid())

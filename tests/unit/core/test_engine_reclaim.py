@@ -1,0 +1,261 @@
+"""Holders that cannot return their lane never keep a session that Slurm placed from running for long."""
+
+from __future__ import annotations
+
+import pytest
+
+from nodedaemon.core import commands as cmd
+from nodedaemon.core import events as ev
+from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.state.sessions import SessionState
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain
+from tests.support.engine_world import DEVICE, World
+
+BEN = Domain("user:ben")
+TIMEOUT_NS = 100 * MILLISECOND_NS
+REASON = "it kept memory that a job placed by Slurm needs, and reached no boundary"
+END = cmd.EndSession(1, REASON)
+
+
+def make_tight_world(**limits: object) -> World:
+    """Session 1 runs; session 2 of another user fits only in the memory of its lane."""
+    fields = {"lane_reserve_bytes": 600 * MIB, "domain_quantum_ns": 0, "hang_timeout_ns": TIMEOUT_NS, **limits}
+    world = World(DeviceLimits(1000 * MIB, **fields))  # type: ignore[arg-type]
+    world.arrive(1, 100, 600, is_placed=True)
+    world.confirm_all()
+    world.want(1)
+    return world
+
+
+def ended(world: World) -> list[cmd.Command]:
+    return [one for one in world.commands if isinstance(one, cmd.EndSession)]
+
+
+def die(world: World) -> None:
+    world.leave(1)
+    world.confirm_all()
+
+
+def stop(world: World) -> None:
+    world.send(ev.SessionStopped(1))
+
+
+def hang(world: World) -> None:
+    """Nothing happens: it never returns its grant."""
+
+
+def pin(world: World) -> None:
+    world.send(ev.SessionUngated(1))
+    assert world.engine.snapshot().devices[0].lanes[0].is_pinned
+
+
+@pytest.mark.parametrize("misbehave", [stop, pin])
+def test_a_placed_arrival_gets_its_memory_from_a_holder_that_never_returns_it(misbehave) -> None:
+    world = make_tight_world()
+    misbehave(world)
+    world.arrive(2, 200, 600, domain=BEN, is_placed=True)
+    world.wait(3 * TIMEOUT_NS)
+    assert END in ended(world)
+    die(world)
+    assert 2 in world.admitted
+    world.want(2)
+    world.confirm_all()
+    assert 2 in world.grants
+
+
+@pytest.mark.parametrize("misbehave", [stop, hang])
+def test_a_placed_waiter_gets_its_lane_from_a_holder_that_never_returns_it(misbehave) -> None:
+    world = make_tight_world()
+    world.arrive(2, 100, 600, domain=BEN, is_placed=True)
+    world.confirm_all()
+    misbehave(world)
+    world.want(2)
+    world.wait(3 * TIMEOUT_NS)
+    assert END in ended(world)
+    die(world)
+    assert 2 in world.grants
+
+
+def test_a_named_successor_does_not_wait_for_ever_behind_a_stopped_holder() -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=1, hang_timeout_ns=TIMEOUT_NS))
+    for session in (1, 2):
+        world.arrive(session, 50, 200, is_placed=True)
+    world.confirm_all()
+    world.want(1, 2)
+    stop(world)
+    world.wait(3 * TIMEOUT_NS)
+    assert END in ended(world)
+
+
+def test_stuck_lanes_do_not_use_up_the_lanes_of_a_device() -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=1, domain_quantum_ns=0, hang_timeout_ns=TIMEOUT_NS))
+    world.arrive(1, 50, 200, is_placed=True)
+    world.arrive(2, 50, 200, domain=BEN, is_placed=True)
+    world.confirm_all()
+    world.want(1)
+    stop(world)
+    world.want(2)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END]
+    die(world)
+    assert 2 in world.grants
+
+
+def test_as_few_holders_as_possible_are_ended() -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=3, domain_quantum_ns=0, hang_timeout_ns=TIMEOUT_NS))
+    for session, size_mib in ((1, 400), (2, 100), (3, 100)):
+        world.arrive(session, 50, size_mib, domain=Domain(f"user:{session}"), is_placed=True)
+    world.confirm_all()
+    world.want(1, 2, 3)
+    for session in (1, 2, 3):
+        world.send(ev.SessionStopped(session))
+    world.arrive(4, 100, 400, domain=BEN, is_placed=True)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END]
+
+
+def test_nobody_is_ended_while_the_others_can_run_or_have_no_claim() -> None:
+    world = make_tight_world()
+    stop(world)
+    world.arrive(2, 100, 200, domain=BEN, is_placed=True)
+    world.confirm_all()
+    world.want(2)
+    world.confirm_all()
+    assert 2 in world.grants, "there is room beside the stopped session"
+    world.wait(10 * TIMEOUT_NS)
+    # Slurm did not place this one, so it may wait until another job ends.
+    world.arrive(3, 200, 600, domain=BEN)
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []
+
+
+def test_a_job_that_slurm_suspended_is_left_alone_until_slurm_says_otherwise() -> None:
+    world = make_tight_world()
+    world.send(ev.SessionStopped(1, is_suspended=True))
+    world.arrive(2, 200, 600, domain=BEN, is_placed=True)
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []
+    world.send(ev.SessionStopped(1, is_suspended=False))
+    world.wait(2 * TIMEOUT_NS)
+    assert END in ended(world)
+
+
+def test_a_process_that_does_not_die_is_ended_again() -> None:
+    world = make_tight_world()
+    stop(world)
+    world.arrive(2, 200, 600, domain=BEN, is_placed=True)
+    world.wait(2 * TIMEOUT_NS)
+    assert ended(world) == [END, END]
+
+
+def test_time_in_which_a_stopped_session_blocks_others_counts_as_its_service() -> None:
+    world = make_tight_world()
+    world.arrive(2, 100, 600, domain=BEN, is_placed=True)
+    world.confirm_all()
+    world.want(2)
+    stop(world)
+    world.now_ns += TIMEOUT_NS // 2
+    world.send(ev.SessionContinued(1))
+    one, two = world.engine.snapshot().devices[0].sessions
+    assert (one.virtual_service - two.virtual_service) >> 16 == TIMEOUT_NS // 2
+    assert one.service_ns == 0, "reports show what it really had"
+    assert ended(world) == []
+
+
+def test_a_lost_device_ends_nobody() -> None:
+    world = make_tight_world()
+    stop(world)
+    world.arrive(2, 200, 600, domain=BEN, is_placed=True)
+    world.send(ev.DeviceLost(DEVICE, "Xid 79"))
+    world.wait(10 * TIMEOUT_NS)
+    world.tick()
+    assert ended(world) == []
+
+
+def test_a_drained_device_ends_nobody_for_an_arrival() -> None:
+    world = make_tight_world()
+    world.send(ev.DeviceDrained(DEVICE))
+    stop(world)
+    world.arrive(2, 200, 600, domain=BEN, is_placed=True)
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []
+
+
+def test_a_session_stays_gated_if_others_need_its_lane() -> None:
+    world = make_tight_world()
+    world.arrive(2, 100, 600, domain=BEN, is_placed=True)
+    world.confirm_all()
+    assert world.send(ev.SessionUngated(1)) == []
+    assert not world.engine.session(1).is_ungated
+    world.want(2)
+    world.commands_at_boundary(1)
+    world.confirm_all()
+    assert 2 in world.grants
+
+
+def test_an_ungated_session_takes_turns_again_if_others_arrived_before_its_grant() -> None:
+    world = World(DeviceLimits(1000 * MIB, lane_reserve_bytes=600 * MIB, domain_quantum_ns=0))
+    world.arrive(1, 100, 600)
+    world.confirm_all()
+    world.send(ev.SessionUngated(1))
+    world.arrive(2, 100, 600, domain=BEN)
+    world.confirm_all()
+    world.want(1)
+    world.confirm_all()
+    assert not world.engine.session(1).is_ungated
+    assert 1 in world.grants
+    assert not world.engine.snapshot().devices[0].lanes[0].is_pinned
+
+
+@pytest.mark.parametrize(
+    ("other_mib", "persistent_mib"),
+    [pytest.param(100, 300, id="counted"), pytest.param(700, 100, id="dropped")],
+)
+def test_a_session_with_memory_of_its_own_has_no_lane(other_mib: int, persistent_mib: int) -> None:
+    world = World(DeviceLimits(1000 * MIB, domain_quantum_ns=0))
+    world.arrive(2, 100, other_mib, domain=BEN)
+    world.arrive(1, 100, 200)
+    world.confirm_all()
+    world.send(ev.SessionUngated(1, has_own_memory=True))
+    world.persistent_bytes[1] = persistent_mib * MIB
+    world.confirm_all()
+    (device,) = world.engine.snapshot().devices
+    one = next(one for one in device.sessions if one.session == 1)
+    assert (one.state, one.ephemeral_bytes, one.lane) == (SessionState.UNGATED, 0, None)
+    assert one.persistent_bytes == persistent_mib * MIB
+    world.leave(1)
+    world.confirm_all()
+
+
+def test_a_session_with_memory_of_its_own_claims_it_when_it_arrives() -> None:
+    world = World(DeviceLimits(1000 * MIB))
+    for session in (1, 3):
+        world.arrive(session, 100, 300, domain=Domain(f"user:{session}"))
+    world.confirm_all()
+    world.arrive(2, 250, 100, domain=BEN)
+    assert 2 not in world.admitted
+    world.send(ev.SessionUngated(2, has_own_memory=True))
+    world.confirm_all()
+    assert world.persistent_bytes[2] == 350 * MIB
+
+
+def test_a_lane_that_is_being_opened_for_a_session_with_memory_of_its_own_is_released() -> None:
+    world = World(DeviceLimits(1000 * MIB))
+    world.arrive(1, 100, 200)
+    assert world.send(ev.SessionUngated(1, has_own_memory=True))[0] == cmd.ReleaseLane(1, 2)
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_a_holder_that_the_policy_prefers_has_to_return_its_grant_once_in_a_while(policy: str) -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=1, policy=policy, hang_timeout_ns=TIMEOUT_NS))
+    for session in (1, 2):
+        world.arrive(session, 50, 200)
+    world.confirm_all()
+    world.want(1)
+    world.wait(TIMEOUT_NS // 2)
+    assert world.grants[1].revoked_ns is None
+    world.want(2)
+    world.wait(TIMEOUT_NS // 2)
+    assert world.grants[1].revoked_ns is not None
+    world.wait(TIMEOUT_NS)
+    assert any(isinstance(one, cmd.ReportOverdue) for one in world.commands), "it hangs, and everybody learns it"
