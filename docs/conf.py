@@ -1,6 +1,6 @@
 """Settings of Sphinx: one set of Markdown pages becomes the HTML site and the manual pages (`make docs`).
 
-What a manual page is called and what its NAME line says stand in the page itself, so that there is one place for both.
+The title and the Name section of a page define the name and the summary of its manual.
 """
 
 import re
@@ -24,13 +24,14 @@ myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 4
 # `--option` must stay two hyphens, in pages and in manuals.
 smartquotes = False
-# State diagrams are drawn by whoever shows Markdown; here they are text.
+# A forge draws the Mermaid diagrams of docs/sessions.md; here they are shown as text.
 highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]
 
 html_theme = "furo"
 html_title = "Salus"
-html_static_path: list[str] = []
+html_static_path = ["_static"]
+html_css_files = ["salus.css"]
 html_copy_source = False
 html_show_sphinx = False
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
@@ -52,7 +53,7 @@ man_pages = [read_manual(page) for page in sorted((HERE / "man").glob("*.md"))]
 
 
 def drop_name_section(app: Sphinx, doctree: nodes.document, _docname: str) -> None:
-    """The writer of manuals makes a NAME section itself; the page's own would be a second one."""
+    """Remove the page's Name section from a manual, because the man builder writes one itself."""
     if app.builder.name != "man":
         return
     for section in list(doctree.findall(nodes.section)):
