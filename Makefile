@@ -5,10 +5,10 @@ export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
 # What needs hours or a GPU has targets of its own.
-NORMAL := -m "not soak and not gpu"
+NORMAL := -m "not soak and not redteam and not gpu"
 
 .PHONY: demo setup boundaries layouts docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record compare numbers clean
-.PHONY: wheel deb test-deb test-clean test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
+.PHONY: wheel deb test-redteam test-deb test-clean test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
 # For the demo alone a smaller set-up will do, where there is none yet.
 ifeq ($(MAKECMDGOALS)$(wildcard .venv/.stamp),demo)
@@ -97,19 +97,19 @@ check: lint types imports tidy unit property
 FAULTS := tests/integration/faults
 ON_CUDA := \
     "tests/integration/test_sharing.py::test_three_jobs_take_turns_in_one_lane_under[priority]" \
-    "$(FAULTS)/test_sessions.py::test_02_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs[5]" \
-    "$(FAULTS)/test_sessions.py::test_03_a_hung_holder_is_warned_or_ended_as_configured[kill]" \
-    $(FAULTS)/test_daemon.py::test_01_a_session_that_died_meanwhile_is_released \
-    "$(FAULTS)/test_hostile.py::test_another_users_lane_comes_back_from_one_who_never_unmaps[disconnect]" \
-    $(FAULTS)/test_storage.py::test_24_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
+    "$(FAULTS)/test_sessions.py::test_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs[5]" \
+    "$(FAULTS)/test_sessions.py::test_a_hung_holder_is_warned_or_ended_as_configured[kill]" \
+    $(FAULTS)/test_daemon.py::test_a_session_that_died_while_the_daemon_was_down_is_released \
+    "$(FAULTS)/test_hostile.py::test_a_lane_is_taken_back_from_a_session_that_never_unmaps_it[disconnect]" \
+    $(FAULTS)/test_contention.py::test_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
 
 # These wait for devices, daemons and databases more than they compute, and share nothing: two at a time take little more
 # than half as long.
-TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/packaging emulator/tests
+TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/security tests/packaging emulator/tests
 
 integration: native
 	$(PYTEST) $(NORMAL) $(foreach part,$(TWO_AT_A_TIME),--ignore=$(part)) tests/integration
-	$(PYTEST) $(NORMAL) -n 2 $(TWO_AT_A_TIME)
+	$(PYTEST) $(NORMAL) -n 2 --ignore=tests/security/cluster $(TWO_AT_A_TIME)
 	@$(MAKE) --no-print-directory integration-on-cuda
 
 integration-on-cuda: native
@@ -120,7 +120,7 @@ test-slurm: $(STAMP)
 	@BENCH=$(BENCH) bash tests/slurm/run.sh $(RELEASE) $(ARGS)
 
 e2e: native-spank native-libsalus
-	$(PYTEST) $(NORMAL) tests/e2e
+	$(PYTEST) $(NORMAL) tests/e2e tests/security/cluster
 
 coverage: native
 	$(PYTEST) $(NORMAL) -n 2 --cov --cov-report=term tests/unit tests/property tests/scenarios
@@ -138,6 +138,10 @@ test-gpu: native
 
 test-soak: native
 	$(PYTEST) -m soak --timeout 3600 tests emulator/tests
+
+# Floods and fuzzers against salusd, salus-admitd and a private cluster, bounded in count and time, on loopback only.
+test-redteam: native
+	$(PYTEST) -m redteam --timeout 3600 tests
 
 # What installs outside the checkout: a wheel with the C parts in it, and from it a package for Debian.
 wheel: native-libsalus native-spank
@@ -168,7 +172,7 @@ record: native
 # One benchmark on this tree and on an older commit, in turns.
 compare: native
 	@test -n "$(BENCH)" -a -n "$(BASE)" || { echo "compare: say which: make compare BENCH=NAME BASE=COMMIT [ROUNDS=3]" >&2; exit 2; }
-	@$(PY) -m tools.compare $(BENCH) $(BASE) --rounds $(or $(ROUNDS),3) -- $(ARGS)
+	@$(PY) -m tools.compare --rounds $(or $(ROUNDS),3) $(BENCH) $(BASE) $(if $(ARGS),-- $(ARGS))
 
 numbers: $(STAMP)
 	@$(PY) -m tools.benchmark_plots

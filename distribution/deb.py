@@ -1,4 +1,4 @@
-"""Makes the Debian package from the wheel: `make deb`.
+"""Builds the Debian package from the wheel: `make deb`.
 
     python distribution/deb.py WHEEL --man DIRECTORY --out DIRECTORY
 
@@ -32,11 +32,21 @@ PROGRAMS = {
     "salusd": "nodedaemon.__main__",
     "salus-admitd": "slurm_plugin.admitd.server",
 }
-COMPLETED = {"salus": "cli.main", "salus-acct": "cli.acct.main"}
 COMPLETIONS = {
     "bash": "usr/share/bash-completion/completions/{program}",
     "zsh": "usr/share/zsh/vendor-completions/_{program}",
     "fish": "usr/share/fish/vendor_completions.d/{program}.fish",
+}
+DOCUMENTS = "usr/share/doc/salus"
+# Files of the tree, and their folders in the package.
+FOLDERS = {
+    "etc/salus.conf": "etc/salus",
+    "etc/systemd/*": "lib/systemd/system",
+    "etc/grafana/*": "usr/share/salus/grafana",
+    "etc/prometheus/*": "usr/share/salus/prometheus",
+    "etc/slurm/*": f"{DOCUMENTS}/examples/slurm",
+    "examples/*.*": f"{DOCUMENTS}/examples/jobs",
+    "slurm_plugin/lua/job_submit.lua": "usr/share/salus",
 }
 LAUNCHER = """\
 #!/usr/bin/python3 -IB
@@ -119,36 +129,25 @@ def needed() -> list[metadata.Distribution]:
 
 
 def install_programs(stage: Path) -> None:
-    """Install launchers, which ignore the user's Python packages, and shell completions."""
+    """Install launchers, which ignore the user's Python packages, and shell completions for our commands."""
     for program, module in PROGRAMS.items():
         write(stage / "usr/bin" / program, LAUNCHER.format(library=LIBRARY, module=module), 0o755)
-    for program, module in COMPLETED.items():
+        if not module.startswith("cli."):
+            continue
         variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
         for shell, place in COMPLETIONS.items():
-            environment = {**os.environ, variable: f"source_{shell}", "PYTHONPATH": str(ROOT)}
-            command = [sys.executable, "-m", module]
-            text = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+            text = run(sys.executable, "-m", module, PYTHONPATH=str(ROOT), **{variable: f"source_{shell}"})
             # zsh autoloads a completion only if #compdef is its first line.
             write(stage / place.format(program=program), text.lstrip("\n"))
 
 
 def install_files(stage: Path) -> None:
     """Install the configuration, systemd units, job_submit.lua, monitoring files, examples and documents."""
-    etc = ROOT / "etc"
-    write(stage / "etc/salus/salus.conf", (etc / "salus.conf").read_text())
-    for unit in sorted((etc / "systemd").glob("*")):
-        write(stage / "lib/systemd/system" / unit.name, unit.read_text())
-    write(stage / "usr/share/salus/job_submit.lua", (ROOT / "slurm_plugin/lua/job_submit.lua").read_text())
-    for name in ("grafana", "prometheus"):
-        for file in sorted((etc / name).glob("*")):
-            write(stage / "usr/share/salus" / name / file.name, file.read_text())
-    documents = stage / "usr/share/doc/salus"
-    for file in sorted((etc / "slurm").glob("*")):
-        write(documents / "examples/slurm" / file.name, file.read_text())
-    for file in sorted((ROOT / "examples").glob("*.*")):
-        write(documents / "examples/jobs" / file.name, file.read_text())
-    write(documents / "copyright", (ROOT / "LICENSE").read_text())
-    write_compressed(documents / "changelog.gz", (ROOT / "CHANGELOG.md").read_text())
+    for pattern, folder in FOLDERS.items():
+        for file in ROOT.glob(pattern):
+            write(stage / folder / file.name, file.read_text())
+    write(stage / DOCUMENTS / "copyright", (ROOT / "LICENSE").read_text())
+    write_compressed(stage / DOCUMENTS / "changelog.gz", (ROOT / "CHANGELOG.md").read_text())
 
 
 def install_manuals(stage: Path, manuals: Path) -> None:
@@ -186,8 +185,9 @@ def architecture() -> str:
     return run("dpkg", "--print-architecture").strip()
 
 
-def run(*argv: str) -> str:
-    return subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout
+def run(*argv: str, **variables: str) -> str:
+    environment = {**os.environ, **variables}
+    return subprocess.run(argv, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
