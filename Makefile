@@ -1,16 +1,17 @@
-# Two commands do everything: `make demo` and `make test`. The rest are parts of them.
+# Most people need two targets: `make demo` and `make test`. The others are parts of these, or need more time, a GPU or
+# special tools.
 PY := .venv/bin/python
 export PYTHONPATH := $(CURDIR)
 export PYTHONDONTWRITEBYTECODE := 1
 STAMP := .venv/.stamp
 PYTEST := $(PY) -m pytest -q
-# What needs hours or a GPU has targets of its own.
+# Tests that need hours or a GPU have targets of their own.
 NORMAL := -m "not soak and not redteam and not gpu"
 
 .PHONY: demo setup boundaries layouts docs pictures demo-picture man check format lint types imports tidy unit property integration e2e coverage test test-soak bench record compare numbers clean
 .PHONY: wheel deb test-redteam test-deb test-clean test-gpu integration-cuda integration-on-cuda native native-emulator native-libsalus native-spank
 
-# For the demo alone a smaller set-up will do, where there is none yet.
+# If nothing is set up yet, `make demo` needs only a smaller set-up.
 ifeq ($(MAKECMDGOALS)$(wildcard .venv/.stamp),demo)
 STAMP := .venv/.stamp-demo
 PART := demo
@@ -21,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
 	@PYTHON='$(PYTHON)' bash .ci/setup $(PART)
 	@touch $@
 
-# Additive: each C part has its own target.
+# Each C part has its own target.
 native: native-emulator native-libsalus native-spank
 
 native-libsalus: $(STAMP)
@@ -57,7 +58,7 @@ unit: native
 property: $(STAMP)
 	$(PYTEST) $(NORMAL) -n 2 tests/property tests/scenarios
 
-# Files that are written from the code; tests compare them.
+# Files that are generated from the code. Tests check that they are current.
 man: $(STAMP)
 	$(PY) -m nodedaemon.config.document etc/salus.conf docs/man/salus.conf.md
 	$(PY) -m cli.manual docs/man
@@ -70,7 +71,7 @@ layouts: $(STAMP)
 boundaries: $(STAMP)
 	$(PY) -m tools.boundaries
 
-# Drawn by the simulator; a test compares the first.
+# Drawn by the simulator. A test checks that policies.svg is current.
 pictures: $(STAMP)
 	@$(PY) -m tools.pictures docs/pictures
 
@@ -79,7 +80,7 @@ demo-picture: $(STAMP)
 	@test -f build/demo/report.html || { echo "demo-picture: no report; run make demo first" >&2; exit 2; }
 	@$(PY) -m tools.demo_picture build/demo/report.html docs/pictures/demo.png
 
-# The pages as HTML and the manuals for man, from one source; a warning is a failure.
+# The pages as HTML and as manual pages, from one source. A warning is a failure.
 docs: $(STAMP)
 	@$(PY) -m sphinx -W --keep-going -q -b html -d build/docs/doctrees docs build/docs/html
 	@$(PY) -m sphinx -W --keep-going -q -b man -d build/docs/doctrees docs build/docs/man
@@ -92,8 +93,9 @@ demo: $(STAMP) native-spank
 
 check: lint types imports tidy unit property
 
-# Of the daemon's suite, what a GPU could change: turns, deaths, hangs, restart, another user's lane, races. These run
-# on an emulated GPU in every run, the whole suite by integration-cuda; Xid and lost GPUs are in tests/integration/cuda.
+# The tests of the daemon's suite that a GPU could change: turns, deaths, hangs, restart, another user's lane, races.
+# `make integration` runs these on an emulated GPU too, and integration-cuda the whole suite. Xid and lost GPUs are in
+# tests/integration/cuda.
 FAULTS := tests/integration/faults
 ON_CUDA := \
     "tests/integration/test_sharing.py::test_three_jobs_take_turns_in_one_lane_under[priority]" \
@@ -103,8 +105,8 @@ ON_CUDA := \
     "$(FAULTS)/test_hostile.py::test_a_lane_is_taken_back_from_a_session_that_never_unmaps_it[disconnect]" \
     $(FAULTS)/test_contention.py::test_jobs_that_race_for_the_last_bytes_are_admitted_one_by_one
 
-# These wait for devices, daemons and databases more than they compute, and share nothing: two at a time take little more
-# than half as long.
+# These mostly wait for devices, daemons and databases, and share nothing. Two at a time take little more than half as
+# long.
 TWO_AT_A_TIME := $(addprefix tests/integration/,accounting cuda faults libsalus test_newcomer.py test_node.py test_site.py) tests/security tests/packaging emulator/tests
 
 integration: native
@@ -116,7 +118,7 @@ integration-on-cuda: native
 	SALUS_TEST_DEVICE=cuda $(PYTEST) -n 2 $(ON_CUDA)
 
 test-slurm: $(STAMP)
-	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: say which: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
+	@case "$(RELEASE)" in trixie|forky) ;; *) echo 'test-slurm: set RELEASE: make test-slurm RELEASE=trixie|forky' >&2; exit 2;; esac
 	@BENCH=$(BENCH) bash tests/slurm/run.sh $(RELEASE) $(ARGS)
 
 e2e: native-spank native-libsalus
@@ -143,7 +145,7 @@ test-soak: native
 test-redteam: native
 	$(PYTEST) -m redteam --timeout 3600 tests
 
-# What installs outside the checkout: a wheel with the C parts in it, and from it a package for Debian.
+# Packages to install outside the checkout: a wheel with the C parts, and a Debian package made from it.
 wheel: native-libsalus native-spank
 	@$(PY) -m hatchling build -t wheel -d build/wheel >/dev/null
 	@ls -t build/wheel/salus-*.whl | head -1
@@ -151,27 +153,27 @@ wheel: native-libsalus native-spank
 deb: wheel docs
 	@$(PY) distribution/deb.py "$$(ls -t build/wheel/salus-*.whl | head -1)" --man build/docs/man --out build/deb
 
-# Installs it in a clean root file system, runs it there, and removes it again.
+# Installs the Debian package in a clean root file system, runs it there, and removes it again.
 test-deb: deb
 	@bash tests/packaging/deb.sh "$$(ls -t build/deb/salus_*.deb | head -1)"
 
-# As a newcomer has it: a clean Debian 12, a fresh clone of the last commit, and a stop-watch.
+# Repeats and times a newcomer's first steps: a fresh clone of the last commit on a clean Debian 12.
 test-clean:
 	@bash tests/packaging/clean.sh $(or $(PART),demo) $(TARGETS)
 
 bench: native
-	@test -n "$(BENCH)" || { echo "bench: say which: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
+	@test -n "$(BENCH)" || { echo "bench: set BENCH: make bench BENCH=NAME, NAME one of: $$(ls tests/bench/*.py | xargs -n1 basename | sed 's/\.py//' | grep -v __ | tr '\n' ' ')" >&2; exit 2; }
 	@test -f tests/bench/$(BENCH).py || { echo "bench: no tests/bench/$(BENCH).py" >&2; exit 2; }
 	@$(PY) tests/bench/$(BENCH).py $(ARGS)
 
-# A benchmark whose summary stays in the tree (docs/benchmarks/NAME.json), and the pages that cite it.
+# Runs a benchmark and keeps its summary in the tree (docs/benchmarks/NAME.json). Run `make numbers` afterwards.
 record: native
-	@test -n "$(BENCH)" || { echo "record: say which: make record BENCH=NAME [REPEAT=5]" >&2; exit 2; }
+	@test -n "$(BENCH)" || { echo "record: set BENCH: make record BENCH=NAME [REPEAT=5]" >&2; exit 2; }
 	@$(PY) -m tools.record $(BENCH) --repeat $(or $(REPEAT),1) $(ARGS)
 
-# One benchmark on this tree and on an older commit, in turns.
+# Runs one benchmark alternately on this tree and on an older commit.
 compare: native
-	@test -n "$(BENCH)" -a -n "$(BASE)" || { echo "compare: say which: make compare BENCH=NAME BASE=COMMIT [ROUNDS=3]" >&2; exit 2; }
+	@test -n "$(BENCH)" -a -n "$(BASE)" || { echo "compare: set BENCH and BASE: make compare BENCH=NAME BASE=COMMIT [ROUNDS=3]" >&2; exit 2; }
 	@$(PY) -m tools.compare --rounds $(or $(ROUNDS),3) $(BENCH) $(BASE) $(if $(ARGS),-- $(ARGS))
 
 numbers: $(STAMP)

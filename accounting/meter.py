@@ -5,8 +5,8 @@ It closes an interval at round UTC times, and immediately when the wall clock is
 
 Every nanosecond is divided completely: busy time in equal parts among the running iterations, idle time among the jobs
 present, in proportion to their charge. A change costs the same with four sessions or four hundred, because shares
-accumulate on counters that all sessions have in common. Rounding is settled when an interval is closed, so the records
-of an interval add up to its wall time to the nanosecond.
+accumulate in counters that all sessions use. Values are rounded when an interval is closed, so that the records of an
+interval add up to its wall time to the nanosecond.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ _BYTE_NS_PER_MIB_MS = (1 << 20) * 1_000_000
 
 
 class Activity(Enum):
-    """What a session is doing. An ungated session is running for its whole life."""
+    """What a session is doing. An ungated session counts as running until it ends."""
 
     OUTSIDE = "outside"
     WAITING = "waiting"
@@ -64,7 +64,7 @@ class _JobSums:
 class _Job:
     key: JobKey
     sums: _JobSums
-    # Up to when `sums` are complete: the time, and the device's idle and entitled shares at that time.
+    # The point up to which `sums` is complete: the time, and the device's idle and entitled shares at that time.
     settled: tuple[int, int, int]
     charge: int
     weight: int
@@ -93,7 +93,7 @@ class _Lane:
 
 
 class MeteredDevice(NamedTuple):
-    """The device that a meter measures, and the daemon's incarnation that does it."""
+    """The device that a meter measures, and the incarnation of the daemon that measures it."""
 
     cluster: str
     node: str
@@ -120,7 +120,7 @@ class DeviceMeter:
         self._begin(now_utc_ns)
 
     def join(self, session: int, job: JobKey, now_mono_ns: int, *, charge: int, weight: int = 1) -> None:
-        """A session of `job` starts. `charge` (at least 1) and `weight` are the job's; its first session sets them."""
+        """A session of `job` starts. The job's first session sets its `charge` and `weight`, each at least 1."""
         self._advance(now_mono_ns)
         metered = self._jobs.get(job)
         if metered is None:
@@ -197,7 +197,7 @@ class DeviceMeter:
         self._forget_unused(lane)
 
     def bind(self, session: int, lane: int | None, now_mono_ns: int) -> None:
-        """The session moves to `lane`; None: it leaves its lane."""
+        """The session moves to `lane`, or leaves its lane if `lane` is None."""
         self._advance(now_mono_ns)
         for number, is_in in ((self._sessions[session].lane, False), (lane, True)):
             if number is None:
@@ -209,7 +209,7 @@ class DeviceMeter:
         self._sessions[session].lane = lane
 
     def _forget_unused(self, lane: int) -> None:
-        """Lane numbers are never used again, so a lane without memory and sessions would stay for ever."""
+        """Forget a lane without memory and sessions: lane numbers are never reused, so it would stay forever."""
         if self._lanes[lane].lane_bytes == 0 and not self._lanes[lane].sessions:
             del self._lanes[lane]
 

@@ -1,9 +1,9 @@
 """Profiles: what admission knows about a user's signature on a device model, its history, and the runs behind it.
 
-While a profile exists, its maxima only grow. A user can never set a value below what was measured, and what was
-measured remains the lower bound after the user has forgotten the profile: only an operator can forget that too.
-Otherwise a user could be charged less than a job is known to need. Every change to a value that admission uses creates
-a version with a cause. A measurement that is already stored changes nothing.
+While a profile exists, its maxima only grow. A user can never set a value below what was measured. The measured values
+remain the lower bound after the user has forgotten the profile; only an operator can forget them too. Otherwise a job
+could be charged less than it is known to need. Every change to a value that admission uses creates a version with a
+cause. A measurement that is already stored changes nothing.
 """
 
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ class ProfileView(ProfileValues, frozen=True, kw_only=True):
     def why(self) -> str:
         """Where the values come from, for `salus profiles show`."""
         if self.is_forgotten:
-            return "forgotten: the next run is treated as an unknown job, and charged for what was measured at least"
+            return "forgotten: the next run is treated as an unknown job, and charged for at least what was measured"
         measured = (self.measured_persistent_bytes, self.measured_ephemeral_bytes)
         is_set = (self.persistent_bytes, self.ephemeral_bytes) != measured
         source = "set by hand, never below what was measured" if is_set else "largest measured"
@@ -168,7 +168,7 @@ def set_profile(
     solo_iteration_ns: int | None = None,
     cause: Cause = "set",
 ) -> ProfileView:
-    """Set the values that admission uses; RequestError below what was measured. Later runs may raise them."""
+    """Set the values that admission uses. RequestError if one is below what was measured. Later runs may raise them."""
     _require_owner(viewer, key)
 
     def work(connection: Connection) -> None:

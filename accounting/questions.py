@@ -2,7 +2,7 @@
 
 `answer_question` takes a request, a Viewer that the server has verified and an open database. It returns plain JSON
 values. salus-admitd calls it for commands on login nodes; a command that may open the database calls it directly, so
-both ways return the same answer. Failures stay exceptions (NotPermittedError, NotFoundError, RequestError).
+both get the same answer. A failure is an exception: NotPermittedError, NotFoundError or RequestError.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,7 +56,7 @@ class AskProfiles(_Question, frozen=True, kw_only=True, tag="profiles"):
 
 
 class _ProfileQuestion(_Question, frozen=True, kw_only=True):
-    """Without a user, it is about the viewer's own profile."""
+    """A question about one profile: the viewer's own if `user` is empty."""
 
     cluster: Name
     user: str = ""

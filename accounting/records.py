@@ -22,7 +22,8 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_LENGTH_MAX)]
 OptionalName = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 
 Decision = Literal["admit", "defer", "refuse"]
-# What an admission was based on: a measured profile, the user's declaration, or the rule for unknown jobs.
+# What an admission was based on: a measured profile, the user's declaration, or the rule for unknown jobs (exclusive or
+# requeue). A refusal has none.
 Basis = Literal["profile", "declared", "exclusive", "requeue", "none"]
 EventKind = Literal[
     "overrun",
@@ -41,7 +42,8 @@ EventKind = Literal[
 ]
 
 
-# Records never form cycles. Tracked by the garbage collector, a full spool would cost a third of the ledger's time.
+# Records never form cycles, so the garbage collector need not track them. With a full spool, it would take a third of
+# the ledger's time.
 class _Struct(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     pass
 
@@ -70,7 +72,7 @@ class _Record(_Struct, frozen=True, kw_only=True, gc=False, tag=True):
 
 
 class _SessionBase(_Record, frozen=True, kw_only=True, gc=False):
-    """What records of a session, of a stay in a lane and of usage have in common."""
+    """The fields that records of sessions, lane spans and usage have in common."""
 
     job: JobKey
     node: Name
@@ -81,7 +83,7 @@ class _SessionBase(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class _UseBase(_SessionBase, frozen=True, kw_only=True, gc=False):
-    """What a session and one job's use of a device have in common."""
+    """The fields that records of sessions and of usage have in common."""
 
     iteration_count: Whole = 0
     handover_count: Whole = 0
@@ -90,7 +92,7 @@ class _UseBase(_SessionBase, frozen=True, kw_only=True, gc=False):
 
 
 class _DaemonBase(_Record, frozen=True, kw_only=True, gc=False):
-    """The daemon that sends a record which belongs to no job."""
+    """The daemon that sends a record, for records that need not belong to a job."""
 
     cluster: Name
     node: Name
@@ -108,7 +110,7 @@ class _SubmitBase(_Record, frozen=True, kw_only=True, gc=False):
 
 
 class IncarnationRecord(_DaemonBase, frozen=True, kw_only=True, gc=False):
-    """One lifetime of a daemon, from start to stop. `incarnation` is a random UUID."""
+    """One run of a daemon, from start to stop. `incarnation` is a random UUID."""
 
     boot_id: OptionalName = ""
     version: OptionalName = ""
@@ -261,7 +263,7 @@ class DeviceUsageRecord(_DaemonBase, frozen=True, kw_only=True, gc=False):
 
 
 class MeasurementRecord(_Record, frozen=True, kw_only=True, gc=False):
-    """What one run showed about its signature on a device model: running maxima, sent again when they grow.
+    """What one run measured for its signature on a device model: maxima so far, sent again when they grow.
 
     `solo_iteration_ns` is the median of iterations that ran alone on the device; None if none did.
     `stale_reason` is set if the model or the input differs from that of the stored profile.

@@ -1,4 +1,4 @@
-"""The verified identity of the user who asks.
+"""The verified identity of the user who sends a request.
 
 A server builds a Viewer from a checked credential (munge, SO_PEERCRED), never from what a client claims. Every query
 filters by it. Only root, SlurmUser and the owner of a SQLite file may open the database itself.

@@ -3,7 +3,7 @@
     python distribution/deb.py WHEEL --man DIRECTORY --out DIRECTORY
 
 The package contains the Python packages that Salus needs, copied from the build environment to a directory of its own.
-It installs without a network. Of the system's Python it uses only the interpreter, and it depends on its minor version.
+It installs without a network. It uses only the interpreter of the system's Python and depends on its minor version.
 It contains byte code, so nothing is written later, and removing the package leaves nothing behind.
 """
 

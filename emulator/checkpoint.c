@@ -1,8 +1,8 @@
 /*
  * Process checkpoint as a state machine: running -> locked -> taken -> locked
- * -> running. While the checkpoint is taken, the process's own memory does not count
- * on the device. It is not known whether a real driver can checkpoint a process that
- * holds imported memory; here it is refused.
+ * -> running. In the state `taken`, the process's own memory does not count on the
+ * device. It is not known whether a real driver can checkpoint a process that holds
+ * imported memory; here it is refused.
  */
 #include "local.h"
 

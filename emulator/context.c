@@ -96,7 +96,7 @@ static void find_owned(struct emu_range *range, void *argument)
         freed->start = range->start;
 }
 
-/* Ends what the context owns: its streams' work and its allocations. Mappings
+/* Waits for the context's work, then frees its allocations and streams. Mappings
  * belong to the process. */
 static void close_context(struct emu_context *context)
 {

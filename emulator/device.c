@@ -125,7 +125,7 @@ EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice devic
     return rc;
 }
 
-/* Assumed, so that one profile lacks it. Which real cards lack it does not matter here. */
+/* Chosen so that one profile has no VMM. It does not say which real cards have VMM. */
 #define FIRST_WITH_VMM 6
 
 /*

@@ -103,12 +103,11 @@ struct emu_range {
 
 extern pthread_mutex_t local_lock;
 
-/* context.c: the context current to this thread; a result other than CU_OK ends
- * the call. */
+/* context.c: emu_enter finds the current context of this thread. The caller returns any
+ * result other than CU_OK. */
 CUresult emu_enter(struct emu_context **context);
 CUresult emu_ready(void);
 CUresult emu_device_check(uint32_t device);
-struct emu_stream *emu_stream_of(struct emu_context *context, CUstream handle, CUresult *rc);
 struct emu_context *emu_primary(uint32_t device);
 
 /* address.c: the caller holds local_lock. */
@@ -141,16 +140,17 @@ CUresult op_wait_context(struct emu_context *context);
 CUresult op_order_after(struct emu_stream *stream, struct emu_stream *other, uint64_t until);
 void op_forget_event(struct emu_event *event);
 
-/* effect.c: carries out completed work. False if it touched unmapped memory. */
+/* effect.c: applies the effect of completed work. False if it touched unmapped memory. */
 bool effect_apply(const struct emu_op *op);
 uint32_t effect_named(const char *name);
 
-/* graph.c: graph_note owns the op; graph_break returns the result of the call that
- * broke the capture. */
+/* graph.c: graph_note takes ownership of the op; graph_break returns the result of the
+ * call that broke the capture. */
 CUresult graph_note(struct emu_graph *graph, const struct emu_item *item, struct emu_op *op);
 CUresult graph_break(struct emu_graph *graph);
 
 /* stream.c */
+struct emu_stream *emu_stream_of(struct emu_context *context, CUstream handle, CUresult *rc);
 CUresult stream_new(struct emu_context *context, int32_t priority, uint32_t flags,
                     struct emu_stream **stream);
 void stream_free(struct emu_stream *stream);

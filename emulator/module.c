@@ -180,7 +180,7 @@ EXPORT CUresult cuFuncGetName(const char **name, CUfunction function)
     return CU_OK;
 }
 
-/* 0 is the most threads a block may have, 4 the registers a thread uses. */
+/* Attribute 0 is the maximum number of threads per block, 4 the registers per thread. */
 EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, CUfunction function)
 {
     *value = attribute == 0 ? 1024 : attribute == 4 ? 32 : 0;

@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 DRIVER_NAMES = HERE / "driver_names.tsv"
 NVML_NAMES = HERE / "nvml_names.txt"
 
-# These are in separate headers (profiler control), or have no PFN type.
+# These are in separate headers (profiler control) or have no PFN type.
 EXTRA_DRIVER_ROWS = [
     ("cuProfilerInitialize", 4000, "", "cuProfilerInitialize"),
     ("cuProfilerStart", 4000, "", "cuProfilerStart"),
@@ -31,10 +31,10 @@ Row = tuple[str, int, str, str]
 
 
 def scan_header(text: str) -> list[Row]:
-    """Pair every versioned function-pointer type with the symbol that carries it.
+    """Pair every versioned function-pointer type with its exported symbol.
 
-    The n-th version of a base name is exported as `name`, `name_v2`, `name_v3`...; a per-thread variant carries the
-    suffix of the plain version it varies.
+    The n-th version of a base name is exported as `name`, `name_v2`, `name_v3` and so on. A per-thread variant has the
+    suffix of its plain version.
     """
     plain: dict[str, set[int]] = defaultdict(set)
     variants: set[tuple[str, int, str]] = set()

@@ -96,8 +96,8 @@ struct nvml_get_limits {
 
 /*
  * Finds the device of a handle. Every call about a lost device returns "lost". A
- * call about a device that hangs does not return until the fault is cleared: the
- * daemon's time-outs are for this case.
+ * call about a device that hangs does not return until the fault is cleared. The
+ * daemon has time-outs for this case.
  */
 nvml_result nvml_find(nvml_device handle, uint32_t *device);
 nvml_device nvml_handle_of(uint32_t device);

@@ -1,8 +1,8 @@
 /*
- * Queued work of this process. The shared ring has its time, this list its
- * effects. When the model says that work is complete, the next thread that looks
- * carries out its effect, in the order of submission. So work that nobody waited
- * for can still write later, as on hardware.
+ * Queued work of this process. The shared ring holds its timing, this list its
+ * effects. When the model reports work as complete, the next thread that checks
+ * applies its effects in the order of submission. Work that nobody waited for can
+ * therefore still write later, as on hardware.
  */
 #include "local.h"
 

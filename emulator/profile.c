@@ -1,6 +1,6 @@
 /*
  * The cards that the emulator can imitate. Memory sizes are those that such a card
- * reports, to the MiB. The size of a context is a round number of the right order.
+ * reports, to the MiB. The size of a context is a rough estimate.
  */
 #include "state.h"
 

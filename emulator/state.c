@@ -131,7 +131,7 @@ static int add_devices(struct emu_state *state, const char *devices)
         PUT(device->speed_permille, 1000);
         PUT(device->slice_process, NONE);
         PUT(device->advanced_ns, emu_now_ns());
-        /* A device keeps its UUID from run to run: FNV-1a of its name and place. */
+        /* A device keeps its UUID from run to run: FNV-1a of its name and position. */
         uint64_t hash = 1469598103934665603ULL + state->device_count;
         for (unsigned int i = 0; i < 16; i++) {
             hash = (hash ^ (unsigned char)name[i % strlen(name)]) * 1099511628211ULL;

@@ -4,8 +4,8 @@
  *
  * The tables (processes, allocations, holdings, streams) are the source of truth.
  * Every sum is derived from them, and is recomputed after the mutex's owner has
- * died. Every store into the file goes through PUT, so that a test build can kill
- * the process before each of them.
+ * died. Every store into the file goes through PUT or follows emu_inject, so that a
+ * test build can kill the process before each of them.
  */
 #ifndef SALUS_EMULATOR_STATE_H
 #define SALUS_EMULATOR_STATE_H

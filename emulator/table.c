@@ -1,9 +1,9 @@
 /*
  * Processes, allocations and holdings: how much of which device each process has.
  *
- * A row counts while its in_use word is set. That is the last store when the row
- * is created and the first when it ends, so whatever a dying process leaves half
- * done counts either whole or not at all.
+ * A row counts while its in_use word is set. The word is set last when a row is made.
+ * It is cleared first when a holding ends. A process's row is cleared last, so that
+ * emu_reap can repeat a removal that a death interrupted.
  */
 #include "state.h"
 

@@ -248,7 +248,7 @@ class Loop:
         self.wrong_count += any(word != block.word for word in self._words)
 
     def iterate(self, number: int) -> None:
-        """Forward, backward, step: activations come and go; one block lives on into the next iteration."""
+        """One iteration: activations are allocated and freed; one block survives until the next iteration."""
         salt = number * 2654435761 + os.getpid()
         try:
             activations = self._make(self._arguments.activations_mib * MIB, salt % WORD)
@@ -286,19 +286,19 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--activations-mib", type=int, default=32)
     parser.add_argument("--survivor-kib", type=int, default=256)
     parser.add_argument("--kernels", type=int, default=2, help="launches per iteration")
-    parser.add_argument("--kernel-us", type=int, default=100, help="their modelled time on the emulator")
-    parser.add_argument("--sm-percent", type=int, default=100, help="their modelled share of the emulated device")
-    parser.add_argument("--priority", type=int, default=0, help="of the stream, lower runs first")
+    parser.add_argument("--kernel-us", type=int, default=100, help="modelled time of each launch on the emulator")
+    parser.add_argument("--sm-percent", type=int, default=100, help="modelled device share of each launch")
+    parser.add_argument("--priority", type=int, default=0, help="priority of the stream; a lower number runs first")
     parser.add_argument("--cached", action="store_true", help="use the caching allocator")
     parser.add_argument(
         "--listing",
         choices=["live", "off", "empty"],
         default="live",
-        help="with --cached, what the loop reports of its segments: live blocks, nothing, or (wrongly) no live blocks",
+        help="with --cached, what the loop reports on its segments: live blocks, nothing, or (wrongly) no live blocks",
     )
     parser.add_argument("--leave", action="store_true", help="hold no lane between iterations, as a server would")
-    parser.add_argument("--pause-us", type=int, default=0, help="host work between iterations")
-    parser.add_argument("--count-file", default="", help="where to keep the number of iterations made")
+    parser.add_argument("--pause-us", type=int, default=0, help="pause between iterations")
+    parser.add_argument("--count-file", default="", help="file for the number of finished iterations")
     parser.add_argument("--started", action="store_true", help="print a line once the loop is ready")
     return parser.parse_args(arguments)
 

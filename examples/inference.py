@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--iterations", type=int, default=40, help="requests to answer")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--width", type=int, default=512)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds without a request before each one")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to wait before each request")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
 

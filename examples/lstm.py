@@ -1,7 +1,7 @@
 """Trains a stateful LSTM: the hidden state of one iteration is the input of the next one.
 
-The state is small but must be right: if the job's memory were lent between two iterations without being saved, the
-result would differ. Plain PyTorch; raise --batch or --width to use more memory.
+The state is small but must be right: if another job used this memory between two iterations and the state were not
+saved, the result would differ. Plain PyTorch; raise --batch or --width to use more memory.
 """
 
 import argparse

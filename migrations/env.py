@@ -1,6 +1,6 @@
 """Entry point of Alembic: runs migrations in the transaction of accounting.storage.schema.
 
-There is no alembic.ini and no address here; `salus-acct db upgrade` is the only caller.
+There is no alembic.ini and no address here. accounting.storage.schema is the only caller and passes the connection.
 """
 
 from typing import Any

@@ -1,1 +1,1 @@
-"""What runs on a node: the pure core, the daemon around it, the simulator, and what is handed to a job's process."""
+"""Everything that runs on a node: the pure core, the daemon around it, the simulator, and the code that jobs load."""

@@ -37,7 +37,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=GATHER_TIMEOUT_S,
         metavar="S",
-        help="after a restart, wait this many seconds for earlier sessions",
+        help="after a restart, wait up to S seconds for earlier sessions to reconnect",
     )
     parser.add_argument("-V", "--version", action="version", version=f"salusd {version('salus')}")
     return parser.parse_args(arguments)

@@ -8,12 +8,12 @@ import threading
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# Fixtures of several directories. The cluster of a session is one only if one file defines it.
+# Fixtures that several directories use. All tests of a session share one cluster only if one file defines it.
 from tests.support.cluster_fixtures import cluster, lab, open_directory  # noqa: F401
 from tests.support.daemon_fixtures import crew, libsalus, one_lane, one_lane_daemons, rogue, salusd  # noqa: F401
 
-# Started by nohup or in the background of a script we have it ignored, and so would every program that a test starts:
-# Ctrl-C could not be tried.
+# Under nohup, or in the background of a script, SIGINT is ignored. Every program that a test starts would inherit that,
+# and Ctrl-C could not be tested.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -17,9 +17,9 @@ ROOT = Path(__file__).parents[1]
 DOCUMENT = "docs/boundaries.md"
 SETS = {
     "known": "Design set: the rule was designed on these loops",
-    "held_out": "Held-out set: written after the rule was frozen. Two of them led to a fix",
-    "fresh": "Fresh set: written after that fix. They led to one more",
-    "sealed": "Sealed set: written after the last change of the rule",
+    "held_out": "Held-out set: written after the rule was frozen. Two of these loops led to a fix",
+    "fresh": "Fresh set: written after that fix. It led to one more fix",
+    "sealed": "Sealed set: written after the last change to the rule",
 }
 MARKS = ("<!-- table begins -->\n", "<!-- table ends -->\n")
 

@@ -6,7 +6,7 @@ record BENCH=NAME`, tools/record.py). A page cites a number with a marker; `make
     <!-- n: gate.median.ratio .2f -->1.01<!-- /n -->
     <!-- table: sidebyside.median.configurations; Configuration=@; Average in s=average_s .1f -->...<!-- /table -->
 
-A path starts with the file's name. Then `last` is the last run; `median`, `min` and `max` are taken over all runs,
+A path starts with the file's name. Next, `last` is the last run; `median`, `min` and `max` are taken over all runs,
 figure by figure; `count` is the number of runs; `date`, `commit` and `machine` say where the figures come from. `@` is
 the name of the row, and the path `@recorded` has a row for every file. No number is typed by hand: tests/tidy compares
 every marker with the files and rejects a number without a marker. A benchmark without a record is shown as such.

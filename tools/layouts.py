@@ -1,6 +1,6 @@
 """Generates the Python side of the C headers: frames, shared pages, and the interface of libsalus.
 
-Python modules and C headers cannot differ, because tests/unit/wire generates the modules again and compares. The
+Python modules and C headers cannot differ: tests/unit/wire generates the modules again and compares them. The
 headers keep to a small subset of C that this parser reads: `#define` with a number, `enum`, `struct` of fixed-width
 integers, and prototypes marked SALUS_API. Padding must be declared: a field off its natural alignment is an error.
 
@@ -30,7 +30,7 @@ CTYPES = {"int": "c_int", "long": "c_long", "char": "c_char"} | {
     name: f"c_{name.removesuffix('_t')}" for name in (*CODES, "int64_t")
 }
 LINE_COLUMNS = 120
-# Of salus_wire.h, what the adaptor in a job uses.
+# The constants of salus_wire.h that the adaptor in a job uses.
 JOB_CONSTANTS = {"SALUS_MAGIC", "SALUS_WIRE_VERSION", "SALUS_TEXT_BYTES", "SALUS_RULE_BYTES"}
 NOTE = "Written by tools/layouts.py from {source}: change the C side, then run `make layouts`."
 

@@ -48,8 +48,8 @@ when its memory is confirmed free.
 
 To resize a lane, the engine releases its memory, waits for the confirmation and opens it again. A
 lane belongs to one domain for its whole life. A lane without sessions is closed as soon as it holds
-no bytes. *Opening* returns to *parked* when the device could not allocate; the engine tries again
-after a second.
+no bytes. If the device cannot allocate the memory, *opening* returns to *parked*, and the engine
+tries again after a second.
 """
 
 

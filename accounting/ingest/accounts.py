@@ -14,7 +14,7 @@ from accounting.storage.tables import ACCOUNTS, CLUSTERS
 
 ROOT = "root"
 
-# Only the associations of accounts themselves, those without a user, name a parent.
+# Only the association of the account itself, which has no user, names a parent.
 SACCTMGR_FIELDS = "Cluster,Account,ParentName,User"
 SACCTMGR_ARGUMENTS = ("-n", "-P", "show", "associations", f"format={SACCTMGR_FIELDS}")
 
@@ -70,7 +70,7 @@ def lineage(account: str, parents: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def children_of(accounts: Iterable[str], parents: Mapping[str, str]) -> dict[str | None, list[str]]:
-    """For each account, its children on the way to one of `accounts`, by name. The key None has the top accounts."""
+    """The part of the tree that leads to `accounts`: each account's children by name. None maps to the top accounts."""
     children: dict[str | None, set[str]] = {}
     for account in accounts:
         above: str | None = None

@@ -1,8 +1,8 @@
 """Writes jobs, suspensions and admissions. What several nodes and Slurm report about a job becomes one row.
 
-The result of a merge does not depend on the order: Slurm's times override those of nodes, a known value is never
-erased, and among nodes the earliest start and the longest run count. A spool may therefore be replayed twice, late, or
-from many nodes at once.
+The result of a merge does not depend on the order. Slurm's times override those of nodes, a known value is never
+erased, and between nodes the earliest start, the latest end and the longest run win. A spool may therefore be replayed
+twice, late, or from many nodes at once.
 """
 
 from collections import defaultdict
@@ -54,7 +54,8 @@ def row_of(record: JobRecord, cluster_id: int) -> Row:
 def merge_job(stored: Row, new: Row) -> Row:
     """Merge two rows about the same run; the result does not depend on which came first."""
     merged = dict(stored)
-    # The row with an end is newer: a start that is replayed after the end must not make the job run again.
+    # Slurm's row counts as newer and, from the same source, the row with an end: a start that is replayed after the end
+    # must not reopen the job.
     older, newer = (stored, new) if _authority(new) >= _authority(stored) else (new, stored)
     for name in TEXTS:
         merged[name] = newer[name] or older[name]
@@ -75,7 +76,7 @@ def merge_job(stored: Row, new: Row) -> Row:
 
 
 class JobStore:
-    """Writes jobs and finds their row ids within one transaction; `row_ids` is valid once it is committed."""
+    """Writes jobs and finds their row ids within one transaction. `row_ids` is valid after the commit."""
 
     def __init__(self, connection: Connection, catalog: RowCatalog, row_ids: dict[JobKey, int]) -> None:
         self._connection = connection

@@ -19,7 +19,7 @@ from accounting.storage.catalog import RowCatalog
 from accounting.storage.database import Database, select_rows
 from accounting.storage.tables import WATERMARKS
 
-# Row ids of jobs that a writer caches. A node runs a few hundred jobs per day.
+# The number of job row ids that a writer caches. A node runs a few hundred jobs per day.
 JOBS_CACHED_MAX = 100_000
 
 _Kind = TypeVar("_Kind")
@@ -34,7 +34,7 @@ class _Batch:
         self._records[records.UsageRecord] = [record for record in batch if type(record) is records.UsageRecord]
         for record in [record for record in batch if type(record) is not records.UsageRecord]:
             self._records[type(record)].append(record)
-        # The distinct heads of the usage records: all that has to be looked up for them.
+        # The distinct heads of the usage records. Only these need a lookup.
         self.usage_heads: set[Head] = set(map(_head_of, self.of(records.UsageRecord)))
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
@@ -132,7 +132,7 @@ def _is_late(record: records.Record, rolled_ns: int, purged_ns: int) -> bool:
         case records.UsageRecord() | records.DeviceUsageRecord() | records.LaneSpanRecord():
             return record.start_utc_ns < rolled_ns
         case records.JobRecord() | records.SessionRecord():
-            # Without an end, the start decides. A stored run loses nothing by that: its end record repeats everything.
+            # Without an end, the start decides. A stored run loses nothing, because its end record repeats everything.
             last_ns = record.end_utc_ns if record.end_utc_ns is not None else record.start_utc_ns
             return last_ns is not None and last_ns < purged_ns
         case (

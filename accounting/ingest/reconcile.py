@@ -1,4 +1,4 @@
-"""Compares the jobs in the database with those of Slurm: adds missing ones, adopts times, and reports differences.
+"""Compares the jobs in the database with Slurm's: adds missing jobs, adopts Slurm's times, and reports differences.
 
 Reads the output of `sacct -D -X -P`. Slurm decides when a job ran, so that held time equals elapsed x allocation to
 the second. A difference beyond the tolerance is reported before Slurm's value replaces ours.
@@ -64,7 +64,7 @@ class Reconciled:
 
 
 def read_sacct(text: str, *, cluster: str) -> list[SacctRow]:
-    """The runs with gres/salus in sacct's output, which has a heading; `cluster` is for rows that name none."""
+    """The runs with gres/salus in sacct's output, including its heading. `cluster` is for rows that name no cluster."""
     lines = text.splitlines()
     if not lines:
         return []
@@ -134,7 +134,7 @@ def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
         for row in rows:
             key = wanted.get((row.name, row.slurm_job_id, row.restart_count))
             ended, used_ns = last.get(row.id, (None, None))
-            # Only nodes report monotonic times. For a run without sessions, a node's end is the last report to come.
+            # Only nodes report monotonic times. For a run without sessions, the end from a node is the last report.
             is_complete = row.end_mono_ns is not None if ended is None else (used_ns or 0) >= ended
             if key is not None and is_complete:
                 found.add(key)

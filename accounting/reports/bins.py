@@ -2,9 +2,9 @@
 
 Records are split at the edges of bins in whole nanoseconds, so the bins add up to what was recorded, and no bin has
 more busy or occupied time than its devices had. Overlapping records of one device are merged first, and their sum is
-spread evenly over the time that they cover together. Jobs that come and go within an interval have records of different
-lengths; spread one by one, they could exceed the device's time near the end of the interval. There is one exception: if
-the wall clock was set back, two hours of work fall into the same bin.
+spread evenly over the time that they cover together. Jobs that start or end within an interval have records of
+different lengths. Spread one by one, these could exceed the device's time near the end of the interval. There is one
+exception: if the wall clock was set back, the work before and after the step falls into the same bin.
 """
 
 from collections import defaultdict
@@ -51,7 +51,7 @@ class BinGrid(NamedTuple):
         return min(self.bin_ns, self.until_ns - self.start_ns - number * self.bin_ns)
 
     def parts(self, start_ns: int, until_ns: int, amount: int) -> Iterator[tuple[int, int]]:
-        """Spread `amount` evenly over [start, until): the number and part of each bin, without what is outside.
+        """Spread `amount` evenly over [start, until). Yields the number and the part of each bin inside the window.
 
         The parts add up to `amount` if [start, until) is inside the window. No part exceeds the bin's time unless
         `amount` exceeds the whole time, because a difference of floors is at most the ceiling of the difference.
@@ -84,7 +84,7 @@ def merged_stretches(rows: Iterable[tuple[int, int, int, int, int]]) -> Iterator
 
 
 def grid_of(connection: sa.Connection, selection: Selection) -> BinGrid:
-    """At most BINS_MAX bins, none narrower than the longest interval in the window: narrower ones show nothing more."""
+    """At most BINS_MAX bins, none narrower than the longest interval in the window: those would show no more detail."""
     width_ns = selection.end_utc_ns - selection.start_utc_ns
     longest_ns = max(
         int(
@@ -146,7 +146,7 @@ def _usage_rows(connection: sa.Connection, selection: Selection) -> Iterator[tup
 def _pieces(
     dialect: str, table: sa.Table, selection: Selection, grid: BinGrid
 ) -> list[tuple[sa.ColumnElement[int], sa.ColumnElement[int], list[sa.ColumnElement[bool]]]]:
-    """Number, length inside, and conditions for a row's first and second bin: no row is wider than a bin."""
+    """For a row's first and second bin: its number, the length inside it, and the conditions. No row spans a third."""
     start, until = table.c.start_utc_ns, table.c.start_utc_ns + table.c.span_ns
     begin = greatest(dialect, start, queries.number(grid.start_ns))
     end = least(dialect, until, queries.number(grid.until_ns))
@@ -224,7 +224,7 @@ def _subtract_suspended(
     for from_ns, span_ns, count in connection.execute(statement):
         for number, part_ns in grid.parts(from_ns, from_ns + span_ns, span_ns):
             held_ns[number] -= count * part_ns
-    # If only the total is known (from sacct), it is spread evenly over the job, as in the table.
+    # If only the total is known (from sacct), it is spread evenly over the job, as `queries.held` does.
     job_start, job_until = JOBS.c.start_utc_ns, sa.func.coalesce(JOBS.c.until_utc_ns, queries.number(grid.until_ns))
     totals = (
         sa.select(job_start, job_until, JOBS.c.suspended_ns, JOBS.c.device_count)

@@ -62,7 +62,7 @@ def make_charts(
 
 
 def _narrowed(connection: Connection, selection: Selection, now_utc_ns: int) -> Selection:
-    """The part of the window in which anything happened: one hour within a month would be an invisible line."""
+    """The part of the window with activity: one hour of activity in a month would be too narrow to see."""
     first = select(func.min(JOBS.c.start_utc_ns), func.max(JOBS.c.until_utc_ns)).where(
         JOBS.c.start_utc_ns < selection.end_utc_ns,
         func.coalesce(JOBS.c.until_utc_ns, now_utc_ns) > selection.start_utc_ns,
@@ -95,7 +95,7 @@ def _spans(connection: Connection, viewer: Viewer, selection: Selection) -> tupl
         .where(*conditions, *queries.job_conditions(wide))
     )
     total = connection.scalar(select(func.count()).select_from(base.with_only_columns(LANE_SPANS.c.job_id).subquery()))
-    # Longest first: what the limit drops would be too short to see.
+    # Keep the longest spans: those that the limit drops would be too short to see.
     found: list[LaneSpan] = []
     for values in connection.execute(base.order_by(LANE_SPANS.c.span_ns.desc()).limit(SPANS_MAX)).mappings():
         is_visible = viewer.is_operator or values[JOBS.c.user] == viewer.user

@@ -257,7 +257,7 @@ def read_plan(connection: sa.Connection, table: sa.Table, selection: Selection) 
 
 
 def _extremes(connection: sa.Connection, column: sa.ColumnElement[int]) -> tuple[Any, Any]:
-    # Two statements: SQLite reads one end of the index for each, but all of it for both together.
+    # Two statements: SQLite reads one end of the index for each. One statement for both would scan the whole index.
     return connection.scalar(sa.select(sa.func.min(column))), connection.scalar(sa.select(sa.func.max(column)))
 
 

@@ -168,7 +168,7 @@ def insert_rows(
 ) -> None:
     """Insert `rows`, whose values are in the order of `names`.
 
-    With `keys`, a row whose key exists is skipped. Without, it raises, and `Database.write` retries.
+    With `keys`, a row whose key exists is skipped. Without `keys`, such a row raises, and `Database.write` retries.
     """
     statement = _insert_text(connection.dialect, table, tuple(names), tuple(keys))
     if connection.dialect.name == "sqlite":

@@ -31,7 +31,7 @@ DAY_NS = 86_400 * SECOND_NS
 
 Progress = Callable[[int], None]
 _MAXIMA = {"persistent_bytes_max", "ephemeral_bytes_max", "job_count_max", "capacity_bytes"}
-# Rows that refer to no job run, and the time that decides whether they are old.
+# Rows that are purged by their own age, not only with a job run, and the time that decides it.
 _BY_TIME = (
     (ADMISSIONS, ADMISSIONS.c.decided_utc_ns),
     (EVENTS, EVENTS.c.happened_utc_ns),

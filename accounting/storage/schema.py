@@ -41,7 +41,7 @@ def migrations_directory() -> Path:
     for directory in (package / "_migrations", package.parent / "migrations"):
         if (directory / "env.py").is_file():
             return directory
-    raise OperatingError(f"migrations not found: {package}: the installation is incomplete; install salus again")
+    raise OperatingError(f"migrations not found: {package}: the installation is incomplete; reinstall salus")
 
 
 def head() -> str:

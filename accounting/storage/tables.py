@@ -68,7 +68,7 @@ CLUSTERS = _table("clusters", "id:id name:text", unique="name")
 
 NODES = _table("nodes", "id:id cluster_id:id name:text", unique="cluster_id name")
 
-# One lifetime of a daemon. `stopped_utc_ns` stays empty if the daemon was killed.
+# One run of a daemon. `stopped_utc_ns` stays empty if the daemon was killed.
 INCARNATIONS = _table(
     "incarnations",
     "id:id node_id:id name:text boot_id:text version:text started_utc_ns:big? started_mono_ns:big? stopped_utc_ns:big?",

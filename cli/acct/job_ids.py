@@ -53,13 +53,15 @@ def _parse(part: str) -> list[JobSelector]:
 
 def _numbers(tasks: str, part: str) -> list[int]:
     found: list[int] = []
-    # The number after % limits how many tasks run at the same time; it selects none.
+    # The number after % limits how many tasks run at the same time; it does not select tasks.
     for piece in tasks.partition("%")[0].split(","):
         match = _RANGE.fullmatch(piece.strip())
         low = int(match[1]) if match else 0
         high = int(match[2] or low) if match else 0
         step = int(match[3] or 1) if match else 0
         if match is None or high < low or step == 0 or len(found) + (high - low) // step >= TASKS_MAX:
-            raise RequestError(f"invalid job id {part!r}: its tasks are not a list such as [1-5,7]")
+            raise RequestError(
+                f"invalid job id {part!r}: its tasks are not a list such as [1-5,7] of at most {TASKS_MAX} tasks"
+            )
         found.extend(range(low, high + 1, step))
     return found

@@ -51,7 +51,7 @@ def report(
 ) -> None:
     """Print who held, occupied and used the devices. Without KIND: by account and user, with totals.
 
-    Users see their own jobs, operators all jobs. SALUS_ACCT_FORMAT sets the default columns, SLURM_TIME_FORMAT the
+    Users see their own jobs, operators see all. SALUS_ACCT_FORMAT sets the default columns, SLURM_TIME_FORMAT the
     format of times, and NO_COLOR turns colours off. `docs/accounting.md` defines every figure.
     """
     from accounting.questions import AskReport

@@ -110,7 +110,7 @@ DEFAULTS: dict[ReportKind, str] = {
     ReportKind.PROFILE: "user%-12,signature%-20,model%-18,occupied,busy,alone,efficiency,gain,slowdown,iterations",
 }
 
-# Without the tree, the user needs a column.
+# Without the tree, the user needs a column of its own.
 FLAT_SUMMARY = "account,user,held,occupied,busy,efficiency,gain,saved,jain"
 
 

@@ -40,12 +40,12 @@ Users = Annotated[str, typer.Option("--user", "-u", metavar="LIST", help="Only t
 Accounts = Annotated[str, typer.Option("--accounts", "-A", metavar="LIST", help="Only these accounts.")]
 Partitions = Annotated[str, typer.Option("--partition", "-r", metavar="LIST", help="Only these partitions.")]
 Jobs = Annotated[
-    str, typer.Option("--jobs", "-j", metavar="LIST", help="Only these jobs; without -S, from their start.")
+    str, typer.Option("--jobs", "-j", metavar="LIST", help="Only these jobs. Without -S, their whole run counts.")
 ]
 Nodes = Annotated[str, typer.Option("--nodelist", "-N", metavar="NODES", help="Only jobs on these nodes.")]
 Clusters = Annotated[str, typer.Option("--clusters", "-M", metavar="LIST", help="Only these clusters.")]
 AllUsers = Annotated[bool, typer.Option("--allusers", "-a", help="Jobs of all users (operators only).")]
-Allocations = Annotated[bool, typer.Option("--allocations", "-X", help="With job: no lines for sessions.")]
+Allocations = Annotated[bool, typer.Option("--allocations", "-X", help="With KIND job, print no lines for sessions.")]
 Time = Annotated[
     TimeUnit | None,
     typer.Option("--time", "-t", case_sensitive=False, help="Unit of time. Default: Hours; for job, D-HH:MM:SS."),

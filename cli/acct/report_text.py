@@ -108,7 +108,7 @@ def _cells(row: ReportRow, layout: Layout) -> list[str]:
 
 
 def stems(depths: Sequence[int]) -> list[str]:
-    """The prefix of each line of a tree, from the depths of the lines: the branches that continue, and its own."""
+    """The tree prefix of each line, computed from the depths: the branches that pass it, and its own branch."""
     drawn: list[str] = []
     continuing: set[int] = set()
     # Bottom up: a branch continues if a later line has its depth before any line with a smaller one.

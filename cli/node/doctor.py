@@ -1,4 +1,4 @@
-"""`salus doctor`: finds problems of this node and says how to fix them."""
+"""`salus doctor`: finds problems on this node and says how to fix them."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,7 @@ def doctor(
     node: Annotated[str, typer.Option("--node", "-N", help="Name of the node in salus.conf. Default: this node.")] = "",
     json: Json = False,
 ) -> None:
-    """Check driver, NVML, lanes, cgroups, MPS, device files, sockets, database and Slurm's configuration on this node.
+    """Check this node: driver, NVML, lanes, cgroups, MPS, device files, sockets, database and Slurm's configuration.
 
     Exit code 0: no failure; 1: at least one failure.
     """

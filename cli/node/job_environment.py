@@ -1,7 +1,7 @@
 """The environment of a job of `salus run`: the user's own, and the variables that salusd may add.
 
-The job runs with the user's rights, so the daemon's answer is checked. A variable that is not in the list, or has a
-value that this installation and its configuration do not explain, ends the command.
+The job runs with the user's rights, so the daemon's answer is checked. The command fails if a variable is not in the
+list, or if its value does not match this installation and its configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nodedaemon.wire.trust import is_trusted
 
 Check = Callable[[str], bool]
 
-# These values go in front of the user's, so that both work.
+# These values are put in front of the user's own, so that both take effect.
 PREPENDED = {"PYTHONPATH": ":", "LD_PRELOAD": " "}
 
 
@@ -41,7 +41,7 @@ def environment_of(added: Iterable[str], user: Mapping[str, str], settings: Sett
 
 
 def _checks(settings: Settings) -> dict[str, Check]:
-    """What salusd may set, with a check of each value. nodedaemon/service/jobs/environment.py makes them."""
+    """The variables that salusd may set, each with a check of its value. See nodedaemon/service/jobs/environment.py."""
     adaptor = adaptor_dir(settings)
     libraries = {str(adaptor / "libsalus" / name) for name in ("libsalus-preload.so", "cuda/libcuda.so.1")}
     run_directory = Path(settings.daemon.socket).parent

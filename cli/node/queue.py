@@ -1,6 +1,6 @@
 """Asks salus-admitd for `salus status` and `salus why`, on login nodes and for jobs that are still in the queue.
 
-Users see only their own jobs, operators see all. salus-admitd decides that by the caller's munge credential.
+Users see only their own jobs, operators see all. salus-admitd identifies the caller by a munge credential.
 """
 
 from typing import Any

@@ -38,7 +38,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="Command of the job with its arguments.")],
     policy: Annotated[str, typer.Option(help=f"Scheduling policy: {', '.join(POLICIES)}.")] = "",
     memory: Annotated[
-        str, typer.Option(help="Memory of the local device. Used only if this command starts its daemon.")
+        str, typer.Option(help="Memory of the local device. Used only if this command starts the daemon.")
     ] = "",
     job_class: Annotated[str, typer.Option("--class", help="Class of the job: high, normal or best-effort.")] = "",
     persistent: Annotated[str, typer.Option(help="Persistent memory, such as 2G. Default: measured.")] = "",
@@ -114,7 +114,7 @@ def _wait_for_memory(daemon: DaemonClient, answer: Mapping[str, Any]) -> None:
     if answer["is_admitted"]:
         return
     is_alone = answer["kind"] == "exclusive"
-    why = "it was never measured and needs the device alone" if is_alone else "there is not enough free memory"
+    why = "it was never measured and needs a device to itself" if is_alone else "there is not enough free memory"
     print(f"salus: run: job {answer['job']} is waiting: {why}; see salus why {answer['job']}", file=sys.stderr)
     while not daemon.ask("run_wait", job=answer["job"], wait_ms=WAIT_STEP_MS)["is_admitted"]:
         continue

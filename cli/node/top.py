@@ -83,7 +83,7 @@ def watch(client: DaemonClient, interval_s: float, *, is_ascii: bool) -> None:
 
 @contextmanager
 def raw_keys(stream: TextIO) -> Iterator[None]:
-    """Read keys without Enter and echo; restore the terminal afterwards."""
+    """Read keys without Enter and without echo; restore the terminal afterwards."""
     import termios
     import tty
 

@@ -1,6 +1,6 @@
 """Asks questions about accounting: the database directly if the user may open it, salus-admitd otherwise.
 
-Both ways go through accounting.questions.answer_question, so that they cannot differ.
+Both use accounting.questions.answer_question, so that their answers cannot differ.
 """
 
 import os
@@ -59,7 +59,10 @@ def opened(config: Config, *, may_create: bool = False, is_checked: bool = True)
     from accounting.storage.database import open_database
 
     if not may_open(config):
-        raise NotPermittedError(f"database not opened: only root and SlurmUser may, not {user_name(os.geteuid())}")
+        raise NotPermittedError(
+            "database not opened: only root, SlurmUser and the owner of a SQLite file may open it, "
+            f"not {user_name(os.geteuid())}; ask an admin"
+        )
     storage = config.settings.storage
     password = Path(storage.pass_file) if storage.pass_file else None
     database = open_database(storage.url, password, may_create=may_create)

@@ -1,4 +1,4 @@
-"""Asks salus-admitd over TCP with a munge credential: the only way to it from a login node (docs/protocol.md)."""
+"""Asks salus-admitd over TCP with a munge credential: the only way to reach it from a login node (docs/protocol.md)."""
 
 import socket
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ ANSWER_WAIT_S = 60.0
 
 
 def ask_admission(settings: Admission, request: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of salus-admitd. A refusal is raised as the error of its kind."""
+    """The answer of salus-admitd. A refusal is raised as the matching exception."""
     from slurm_plugin.admitd.credentials import sign
 
     if settings.port == 0:

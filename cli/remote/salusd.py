@@ -50,7 +50,7 @@ class DaemonClient:
             raise
 
     def ask(self, verb: str, **fields: Any) -> dict[str, Any]:
-        """Send a request and return the answer; a refusal is raised as the error of its kind."""
+        """Send a request and return the answer. A refusal is raised as the matching exception."""
         return exchange(self._connection, f"salusd: {self.path}", {"verb": verb, **fields})
 
     def ask_for(self, kind: type[T], verb: str, **fields: Any) -> T:

@@ -25,8 +25,8 @@ SPREAD_COLUMNS = parse_columns(
 
 
 NOTES = """
-GPUs: devices that hold all jobs at once. Times (completion, queueing, makespan) are in seconds.
-Gain: average completion of exclusive / of this row. Jain: index of service, over periods of five rounds."""
+GPUs: number of devices that hold all jobs at once. Completion, queueing and makespan are in seconds.
+Gain: average completion of exclusive / of this row. Jain: index of service, computed after five rounds."""
 
 
 def _rows(results: list[RunResult]) -> list[dict[str, Cell]]:
@@ -113,7 +113,7 @@ def write_report(
     seeds: int,
     pair_speed: Path | None,
 ) -> None:
-    """Print the results in `form`: `gains` over `seeds` other seeds, and the file with the speeds of pairs, if any."""
+    """Print the results in `form`. `gains` covers `seeds` other seeds. `pair_speed` is the file of speeds, if any."""
     rows = _rows(results)
     workloads = [_basis(run, pair_speed) for run in runs]
     if form is Form.JSON:

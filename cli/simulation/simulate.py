@@ -44,7 +44,7 @@ _Sacct = Annotated[
 ]
 _Policies = Annotated[str, typer.Option("--policy", "-p", metavar="LIST", help="Policies to run, separated by commas.")]
 _Devices = Annotated[int | None, typer.Option("--gpus", min=1, max=1_000_000, help="Total number of devices.")]
-_Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes that the devices are spread over.")]
+_Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes that have the devices.")]
 _Memory = Annotated[
     str | None, typer.Option("--gpu-memory", metavar="SIZE", help="Usable memory of a device, such as 16G.")
 ]
@@ -55,16 +55,16 @@ _Reserve = Annotated[
 _LanesMax = Annotated[int, typer.Option("--max-lanes", min=1, max=64, help="MaxLanes, as in salus.conf.")]
 _Sharing = Annotated[LaneSharing, typer.Option("--lane-sharing", help="LaneSharing, as in salus.conf.")]
 _Spread = Annotated[
-    Spread, typer.Option("--spread", help="Which device a job gets: as in Slurm with or without LL_SHARED_GRES.")
+    Spread, typer.Option("--spread", help="Device for a job: least-loaded, as with LL_SHARED_GRES in Slurm, or first.")
 ]
 _Context = Annotated[
     str, typer.Option("--context", metavar="SIZE", help="Size of the CUDA context of each job, such as 300M.")
 ]
 _Load = Annotated[
     str | None,
-    typer.Option("--load", metavar="X|all", help="Offered load of paper and cluster; all: all jobs at once."),
+    typer.Option("--load", metavar="X|all", help="Offered load of paper and cluster. all: submit all jobs at once."),
 ]
-_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of jobs of a built-in workload.")]
+_Jobs = Annotated[int | None, typer.Option("--jobs", min=1, help="Number of jobs in a built-in workload.")]
 _Seed = Annotated[int, typer.Option("--seed", help="Random seed.")]
 _Seeds = Annotated[
     int, typer.Option("--seeds", min=0, max=10_000, help="Also run this many other seeds and print the spread.")
@@ -78,14 +78,15 @@ _StartupWeight = Annotated[
         "--startup-weight",
         min=0,
         max=1e6,
-        help="Weight of a job that starts up on the device, relative to an iteration.",
+        help="CPU time that a job takes from iterations while it starts up, relative to an iteration.",
     ),
 ]
 _Headroom = Annotated[
     int, typer.Option("--headroom", min=0, max=1000, help="Percent that admission adds to measured memory.")
 ]
 _PairSpeed = Annotated[
-    Path | None, typer.Option("--pair-speed", metavar="FILE.csv", help="Measured speeds: model,beside,speed.")
+    Path | None,
+    typer.Option("--pair-speed", metavar="FILE.csv", help="Measured speeds, in the columns model, beside and speed."),
 ]
 _Replay = Annotated[
     Path | None,
@@ -120,8 +121,8 @@ def simulate(
 ) -> None:
     """Simulate policies on a workload: completion times, fairness, and the number of GPUs that it needs.
 
-    The daemon's engine runs in virtual time and changes nothing on the system. Jobs are drawn at random, read from a
-    table, or taken from Slurm's accounting. With --replay, the engine repeats the decisions in a journal of salusd.
+    The daemon's engine runs in virtual time and changes nothing on the system. Jobs are drawn at random, read from
+    a table, or read from the output of sacct. With --replay, the engine repeats the decisions in a journal of salusd.
     """
     if replay is not None:
         from cli.simulation.replay import replay_journal

@@ -101,7 +101,7 @@ def down(
 
 @app.command()
 def status(directory: Directory = None, json: Json = False) -> None:
-    """Show the daemons of a cluster with their process ids, and its nodes."""
+    """Show the nodes of a cluster, and its daemons with their process ids."""
     state = _open(directory).status()
     if json:
         write_json(state)
@@ -134,9 +134,9 @@ def execute(
         raise RequestError(
             f"cluster: exec: no user {user} on this machine; use an existing one, such as games"
         ) from None
-    # PYTHON is an interpreter that jobs can run; the one of this program may be closed to other users.
+    # PYTHON is an interpreter that jobs can run. Other users may not have access to the one that runs this program.
     home = {"HOME": str(plan.path("work")), "USER": entry.pw_name, "PYTHON": cluster.python} if entry else {}
-    # salus asks the daemon of its node; no node of the cluster has this machine's name.
+    # salus asks the daemon of its node. This machine's name is not a node of the cluster, so name the first one.
     node = {"SLURMD_NODENAME": os.environ.get("SLURMD_NODENAME", plan.nodes[0])}
     ended = subprocess.run(
         cluster.command(command, entry),

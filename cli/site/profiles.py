@@ -96,7 +96,7 @@ def set_(
     solo: Annotated[str, typer.Option("--solo", metavar="TIME", help="Iteration time alone, such as 80ms.")] = "",
     user: User = "",
 ) -> None:
-    """Set what admission uses, but never below what was measured. A run that needs more still raises it."""
+    """Set the values that admission uses, never below what was measured. A run that needs more still raises them."""
     stored = _store(
         config_of(context),
         user=user,
@@ -113,8 +113,8 @@ def set_(
 def forget(context: typer.Context, signature: Signature, user: User = "", model: Model = "") -> None:
     """Treat the job as unknown again, and measure its next run. The history stays.
 
-    The memory that was measured remains the least that the job is charged for. Only if an operator forgets the
-    profile, this is forgotten too. For a profile that its owner has forgotten, an operator gives --user and --model.
+    The job is still charged for at least the memory that was measured. If an operator forgets the profile, this lower
+    bound is removed too. If the owner has already forgotten the profile, the operator must use --user and --model.
     """
     from accounting.profiles import ProfileKey
     from accounting.questions import AskProfileForget
@@ -228,7 +228,7 @@ def _require(config: "Config", signature: str, user: str, model: str) -> "list[P
         raise NotFoundError(f"profile not found: {signature}; salus profiles list shows those that you may see")
     owners = sorted({profile.key.user for profile in found})
     if len(owners) > 1:
-        raise RequestError(f"ambiguous profile: {signature}: {', '.join(owners)} have one; choose with -u")
+        raise RequestError(f"ambiguous profile: {signature}: {', '.join(owners)} have one; choose one with -u")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Short programs on the emulated driver. Together they make every kind of store into its shared file.
+"""Short programs on the emulated driver. Together they reach every store into its shared file.
 
 A test runs each one in a child that dies before its first store, its second, and so on, until one run reaches its end.
 """
@@ -221,7 +221,7 @@ class Survivor:
         block, free, total = Word(), ctypes.c_size_t(), ctypes.c_size_t()
         assert driver.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(SURVIVOR_BYTES)) == 0
         while os.read(ask, 1):
-            # Because it locks, it notices that the owner died. Because it allocates, it shows that the state works.
+            # Taking the lock detects that its owner died. Allocating shows that the state still works.
             extra = Word()
             assert driver.cuMemAlloc_v2(ctypes.byref(extra), ctypes.c_size_t(4 * MIB)) == 0
             assert driver.cuMemFree_v2(extra) == 0

@@ -186,7 +186,7 @@ def run():
 def milliseconds(events):
     ok(d.cuStreamSynchronize(stream))
     return ok(d.cuEventElapsedTime(*events))
-# By the device's clock, on which the model is exact.
+# Measure with the device's clock, by which the model is exact.
 full = milliseconds(run())
 control("slow", "0", "250")
 assert 3.9 < milliseconds(run()) / full < 4.1

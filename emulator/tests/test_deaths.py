@@ -41,7 +41,7 @@ class Stage:
     death_count: int = 0
 
     def run(self, life: Callable[[Libraries], None], **inject: str) -> int:
-        """Run one life in a child and return its wait status."""
+        """Run one program of lives.py in a child and return its wait status."""
         with self.monkeypatch.context() as patch:
             for name, value in inject.items():
                 patch.setenv(f"SALUS_EMULATOR_{name}", value)
@@ -109,7 +109,7 @@ def named(inject: dict[str, str]) -> dict[str, str]:
 
 
 def cut_orders(stage: Stage) -> None:
-    """Die in every command of the control program that changes the device, and restore the device after each."""
+    """Kill every command of the control program that changes the device, and restore the device after each."""
 
     def restore() -> None:
         stage.emulator.control("clear", "0")

@@ -13,7 +13,7 @@ from nodedaemon.core.types import LaneSharing
 SQLITE = "sqlite"
 PORT_KEYS = {"AdmissionPort", "MetricsPort", "AdmissionMetricsPort"}
 SOCKET_KEYS = {"AdmissionSocket", "DaemonSocket", "ControlSocket"}
-# A node that no record names.
+# Stands for all nodes that no record names.
 ANY_NODE = "*"
 
 
@@ -35,8 +35,8 @@ def lane_reserve_problem(settings: Settings, capacity_bytes: int) -> str | None:
     size = Size()
     if reserve_bytes is not None and reserve_bytes >= capacity_bytes:
         return (
-            f"{size.write(reserve_bytes)} leaves nothing of a device of {size.write(capacity_bytes)} for the jobs' "
-            "own memory; make it smaller or auto"
+            f"{size.write(reserve_bytes)} leaves no memory for the jobs themselves on a device of "
+            f"{size.write(capacity_bytes)}; make it smaller or auto"
         )
     if capacity_bytes - (reserve_bytes or 0) < settings.lanes.shard_unit_bytes:
         return (
@@ -118,7 +118,7 @@ def _check_partitions(config: Config, findings: Findings) -> None:
                         value.place,
                         name,
                         f"{node} is also in {shown(other[1].title)} ({other[0].place}), which says "
-                        f"{value.key.kind.write(other[0].value)}; settle it in a NodeName record",
+                        f"{value.key.kind.write(other[0].value)}; set it in a NodeName record",
                     )
                     break
 

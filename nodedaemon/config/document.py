@@ -51,13 +51,13 @@ variable `SALUS_CONF` names. If neither is set, it reads `/etc/salus/salus.conf`
 `etc/salus.conf` next to the installation. If there is no such file, the defaults below apply.
 
 - A line holds one or more `Key=Value` pairs. Keys and the names of choices are not case-sensitive.
-- `#` starts a comment; write `\\#` for the character itself. Put text with spaces in double quotes.
+- `#` starts a comment. Write `\\#` for the character itself. Put text with spaces in double quotes.
 - A line that ends with a backslash continues on the next line.
 - `Include FILE` reads another file at that point. A relative name is relative to the including
   file. `%c` is replaced by the `ClusterName` set above. A file must not include itself.
-- Sizes are bytes or end with K, M, G, T or P, each 1024 times the one before: `16M`.
-- Times are seconds or `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM`, `D-HH:MM:SS`, or end with `s`, `ms`
-  or `us`: `500ms`. Percentages end with a percent sign: `10%`.
+- Sizes are in bytes, or end with K, M, G, T or P, each 1024 times the one before: `16M`.
+- Times are in seconds, have the form `MM:SS`, `HH:MM:SS`, `D-HH`, `D-HH:MM` or `D-HH:MM:SS`, or end
+  with `s`, `ms` or `us`: `500ms`. Percentages end with a percent sign: `10%`.
 - Node names may be lists with ranges: `gpu[01-16,20],login1`.
 - In paths, `%c` is the cluster name and `%%` is a percent sign. `%n` is the node name, if the value
   may differ between nodes.
@@ -69,8 +69,8 @@ reports all problems at once, each with its file and line.
 ## Keys
 
 Each key may be set on a line of its own. Some keys may also be set in a record, for its nodes, its
-partition or its device. The most specific value wins: device, node, partition, a line of its own,
-default.
+partition or its device. The most specific value wins. The order is: device, node, partition, a line
+of its own, default.
 """
 
 _MANUAL_TAIL = """\

@@ -74,7 +74,7 @@ class Lanes:
     """Memory and lanes"""
 
     lane_reserve_bytes: int | None = key("LaneReserve", SizeOrAuto(GRANULARITY_BYTES), None, NODE, DEVICE).doc(
-        "Memory of a device that is reserved for lanes (R). The rest becomes shards. auto: a quarter of the device."
+        "Device memory that is reserved for lanes (R). The rest becomes shards. auto: a quarter of the device."
     )
     shard_unit_bytes: int = key("ShardUnit", Size(1 * MIB, GIB), 16 * MIB).doc(
         "Memory that one shard represents. It must match gres.conf on all nodes."
@@ -83,7 +83,7 @@ class Lanes:
         "Lanes that may be open on a device at the same time. Busy lanes share its processors."
     )
     headroom_percent: int = key("Headroom", Percent(), 10, PARTITION).doc(
-        "Added to measured memory, because runs of the same job differ a little."
+        "Percentage that is added to measured memory, because runs of the same job differ a little."
     )
     on_overrun: FaultAction = key("OnOverrun", Choice(FaultAction), FaultAction.WARN, NODE).doc(
         "What to do with a job that exceeds its admitted memory when no more is free: warn or kill."
@@ -92,10 +92,11 @@ class Lanes:
         "Whose jobs may use the same lane memory in turn."
     )
     domain_quantum_ns: int = key("DomainQuantum", Time(), SECOND_NS, NODE).doc(
-        "Minimum time that a lane stays with one domain. Hand-overs between domains copy memory."
+        "Minimum time that the memory of a lane stays with one domain. Passing it to another domain copies memory."
     )
     unmap_timeout_ns: int = key("UnmapTimeout", Time(10 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
-        "A session, or a process that got a lane from one, is ended if it still holds the lane after this time."
+        "A session that must give up a lane, or a process that received the lane from a session, is ended if it still "
+        "holds the lane after this time."
     )
     release_timeout_ns: int = key("ReleaseTimeout", Time(SECOND_NS, HOUR_NS), 30 * SECOND_NS, NODE).doc(
         "How long an Epilog waits for the memory of its job to become free. Values above 1.5 s have no effect."
@@ -150,13 +151,16 @@ class Gate:
         "A session that is idle for this long gives its lane to a waiting session."
     )
     on_hang: FaultAction = key("OnHang", Choice(FaultAction), FaultAction.WARN, NODE).doc(
-        "A session that is hung in its lane: warn, or kill. If a placed job needs its memory, it is killed in any case."
+        "What to do with a session that hangs in its lane: warn or kill. If a placed job needs its memory, it is "
+        "killed in any case."
     )
     hang_timeout_ns: int = key("HangTimeout", Time(SECOND_NS), MINUTE_NS, NODE).doc(
-        "A session without a boundary for this long after a revoke counts as hung. Must be longer than any iteration."
+        "A session that reaches no boundary for this long after its grant was revoked counts as hung. Must be longer "
+        "than any iteration."
     )
     on_daemon_loss: DaemonLoss = key("OnDaemonLoss", Choice(DaemonLoss), DaemonLoss.RUN).doc(
-        "What a task does if salusd does not answer: run without turns, or fail. Must match on_loss in plugstack.conf."
+        "What a task does if salusd does not answer: run without taking turns, or fail. Must match on_loss in "
+        "plugstack.conf."
     )
 
 
@@ -165,10 +169,11 @@ class Admission:
     """Admission at submit time"""
 
     unknown_job: UnknownJob = key("UnknownJob", Choice(UnknownJob), UnknownJob.EXCLUSIVE, PARTITION).doc(
-        "A job without a profile gets a whole device, needs --salus-mem, is refused, or is requeued once measured."
+        "What happens to a job without a profile. exclusive: it gets a whole device. declared: it needs --salus-mem. "
+        "refuse: it is refused. requeue: it gets a whole device and is requeued once it is measured."
     )
     probe_tasks: int = key("ProbeTasks", Count(0, 10_000), 0, PARTITION).doc(
-        "How many tasks of an array without a profile may run until one of them is measured. 0: all."
+        "How many tasks of an array without a profile may run until one of them has been measured. 0: all."
     )
     on_admission_loss: AdmissionLoss = key("OnAdmissionLoss", Choice(AdmissionLoss), AdmissionLoss.EXCLUSIVE).doc(
         "A job that is submitted while salus-admitd does not answer gets a whole device, or is refused."
@@ -177,7 +182,7 @@ class Admission:
         "Socket of salus-admitd on the host of slurmctld, used by job_submit.lua."
     )
     host: str = key("AdmissionHost", Text(is_optional=False), "localhost").doc(
-        "Host name or address of salus-admitd, for commands on login nodes."
+        "Host name or address on which salus-admitd listens, and to which commands on login nodes connect."
     )
     port: int = key("AdmissionPort", port(), 6827, is_live=False).doc(
         "TCP port of salus-admitd. Clients authenticate with munge. 0: no port."
@@ -231,7 +236,7 @@ class Slurm:
         "How often salusd compares its sessions with Slurm's jobs, to find missed Epilogs and suspended jobs."
     )
     prolog_timeout_ns: int = key("PrologTimeout", Time(SECOND_NS, HOUR_NS), MINUTE_NS, NODE).doc(
-        "How long the Prolog waits for the job's memory. The job starts after this time in any case."
+        "How long the Prolog waits for the job's memory, at most 55 s. The job starts after this time in any case."
     )
 
 
@@ -252,10 +257,10 @@ class Daemon:
         "Directory of the files that jobs load (salus_job, libsalus). Empty: those of the installation."
     )
     auto_detect: AutoDetect = key("AutoDetect", Choice(AutoDetect), AutoDetect.NVML, NODE, is_live=False).doc(
-        "Whether salusd looks for GPUs that no DeviceName record names."
+        "Whether salusd uses NVML to find GPUs that no DeviceName record names."
     )
     local_jobs: bool = key("LocalJobs", YesNo(), False, NODE).doc(
-        "Whether users may start jobs without Slurm through salus run, for workstations."
+        "Whether users may start jobs without Slurm, with salus run. For workstations."
     )
     share_mode: ShareMode = key("ShareMode", Choice(ShareMode), ShareMode.TIMESLICE, NODE, DEVICE).doc(
         "How lanes share the processors of a GPU. With mps the lanes of one user run at the same time."
@@ -267,7 +272,7 @@ class Daemon:
         "Device memory that one MPS client may pin. 0: no limit."
     )
     best_effort_launches_max: int = key("BestEffortLaunches", Count(1, 1024), 1, NODE, DEVICE).doc(
-        "Kernels that a best-effort session may have in flight while class high is active."
+        "Kernels that a best-effort session may have in flight while a session of class high is on the device."
     )
     user_sessions_max: int = key("UserSessions", Count(1, 100_000), 256, NODE).doc(
         "Sessions that one user may have on a node."
@@ -282,7 +287,7 @@ class Daemon:
         "Size at which the journal is rotated."
     )
     journal_files_max: int = key("JournalFiles", Count(1, 1000), 4, NODE, is_live=False).doc(
-        "Number of journals that are kept, with the current one, for salus simulate --replay."
+        "Number of journal files that are kept, including the current one. salus simulate --replay reads them."
     )
 
 
@@ -336,7 +341,7 @@ class Storage:
         "Disk space for records while the database does not answer."
     )
     batch_interval_ns: int = key("LedgerInterval", Time(100 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
-        "How long a record may wait so that records are written in batches."
+        "How long a record may wait to be written together with others."
     )
     usage_interval_ns: int = key("UsageInterval", Time(SECOND_NS, DAY_NS), 5 * MINUTE_NS, NODE).doc(
         "Time that one row of usage covers."

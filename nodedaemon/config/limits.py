@@ -24,9 +24,9 @@ def device_limits(settings: Settings, capacity_bytes: int) -> DeviceLimits:
 
 
 def lane_reserve_bytes(settings: Settings, capacity_bytes: int) -> int:
-    """The lane reserve R of a device: as configured, or for `auto` that of a device without profiles.
+    """The lane reserve R of a device: the configured one or, for `auto`, that of a device without profiles.
 
-    gres.conf is printed with this number and the engine enforces it: the shards that Slurm counts and the bytes that
+    gres.conf is generated with this number and the engine enforces it: the shards that Slurm counts and the bytes that
     salusd keeps must agree. `salus simulate` shows which R is best.
     """
     fixed_bytes = settings.lanes.lane_reserve_bytes

@@ -55,8 +55,8 @@ def locate(explicit: Path | None = None, environment: Mapping[str, str] | None =
     variable = (os.environ if environment is None else environment).get(FILE_VARIABLE)
     if explicit is not None or variable:
         return explicit or Path(variable or "")
-    beside = Path(__file__).resolve().parents[2] / "etc" / "salus.conf"
-    return next((path for path in (SYSTEM_FILE, beside) if path.is_file()), None)
+    installed = Path(__file__).resolve().parents[2] / "etc" / "salus.conf"
+    return next((path for path in (SYSTEM_FILE, installed) if path.is_file()), None)
 
 
 def load(path: Path | None, read: Reader = read_file) -> Config | Rejected:
@@ -72,7 +72,7 @@ def load(path: Path | None, read: Reader = read_file) -> Config | Rejected:
 
 
 def load_or_raise(path: Path | None) -> Config:
-    """As `load`, but a file with findings raises RequestError that lists them all."""
+    """Like `load`, but raises a RequestError that lists all findings of the file."""
     loaded = load(path)
     if isinstance(loaded, Rejected):
         raise RequestError(f"configuration: {path}: cannot be used; correct it and run salus config check\n{loaded}")

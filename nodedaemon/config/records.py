@@ -29,20 +29,21 @@ class PartitionFields:
     """`PartitionName=debug Nodes=gpu[01-04] Policy=fifo`: values for a Slurm partition"""
 
     nodes: str = key("Nodes", Text(), "").doc(
-        "The nodes of the partition, or ALL. Needed if the line sets keys of nodes."
+        "The nodes of the partition, or ALL. Required if the line sets keys that apply to nodes."
     )
 
 
 @dataclass(frozen=True)
 class DeviceFields:
-    """`DeviceName=host0 Type=host Memory=2G Cores=0`: a device that cannot be detected, or values for one"""
+    """`DeviceName=host0 Type=host Memory=2G Cores=0`: a device that cannot be detected, or values for a GPU"""
 
     type: DeviceType = required_key("Type", Choice(DeviceType)).doc(
         "cuda for a GPU, host for a slice of the node's memory."
     )
     nodes: str = key("Nodes", Text(), ALL_NODES).doc("The nodes that have this device.")
     memory_bytes: int = key("Memory", Size(64 * MIB), 0).doc(
-        "For a host device, its size, taken from the node's memory. For a GPU, the most that Salus may use."
+        "For a host device, its size, taken from the node's memory. For a GPU, its size; with Uuid, Salus uses no more "
+        "than this."
     )
     cores: tuple[int, ...] = key("Cores", Numbers(), ()).doc(
         "For a host device, the CPUs to which its sessions are pinned."

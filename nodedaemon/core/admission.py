@@ -1,7 +1,7 @@
-"""Whether a job may share a device: admit it for a charge in shards, or refuse it with every shortfall.
+"""Decides whether a job may share a device: admits it for a charge in shards, or refuses it with every shortfall.
 
-This is arithmetic on values. salus-admitd asks at submit, and the simulator asks before a run. Whether a job that fits
-must wait is not decided here: Slurm adds up the admitted charges (core.memory), and the engine grants turns.
+The functions are pure. salus-admitd calls them at submit time, and the simulator before a run. They do not decide
+whether a job that fits must wait: Slurm adds up the admitted charges (core.memory), and the engine grants turns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Admit(Struct, frozen=True):
 
 
 class Refuse(Struct, frozen=True):
-    """The job never fits as things are configured: waiting cannot help."""
+    """The job can never fit with this configuration. Waiting does not help."""
 
     shortfalls: tuple[Shortfall, ...]
 
@@ -54,7 +54,7 @@ def admit(persistent_bytes: int, ephemeral_bytes: int, device: DeviceView) -> De
 
 
 def admit_any(persistent_bytes: int, ephemeral_bytes: int, devices: Sequence[DeviceView]) -> Decision:
-    """Decide over several devices: the smallest that admits wins. If none does, all their shortfalls are listed."""
+    """Decide among several devices: the smallest that admits the job wins. If none does, list all shortfalls."""
     admitted: list[tuple[int, Admit]] = []
     shortfalls: list[Shortfall] = []
     for device in devices:

@@ -1,4 +1,4 @@
-"""What comes out of the engine. Commands compare by value and are safe to carry out twice.
+"""The commands that the engine issues. They compare by value and are safe to carry out twice.
 
 A command about a grant or a lane's memory carries its epoch, so a late answer does no harm.
 """

@@ -20,10 +20,10 @@ bytes never exceeds the capacity, whatever a policy or a late answer does. `inva
 tests.
 
 Why every session makes progress: admission keeps `sum P + largest E <= C` (`Device.can_always_run`), so each session
-fits if all other lanes give up their bytes. The first claim that lacks bytes revokes the lanes that it needs, and
-nobody behind it starts meanwhile. A waiter that was overtaken `MaxOvertakes` times goes first. A holder ends its grant
-at a boundary, and one that reaches no boundary is reported. If others can run without its lane, they do. If a session
-that Slurm placed cannot, the holder is ended after `HangTimeout`.
+fits if all other lanes give up their bytes. The first claim that lacks bytes revokes the lanes that it needs, and no
+session behind it starts until it has them. A waiter that was overtaken `MaxOvertakes` times goes first. A holder ends
+its grant at a boundary, and one that reaches no boundary is reported. If others can run without its lane, they do. If a
+session that Slurm placed cannot, the holder is ended after `HangTimeout`.
 
 Why late answers do no harm: every grant and every lane opening has an epoch of its device that only grows. An answer
 with an old epoch, or for a session or lane that is gone, changes nothing.
@@ -145,7 +145,7 @@ class Engine:
 
     def _add_device(self, event: ev.DeviceAdded, now_ns: int) -> None:
         if event.device in self._devices:
-            raise RequestError(f"device refused: {event.device}: it is there already; add each device once")
+            raise RequestError(f"device refused: {event.device}: it already exists; add each device only once")
         clock = ServiceClock(now_ns, now_ns, event.limits.service_half_life_ns)
         ordering = Ordering(self._make_policy(event.limits))
         self._devices[event.device] = Device(event.device, event.limits, clock, ordering=ordering)

@@ -1,4 +1,4 @@
-"""What goes into the engine: one immutable value per event. docs/architecture.md says who sends each event.
+"""The engine's input: one immutable value per event. docs/architecture.md says who sends each event.
 
 The daemon writes each event to its journal before the engine handles it. So an event carries everything that the
 decision needs, and nothing that only this process understands.
@@ -97,8 +97,8 @@ class GrantReturned(AboutSession, frozen=True):
 
     `iteration_count` iterations ran under the grant. `contended_count` of them started after a limit was set, either by
     `LimitGrant` or by the grant itself; the first iteration of a grant never counts. `wants_next` says that the session
-    waits in the gate again, which it does not do after an idle session lost its lease. `handed_over` is the epoch of
-    the successor, named in a `Revoke`, that the session started directly.
+    waits in the gate again; it is False, for example, if an idle session lost its lease. If the session started the
+    successor of a `Revoke` directly, `handed_over` is the epoch of that successor.
     """
 
     epoch: Epoch
@@ -111,8 +111,8 @@ class GrantReturned(AboutSession, frozen=True):
 class SessionStopped(AboutSession, frozen=True):
     """The process is stopped or its job suspended. It reaches no boundary until it continues.
 
-    `is_suspended` says that Slurm suspended the job, or was not asked yet; a second event corrects it. A session that
-    Slurm suspended is never ended to get its memory back.
+    `is_suspended` says that Slurm suspended the job. It is also True until Slurm has been asked; a second event then
+    corrects it. A session that Slurm suspended is never ended to get its memory back.
     """
 
     is_suspended: bool = False
@@ -130,10 +130,10 @@ class SessionOverran(AboutSession, frozen=True):
 
 
 class SessionUngated(AboutSession, frozen=True):
-    """The session is no longer gated, because the job has a second one: from now on it keeps its lane to itself.
+    """The session is no longer gated, because its job has a second session. From now on it keeps its lane to itself.
 
     If that would leave too little memory for the iterations of other jobs, the session stays gated. A session with
-    `has_own_memory` never uses a lane: it gets the ephemeral bytes above the lane reserve as persistent ones.
+    `has_own_memory` never uses a lane: its ephemeral bytes above the lane reserve become persistent bytes.
     """
 
     has_own_memory: bool = False

@@ -18,7 +18,7 @@ from nodedaemon.core.state.lanes import Device, LaneState
 from nodedaemon.core.state.sessions import Session, SessionState
 from nodedaemon.core.types import JobClass, SessionId, Shortfall
 
-#: Events that a what-if tries before it gives up: enough for a few hundred boundaries, and still fast to answer.
+#: Events that a what-if tries before it gives up: enough for a few hundred boundaries, few enough for a fast answer.
 WHAT_IF_EVENTS_MAX = 2000
 
 
@@ -34,7 +34,7 @@ def reasons(engine: Engine, session_id: SessionId) -> tuple[Shortfall, ...]:
 def boundaries_until_served(
     engine: Engine, session_id: SessionId, changes: Sequence[ev.Event], now_ns: int
 ) -> int | None:
-    """How many boundaries it takes, after `changes`, until the session is admitted or granted; None if it is not.
+    """How many boundaries it takes, after `changes`, until the session is admitted or granted; None if it never is.
 
     The engine itself does not change. On its fork every holder reaches its boundary at once, every memory operation
     succeeds and no other session arrives, leaves or asks for more.

@@ -1,7 +1,7 @@
 """Attained service, weights and decay.
 
 Service is wall time divided by the number of busy lanes, so the service of all sessions of a device adds up to its busy
-time. Decay does not change old numbers. Instead the increment grows, which keeps the order at no cost per session. All
+time. Decay does not change old numbers. Instead new increments grow, which keeps the order at no cost per session. All
 numbers are fixed point, so equal inputs give equal decisions on every machine.
 """
 
@@ -60,7 +60,10 @@ class ServiceClock:
         self.grown >>= REBASE_DOUBLINGS
 
     def wall_ns(self, service: int, *, is_grown: bool = True) -> int:
-        """Wall time in which one busy lane attains `service`, decayed or plain, at the current sharing, rounded up."""
+        """Wall time, rounded up, in which a busy lane attains `service` with the current number of busy lanes.
+
+        `service` is measured like `grown`, or like `plain` if `is_grown` is False.
+        """
         growth = self.growth() if is_grown else ONE_NS
         return -(-service * max(1, self.busy_count) // growth)
 
@@ -68,7 +71,7 @@ class ServiceClock:
 class ServiceBook:
     """The smallest virtual service (attained / weight) among the active sessions of a device.
 
-    A session that becomes active is lifted to that minimum, so that neither new nor idle sessions accumulate a claim.
+    A session that becomes active is raised to that minimum, so that neither new nor idle sessions accumulate credit.
     """
 
     __slots__ = ("_active", "_floor", "_heap")
@@ -91,7 +94,7 @@ class ServiceBook:
         return dict(self._active), self._floor
 
     def join(self, session: SessionId, virtual: int) -> int:
-        """Make a session active and return its virtual service, lifted to the floor."""
+        """Make a session active and return its virtual service, raised to the floor if it is lower."""
         lifted = max(virtual, self.floor())
         self._active[session] = lifted
         heapq.heappush(self._heap, (lifted, session))
@@ -105,7 +108,7 @@ class ServiceBook:
             self._rebuild()
 
     def leave(self, session: SessionId) -> None:
-        """The session neither waits nor runs. Without active sessions the floor stays."""
+        """The session neither waits nor runs. If no session is active, the floor keeps its value."""
         self._floor = self.floor()
         self._active.pop(session, None)
 
@@ -118,7 +121,7 @@ class ServiceBook:
         return self._floor
 
     def shift(self, bits: int) -> None:
-        """Follow a rebase of the clock."""
+        """Shift all numbers back after the clock was rebased."""
         self._floor >>= bits
         self._active = {session: virtual >> bits for session, virtual in self._active.items()}
         self._rebuild()

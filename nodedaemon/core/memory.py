@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from nodedaemon.core.types import GRANULARITY_BYTES, MIB, Profile
 
 SHARD_UNIT_BYTES = 16 * MIB
-#: At most this many recorded sizes are tried, evenly spaced: a year has thousands that hardly differ.
+#: At most this many recorded sizes are tried, evenly spaced: a year of jobs has thousands that hardly differ.
 RESERVES_TRIED_MAX = 256
 
 
@@ -36,7 +36,7 @@ def charge_bytes(persistent_bytes: int, ephemeral_bytes: int, lane_reserve_bytes
 def charge_units(
     persistent_bytes: int, ephemeral_bytes: int, lane_reserve_bytes: int, unit_bytes: int = SHARD_UNIT_BYTES
 ) -> int:
-    """The same in shards, rounded up; at least one, so that Slurm binds the job to a device."""
+    """The charge in shards, rounded up; at least one, so that Slurm binds the job to a device."""
     return max(1, -(-charge_bytes(persistent_bytes, ephemeral_bytes, lane_reserve_bytes) // unit_bytes))
 
 
@@ -50,9 +50,9 @@ def auto_reserve(
 ) -> int:
     """Choose R among the recorded ephemeral sizes to minimise sum(charge) / (C - R) and admit every profile it can.
 
-    A profile that no reserve admits (its peak exceeds the device) does not take part. Close to the edge, rounding to
-    shards may let no reserve admit all the others; then the one that admits the most is chosen. Without any profile R
-    is a quarter of the device: enough for a first job to share, little enough to leave room for persistent bytes.
+    A profile that no reserve admits, because its peak exceeds the device, is ignored. If rounding to shards leaves no
+    reserve that admits all the others, the one that admits the most is chosen. If no profile can be admitted, or there
+    is none, R is a quarter of the device: enough for a first job to share, and it leaves room for persistent bytes.
     """
     # A sweep has thousands of equal profiles, so each size is computed once.
     sizes = Counter(
@@ -60,7 +60,7 @@ def auto_reserve(
         for p in profiles
     )
     recorded = sorted({e for _, e in sizes if e < capacity_bytes})
-    # Evenly spaced from the largest down, and no reserve at all.
+    # Try sizes evenly spaced from the largest down, and no reserve at all.
     tried = {0, *recorded[:: len(recorded) // -RESERVES_TRIED_MAX or -1]}
     rooms = {reserve: device_units(capacity_bytes, reserve, unit_bytes) for reserve in sorted(tried)}
     admitted_count: dict[int, int] = {}

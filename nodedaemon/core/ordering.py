@@ -72,15 +72,15 @@ class TimedPolicy(Protocol):
     def lease_service(self, holder: Waiting, first: Waiting) -> int | None:
         """Service in fixed point that `holder` may still attain before `first` goes first.
 
-        0 or less means now. A negative value also means that `holder` must not start in another lane beside `first`.
-        None means never.
+        0 or less means now. A negative value also means that `holder` must not start in another lane while `first` is
+        behind. None means never.
         """
         ...
 
 
 @runtime_checkable
 class LeasingPolicy(Protocol):
-    """A policy under which a running session falls behind a waiter at some moment, without equal progress."""
+    """A policy without equal progress, under which a running session can fall behind a waiter."""
 
     def lease_ns(self, holder: Waiting, first: Waiting) -> int | None:
         """Service that `holder` may still attain before `first` goes first. 0 means now, None means never."""
@@ -110,7 +110,7 @@ class Ordering:
         return LAST
 
     def lease_service(self, holder: Waiting, first: Waiting, now_ns: int) -> int | None:
-        """Service after which `first` goes before `holder`: 0 or less is now, None is never unless one changes."""
+        """Service after which `first` goes before `holder`: 0 or less is now; None is never, unless one changes."""
         if self.breadth is Breadth.CLASS and first.job_class is not holder.job_class:
             return -1 if first.job_class < holder.job_class else None
         if self._timed is None and self._leasing is None:

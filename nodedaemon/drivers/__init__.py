@@ -1,1 +1,1 @@
-"""One foreign thing per file: CUDA, NVML, host memory, processes, cgroups, MPS, Slurm's commands. No decisions."""
+"""Interfaces to the system, one per file: CUDA, NVML, host memory, processes, cgroups, MPS, Slurm. No decisions."""

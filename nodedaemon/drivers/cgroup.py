@@ -6,9 +6,9 @@ Known forms (where several slurmd run on a host, a node name may precede the sco
   26.05 names the job by SLUID: /system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0
 On sites without cgroups, Slurm's own list of pids is used (`scontrol listpids`).
 
-Only root can create a cgroup at the root of a hierarchy or in Slurm's scope, but a job may name the cgroups below its
-own as it likes. So a path must match from its start, and the first job in it decides. A path outside the daemon's own
-cgroup namespace starts with `/..` and matches nothing.
+Only root can create a cgroup at the root of a hierarchy or in Slurm's scope, but a job may choose any names for the
+cgroups below its own. So a path must match from its start, and the first job in it decides. A path outside the daemon's
+own cgroup namespace starts with `/..` and matches nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def place_of_process(pid: int, proc: Path = PROC) -> JobPlace | None:
     """The place of a process, from its cgroups; None if it belongs to no Slurm job."""
     places = [place for line in _cgroup_lines(pid, proc) if (place := _place_of_line(line)) is not None]
     jobs = {(place.job, place.sluid) for place in places}
-    # Every hierarchy of Slurm names the same job. If not, none of them can be believed.
+    # Every hierarchy of Slurm names the same job. If not, none of them can be trusted.
     return places[0] if len(jobs) == 1 else None
 
 

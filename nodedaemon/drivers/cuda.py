@@ -63,7 +63,7 @@ def load_driver() -> Any:
 
 
 def loaded_library(name: str) -> str:
-    """Path of a library that this process has loaded, or "". Jobs need it, because our library shadows the name."""
+    """Path of a library that this process has loaded, or "". Jobs need libcuda's, because ours shadows its name."""
     fields = (line.split(maxsplit=5) for line in read_lines(PROC / "self" / "maps"))
     paths = (os.fsdecode(line[5]) for line in fields if len(line) > 5)
     return next((path for path in paths if Path(path).name.startswith(name)), "")
@@ -215,7 +215,7 @@ class CudaDevice:
         return None
 
     def find_holders(self, memory: LaneMemory, pids: Collection[int] | None) -> set[int]:
-        """A holder is visible only if the memory is a file of its own. If not, all users of the device are suspects."""
+        """Holders are visible only if the memory is its own file. If not, all processes on the GPU are suspects."""
         scheme, _, identity = memory.identity.partition(":")
         if scheme == "file":
             return find_holders(identity, pids)
@@ -307,7 +307,7 @@ class CudaDevice:
     def _find(self) -> Any:
         for ordinal in range(self._ok(self._driver.cuDeviceGetCount())):
             device = self._ok(self._driver.cuDeviceGet(ordinal))
-            # Only the second form returns the UUID of a MIG instance. Version 13 has no other form.
+            # Only the _v2 form returns the UUID of a MIG instance. CUDA 13 has only that form, without the suffix.
             for ask in {self._driver.cuDeviceGetUuid, getattr(self._driver, "cuDeviceGetUuid_v2", None)} - {None}:
                 raw = uuid_module.UUID(bytes=bytes(self._ok(ask(device)).bytes)[:16])
                 if self.uuid in (f"GPU-{raw}", f"MIG-{raw}"):
@@ -327,7 +327,7 @@ class CudaDevice:
         return properties
 
     def _zero(self, handle: Any, size_bytes: int) -> None:
-        """Zero the memory: the next user must not read old bytes, whatever the driver promises about new memory."""
+        """Zero the memory: the next user must not read old bytes, whatever the driver guarantees about new memory."""
         driver = self._driver
         address = self._ok(driver.cuMemAddressReserve(size_bytes, 0, 0, 0))
         try:

@@ -1,9 +1,9 @@
 """The interface of a device: one GPU, or a slice of this machine that stands for one.
 
-A device creates lane memory as file descriptors, counts the bytes that are really held, and takes readings. It makes no
-decisions and knows nothing about sessions. It raises `OperatingError` for its own faults and `PeerError` for a bad
-descriptor from a job. If `is_slow`, a call may block on hardware, so the service makes it in a thread. The service asks
-what a device can do (`capabilities`), never what kind it is.
+A device creates lane memory as file descriptors, counts the bytes that lanes actually hold, and takes readings. It
+makes no decisions and knows nothing about sessions. It raises `OperatingError` for its own faults and `PeerError` for a
+bad descriptor from a job. If `is_slow`, `read` may block on hardware, so the service calls it in a thread. The service
+asks what a device can do (`capabilities`), never what kind it is.
 """
 
 from __future__ import annotations
@@ -87,7 +87,10 @@ class DeviceDriver(Protocol):
         """After a restart, reuse memory that a session kept. Raises `PeerError` for others. The caller keeps `fd`."""
 
     def wipe_lane(self, memory: LaneMemory) -> int:
-        """Free the lane's pages, even if a process still maps them; returns the bytes that are held afterwards."""
+        """Free the lane's memory; returns the bytes that are still held. Call it again until it returns 0.
+
+        Only a device with `frees_mapped_lanes` frees pages that a process still maps.
+        """
 
     def held_bytes(self, memory: LaneMemory) -> int:
         """Bytes that the lane holds at this moment."""
@@ -96,7 +99,7 @@ class DeviceDriver(Protocol):
         """A descriptor of the memory for one process. The caller sends and closes it."""
 
     def is_shared(self, memory: LaneMemory) -> bool | None:
-        """Whether anybody but the daemon has the memory; None if the device cannot tell."""
+        """Whether any process but the daemon has the memory; None if the device cannot tell."""
 
     def find_holders(self, memory: LaneMemory, pids: Collection[int] | None) -> set[int]:
         """The processes, of `pids` or of all, that map the lane or keep a descriptor of it. Call it in a thread."""

@@ -4,9 +4,9 @@ A lane's memfd is sealed against shrinking, growing and further seals, so no ses
 fault. The inode shows how many bytes a lane holds. A release punches a hole over all pages, so the memory is free even
 if a descriptor survives somewhere. A page that is touched again afterwards counts in `held_bytes`.
 
-Every descriptor that a session gets is a file opened for it, so the kernel counts it apart from the daemon's own. It
-grants the daemon a write lease only if no other open file of the lane exists: no descriptor in any process, none on its
-way in a socket, and no mapping. No other process can open the file, unless it runs as the daemon's own user.
+Every descriptor that a session gets is a file opened for it, so the kernel counts it separately from the daemon's own.
+It grants the daemon a write lease only if no other open file of the lane exists: no descriptor in any process, none in
+transit in a socket, and no mapping. No other process can open the file, unless it runs as the daemon's own user.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class HostDevice:
         try:
             fd = os.memfd_create(f"salus-lane-{self.index}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            raise OperatingError(f"open lane: {self.name}: {error.strerror}; check its open-file limit") from error
+            raise OperatingError(f"open lane: {self.name}: {error.strerror}; raise LimitNOFILE of salusd") from error
         try:
             os.ftruncate(fd, size_bytes)
             os.fchmod(fd, 0o600)

@@ -22,8 +22,8 @@ CONTROL = "nvidia-cuda-mps-control"
 class MpsLimits(NamedTuple):
     """The limits of one client: its share of the processors, and the memory that it may pin per device (0: no limit).
 
-    Devices are named by ordinal, because MPS ignored limits by UUID. NVIDIA's k8s-device-plugin 0.15 changed for the
-    same reason. All devices have the same limit, so their order does not matter.
+    Devices are named by ordinal, because MPS ignored limits by UUID. NVIDIA's k8s-device-plugin 0.15 changed to
+    ordinals for the same reason. All devices have the same limit, so their order does not matter.
     """
 
     thread_percent: int

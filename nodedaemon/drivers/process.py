@@ -86,7 +86,7 @@ def file_identity(status: os.stat_result) -> str:
 def find_holders(identity: str, pids: Collection[int] | None = None) -> set[int]:
     """The processes, of `pids` or of all, that map a memfd or keep a descriptor of it. `identity`: `file_identity`.
 
-    Call it in a thread: a process decides itself how many mappings and descriptors are to be read.
+    Call it in a thread: a process can have as many mappings and descriptors as it likes, and all are read.
     """
     if pids is None:
         pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
@@ -190,7 +190,7 @@ def _parse_stat(text: bytes | None) -> ProcessStat | None:
 
 
 def _live_states(pid: int, stat: ProcessStat, proc: Path) -> Iterator[str]:
-    """The state of each thread that lives, the main thread's first. The others are read only if they are asked for."""
+    """The state of each thread that lives, the main thread's first. The others are read on demand."""
     if stat.state not in _DEAD:
         yield stat.state
     for thread in thread_directories(pid, proc):
@@ -200,7 +200,7 @@ def _live_states(pid: int, stat: ProcessStat, proc: Path) -> Iterator[str]:
 
 
 def _maps_file(maps: bytes, device: int, inode: int) -> bool:
-    """Whether the text of /proc/PID/maps shows the file. A name in it may look like the fields that are searched."""
+    """Whether the text of /proc/PID/maps shows the file. File names in it may look like the fields that we match."""
     wanted = [b"%02x:%02x" % (os.major(device), os.minor(device)), b"%d" % inode]
     if b" %b %b " % (wanted[0], wanted[1]) not in maps:
         return False
@@ -215,7 +215,7 @@ def _keeps_descriptor(thread: Path, identity: str) -> bool:
     for name in names:
         path = f"{thread}/fd/{name}"
         try:
-            # The link is the kernel's own text. To look at a file that is no memfd could block on a file system.
+            # The kernel itself writes the link. A stat of a file that is no memfd could block on its file system.
             if os.readlink(path).startswith("/memfd:") and file_identity(os.stat(path)) == identity:  # noqa: PTH115, PTH116
                 return True
         except OSError:

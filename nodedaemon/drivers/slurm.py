@@ -61,7 +61,7 @@ class NodeCommands:
         return self._find("scontrol") is not None
 
     async def step_pids(self) -> dict[JobId, set[int]]:
-        """Processes of every step, by job. A job without a step, or with a dead slurmstepd, is not in it."""
+        """Processes of every step, by job. Jobs without a step, or with a dead slurmstepd, are missing."""
         # The node is named because several slurmd may share a host. The exit status is also 1 if there is no step.
         _, output, errors = await self._run("scontrol", "listpids", "*", self._node)
         if not output.startswith("PID"):
@@ -137,7 +137,7 @@ class NodeCommands:
         except TimeoutError as error:
             raise OperatingError(f"Slurm: {program}: no answer in {self._timeout_s:g} s; see slurmd's log") from error
         finally:
-            # Also if we are cancelled: the daemon does not wait for a command when it stops.
+            # This also runs if we are cancelled: a stopping daemon does not wait for the command.
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()

@@ -1,7 +1,7 @@
 """Loads the adaptor into every Python process of a job, then the sitecustomize that this one shadows.
 
 Python imports the first `sitecustomize` on its path at start-up, and salusd puts this directory on PYTHONPATH. Programs
-that import no framework do not notice. No Salus code raises here. An exception in the shadowed module is passed on,
+that import no framework are not affected. No Salus code raises here. An exception in the shadowed module is passed on,
 so that Python reports it as it would without Salus.
 """
 
@@ -19,7 +19,7 @@ def _install() -> None:
         from salus_job import import_hook
 
         import_hook.install()
-    except Exception as error:  # A fault of Salus never fails a job, and the job's output stays its own.
+    except Exception as error:  # A fault of Salus must not fail the job, or write to its output unless asked.
         if os.environ.get("SALUS_VERBOSE", "") not in ("", "0"):
             sys.stderr.write("salus: start: %r; the job continues without Salus\n" % (error,))
 

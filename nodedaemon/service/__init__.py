@@ -1,1 +1,1 @@
-"""salusd carries out what the core decides. `daemon.py` puts the parts together; each subpackage has one subject."""
+"""salusd: carries out what the core decides. `daemon.py` assembles the parts; each subpackage has one subject."""

@@ -1,8 +1,8 @@
 """salusd: puts the parts together, runs them and stops them. One daemon runs per node.
 
-On start it locks the state directory, replays the journal, adds the devices, takes the old sessions back, and then
-serves. On stop it closes the sockets and the jobs continue; the next start takes them back. A failed assertion in the
-core ends the daemon. The journal stays, and systemd starts the daemon again.
+On start it locks the state directory, replays the journal, adds the devices, waits for earlier sessions to reconnect,
+and then serves. On stop it closes the sockets. The jobs continue, and reconnect after the next start. A failed
+assertion in the core ends the daemon. The journal stays, and systemd starts the daemon again.
 """
 
 from __future__ import annotations
@@ -320,7 +320,7 @@ class SalusDaemon:
             self._dispatcher.submit(events.Ticked(device))
         self._holders.look_soon()
         if self._recovery.adopted_count:
-            log.info("sessions taken back", count=self._recovery.adopted_count)
+            log.info("sessions reconnected", count=self._recovery.adopted_count)
 
 
 def _listen(parts: contextlib.AsyncExitStack, path: Path, kind: socket.SocketKind) -> socket.socket:

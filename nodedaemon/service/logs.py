@@ -1,8 +1,8 @@
 """The daemon's log: one line per event, as key=value or JSON, to standard error, which systemd keeps, or to a file.
 
 No user can fill the disk with it. Each user can cause at most `LINES_MAX` lines of one kind per minute; one line then
-says how many were suppressed. A line counts for the user in its `uid`, or for the user `on_behalf_of` whom the daemon
-acts. Lines about root and about the daemon itself are never suppressed.
+says how many were suppressed. A line counts for the user in its `uid` field, or else for the user of `on_behalf_of`.
+Lines about root and about the daemon itself are never suppressed.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ async def repeat(
 ) -> None:
     """Do the actions in order, wait, and start again, until cancelled. With `is_delayed`, wait first.
 
-    An action that fails is logged and tried again next time; the others are not affected.
+    A failed action is logged and retried in the next round. The other actions are not affected.
     """
     if is_delayed:
         await asyncio.sleep(interval_s())

@@ -65,7 +65,7 @@ def write_config(directory: Path, policy: str, memory: str) -> Path:
     database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     require_own_directory(database.parent, _DATA_ADVICE)
     lines = [
-        "# Written by salus run; changed at each start of the private daemon.",
+        "# Written by salus run; overwritten at each start of the private daemon.",
         "ClusterName=local",
         "SingleHost=yes",
         "LocalJobs=yes",
@@ -131,7 +131,7 @@ def start_daemon(config_file: Path, directory: Path) -> None:
         if process.poll() is not None:
             break
         time.sleep(0.02)
-    # Two commands of one user may start a daemon at the same time: the later one uses the other's.
+    # Two commands of one user may start a daemon at the same time. Only one daemon survives, and both use it.
     if is_running(directory):
         return
     tail = log_path.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()

@@ -14,7 +14,7 @@ from nodedaemon.service.usage.recorder import UsageRecorder
 
 @dataclass(frozen=True, slots=True)
 class Shell:
-    """The node's settings and devices, the way to the engine, live sessions, usage records, and Slurm's commands."""
+    """The node's settings and devices, the dispatcher, live sessions, usage records, and Slurm's commands."""
 
     configuration: ActiveConfiguration
     devices: DeviceDirectory

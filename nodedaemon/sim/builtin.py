@@ -116,7 +116,7 @@ def _heavy_tailed(name: str, parameters: Parameters, draw: Draw) -> Iterable[Wor
     for number in range(1, job_count + 1):
         model = rng.choice(rows)
         length_ns = _length_ns(rng, parameters)
-        # Draw the gap even if all jobs come at once, so that a seed gives the same jobs at every load.
+        # Draw the gap even if all jobs are submitted at once, so that a seed gives the same jobs at every load.
         gap = rng.expovariate(1.0)
         at_ns += 0 if math.isinf(load) else round(gap * gap_s * SECOND_NS)
         count = rng.choices(list(shares), list(shares.values()))[0]

@@ -84,7 +84,7 @@ class SimulatedDevice(ABC, Generic[BusyJob]):
 
     @abstractmethod
     def _target(self, job: BusyJob) -> int:
-        """The position at which something happens to a busy job."""
+        """The position of the next boundary of a busy job that matters."""
 
     @abstractmethod
     def _finish_due(self) -> None:
@@ -92,7 +92,7 @@ class SimulatedDevice(ABC, Generic[BusyJob]):
 
     @abstractmethod
     def _request(self, job: BusyJob) -> None:
-        """A server is asked for one more iteration."""
+        """A server gets a request for one more iteration."""
 
     def start(self, number: int, times: JobTimes) -> None:
         """Place a job here. It begins to work as soon as it has started up."""
@@ -121,7 +121,7 @@ class SimulatedDevice(ABC, Generic[BusyJob]):
             self._clock.call_at(at_ns, TimerKind.REQUEST, job.number, partial(self._request, job))
 
     def _settle(self) -> None:
-        """Bring the progress of every job up to now."""
+        """Update the progress of every job to the current time."""
         passed_ns, self._settled_ns = self._clock.now_ns - self._settled_ns, self._clock.now_ns
         if passed_ns:
             jobs: list[PlacedJob] = [*self._busy(), *self._starting.values()]

@@ -34,7 +34,7 @@ EVENTS_PER_CHECK = 1_000
 class GatedJob(PlacedJob):
     """A job with its session: the iterations that are left, and the grant that it holds."""
 
-    #: Iterations that a server was asked for, or that a batch job has left.
+    #: Iterations that were requested from a server, or that a batch job has left.
     pending_count: int = 0
     done_count: int = 0
     requested_ns: deque[int] = field(default_factory=deque)
@@ -52,7 +52,7 @@ class GatedJob(PlacedJob):
 
     @property
     def target_count(self) -> int:
-        """Iterations under the current grant after which something happens."""
+        """Iterations under the current grant after which it ends or no work is left."""
         stop_count = self.held_grant().stop_count
         return self.pending_count if stop_count is None else min(stop_count, self.pending_count)
 
@@ -104,7 +104,7 @@ class GatedDevice(SimulatedDevice[GatedJob]):
         )
 
     def _feed(self, event: ev.Event) -> None:
-        """Let the engine handle an event and everything that follows from it at this moment."""
+        """Let the engine handle an event, and all events that follow from it at this moment."""
         node, now_ns = self._node, self._clock.now_ns
         node.due.append(event)
         while node.due:
@@ -122,7 +122,7 @@ class GatedDevice(SimulatedDevice[GatedJob]):
         self._report_gone()
 
     def _follow(self, command: cmd.Command) -> None:
-        """Follow a command that the node has carried out: start, limit or end the work of a job."""
+        """Apply a command that the node has carried out: start, limit or end the work of a job."""
         match command:
             case cmd.Grant(session):
                 self._run(self._jobs[session])

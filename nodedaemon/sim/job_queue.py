@@ -3,7 +3,7 @@
 The queue has a fixed order: by submission, or the shortest job first for one baseline. Whenever units become free, the
 first job that fits gets them, so smaller jobs may fill gaps. There are no reservations. A job goes to the device with
 the most units left, as newer releases of Slurm do with `SelectTypeParameters=LL_SHARED_GRES`, or to the first that
-fits, as older ones do. Each step costs O(log n), so that the history of a cluster can be replayed.
+fits, as older ones do. Each operation costs O(log n), so that the history of a cluster can be replayed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def bins_needed(charges: Sequence[int], bin_units: int) -> int:
 
 
 class DevicePool:
-    """The free units of every device, and the devices that are wholly idle."""
+    """The free units of every device, and the devices that are completely idle."""
 
     def __init__(
         self, device_count: int, node_count: int, device_units: int, spread: Spread = Spread.LEAST_LOADED
@@ -103,7 +103,7 @@ class DevicePool:
         return self.device_units - self._used[device]
 
     def idle_beside(self, device: int) -> int:
-        """The number of wholly idle devices on the node of `device`."""
+        """The number of completely idle devices on the node of `device`."""
         return self._idle[self._node_of[device]]
 
     def allocate(self, charge: int) -> int | None:
@@ -142,7 +142,7 @@ class DevicePool:
         self._nodes_idle[self._idle[node]][node] = None
 
     def allocate_whole(self, count: int) -> list[int] | None:
-        """Use `count` idle devices: of the node that they fill best, or of several nodes if no node has so many."""
+        """Use `count` idle devices of the node with the fewest that suffice, or of several nodes if none has enough."""
         if count > self.node_devices_max:
             return self._allocate_across(count)
         for idle in range(count, self.node_devices_max + 1):

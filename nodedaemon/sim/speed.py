@@ -2,10 +2,10 @@
 
 By default they share the throughput of the device without gain: each of k iterations runs at 1/k of its speed. That is
 conservative, because measured pairs often do better. `--pair-speed` reads such measurements. With more than two at
-once, the delays that each of the others causes add up. This gives 1/k again if every pair runs at one half.
+once, the delays that the others cause add up. This gives 1/k again if every pair runs at one half.
 
 A job that starts up on the device's own cores, as on a host device, takes a share too. It has a weight of its own,
-because the priorities of the operating system decide there, not a lane.
+because the operating system schedules it there, not a lane.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Speeds:
         return [self._rate(number, models) for number in range(count)]
 
     def rates_beside(self, models: Sequence[str], starter_count: int, weight: float) -> tuple[list[int], int]:
-        """Rates of running iterations beside jobs that start up, and the rate of each of those."""
+        """Rates of running iterations next to jobs that start up, and the rate of each job that starts up."""
         rates = self.rates(models)
         if not starter_count:
             return rates, 0
@@ -43,7 +43,7 @@ class Speeds:
     def _rate(self, number: int, models: Sequence[str]) -> int:
         assert self._pair_speeds is not None
         slowdown = 1.0
-        for other, beside in enumerate(models):
+        for other, model in enumerate(models):
             if other != number:
-                slowdown += 1.0 / self._pair_speeds.get((models[number], beside), PAIR_SPEED_DEFAULT) - 1.0
+                slowdown += 1.0 / self._pair_speeds.get((models[number], model), PAIR_SPEED_DEFAULT) - 1.0
         return max(1, int(WORK_SCALE / slowdown))

@@ -227,7 +227,7 @@ def read_workload(path: Path) -> Workload:
 
 
 def read_pair_speeds(path: Path) -> dict[tuple[str, str], float]:
-    """Read measured speeds of a model beside another one, as a fraction of its speed alone (above 0, at most 1)."""
+    """Read measured speeds of a model next to another one, as a fraction of its speed alone (above 0, at most 1)."""
     speeds: dict[tuple[str, str], float] = {}
 
     def add(cells: dict[str, str], _line: int) -> None:

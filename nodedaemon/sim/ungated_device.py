@@ -1,4 +1,4 @@
-"""A device without lanes, to compare with: every job on it runs whenever it can.
+"""A device without lanes, for comparison: every job on it runs whenever it can.
 
 `exclusive` gives each job a whole device. `peak` puts as many jobs on a device as fit by their peak memory. Jobs that
 are busy at the same time share the throughput of the device (nodedaemon.sim.speed).
@@ -68,7 +68,7 @@ class UngatedDevice(SimulatedDevice[UngatedJob]):
     def _finish_piece(self, job: UngatedJob) -> None:
         requested_ns, times = job.requested_ns.popleft(), job.times
         if job.is_server:
-            # The time beyond one iteration alone: the request waited, or its iteration was slower beside others.
+            # The time beyond one iteration alone: the request waited, or other jobs slowed its iteration down.
             times.request_wait_ns += max(0, self._clock.now_ns - requested_ns - times.job.iteration_ns)
         job.done_count += 1
         job.position = job.metered = 0

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-# What any user may send. Control characters would end up in records, tables and logs.
+# Types for values that any user may send. Control characters would end up in records, tables and logs.
 _Text = Annotated[str, msgspec.Meta(max_length=1024, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 _Bytes = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 _Seconds = Annotated[int, msgspec.Meta(ge=0, le=10 * 366 * 24 * 3600)]
@@ -72,14 +72,14 @@ class RunStart(msgspec.Struct):
 
 
 class RunWait(msgspec.Struct):
-    """From `salus run`, again and again until its job is admitted."""
+    """From `salus run`, repeated until its job is admitted."""
 
     job: _Text = ""
     wait_ms: _Milliseconds = 1000
 
 
 class AdminRequest(msgspec.Struct):
-    """From an admin: `policy_set`, `drain`, `resume` and `reload`. An index may come as a number."""
+    """From an admin: `policy_set`, `drain`, `resume` and `reload`. `device` may be an index, sent as a number."""
 
     device: _Text | int = ""
     policy: _Text = ""
@@ -87,7 +87,7 @@ class AdminRequest(msgspec.Struct):
 
 
 class ViewRequest(msgspec.Struct):
-    """`ping`, `status` and `why`. A job may come as a number."""
+    """`ping`, `status` and `why`. The job may be sent as a number."""
 
     job: _Text | int = ""
 

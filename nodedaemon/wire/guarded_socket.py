@@ -1,17 +1,17 @@
 """Sockets that any local user may connect to. Nothing that a peer passes can block the event loop.
 
-Theory of operation. A peer may attach descriptors to any message (SCM_RIGHTS), also sockets whose own queues hold more
-of them. The kernel closes those that the receiver does not take: at a read without room for them, and at the close of
-a socket with unread messages. That close runs in the receiver's thread. Of a TCP socket with SO_LINGER and unsent bytes
-it takes as long as the peer likes; the release of a large file takes seconds. Hence two rules:
+Theory of operation. A peer may attach descriptors to any message (SCM_RIGHTS), including sockets whose own queues hold
+more descriptors. The kernel closes every descriptor that the receiver does not accept: when a read has no room for it,
+and when a socket with unread messages is closed. That close runs in the receiver's thread. Closing a TCP socket with
+SO_LINGER and unsent bytes takes as long as its peer likes, and releasing a large file takes seconds. Hence two rules:
 
-1. `recv` looks at a message before it reads it. A message with descriptors stays in the queue and raises
-   `DescriptorsPassedError`. Only `receive_descriptors` takes them, and only a caller that expects them calls it.
-2. `close` never closes the last descriptor of a socket here. A thread copies the table of descriptors, the event loop
-   closes its own, and the thread exits with the copies. A socket that is closed as part of an exit lingers in the
-   background (socket(7)), and whatever else takes long delays only that thread.
+1. `recv` peeks at a message before it reads it. A message with descriptors stays in the queue and raises
+   `DescriptorsPassedError`. Only `receive_descriptors` accepts them, and only a caller that expects them calls it.
+2. The event loop never closes the last descriptor of a socket. A thread copies the descriptor table, the event loop
+   closes its own descriptor, and the exit of the thread closes the copy. A socket that is closed by an exit lingers in
+   the background (socket(7)), and any other slow close delays only that thread.
 
-The listener hands out such sockets, so asyncio's servers and streams keep both rules without knowing them.
+The listener returns guarded sockets, so asyncio's servers and streams follow both rules unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ import sys
 import threading
 from typing import Any, TypeVar
 
-#: The most descriptors that the kernel lets one message carry (SCM_MAX_FD). With less room it would close the rest.
+#: The most descriptors that one message can carry (SCM_MAX_FD). With a smaller buffer, the kernel would close the rest.
 DESCRIPTORS_MAX = 253
 #: Time until another attempt if no thread can be started.
 RETRY_INTERVAL_S = 1.0
@@ -47,7 +47,7 @@ class DescriptorsPassedError(ConnectionAbortedError):
 
 
 class ExitCloser:
-    """Closes descriptors of the event loop without waiting for what their release does."""
+    """Closes descriptors of the event loop without waiting until the kernel has released them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -55,7 +55,7 @@ class ExitCloser:
         self._is_busy = False
 
     def close(self, descriptors: list[int]) -> None:
-        """Close soon. Each descriptor must be a socket, or have passed `is_memory`: others may block at any close."""
+        """Close them soon. Each must be a socket, or have passed `is_memory`: for other files, any close may block."""
         self._waiting += descriptors
         if self._waiting and not self._is_busy:
             self._start()
@@ -86,7 +86,7 @@ class ExitCloser:
 
 
 class GuardedSocket(socket.socket):
-    """One end of a connection with a stranger."""
+    """Our end of a connection with an untrusted peer."""
 
     closer: ExitCloser
 
@@ -110,7 +110,7 @@ class GuardedSocket(socket.socket):
 
 
 class GuardedListener(GuardedSocket):
-    """A listening socket whose connections are guarded. Peers that were not accepted yet may have sent messages too."""
+    """A listening socket whose connections are guarded. It is guarded too: its backlog may hold unread messages."""
 
     def accept(self) -> tuple[GuardedSocket, Any]:
         peer, address = super().accept()
@@ -133,9 +133,9 @@ def _guard(kind: type[Guarded], plain: socket.socket, closer: ExitCloser) -> Gua
 
 
 def is_memory(descriptor: int) -> bool:
-    """Whether this is a memfd or an open device, as lanes are. Never blocks, whatever it is.
+    """Whether this is a memfd or a character device, as lane memory is. Never blocks, whatever the file is.
 
-    Only files in memory have seals. The flags of statx keep a FUSE or network file system from being asked.
+    Only memfds have seals. The flags of statx prevent a request to a FUSE or network file system.
     """
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)

@@ -31,7 +31,7 @@ Device = Annotated[str, "64s"]
 
 
 class MessageKind(enum.IntEnum):
-    """What a frame is; the number is in its header."""
+    """The kind of a frame, as in its header."""
 
     HELLO = 1
     WELCOME = 2

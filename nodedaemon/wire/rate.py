@@ -1,7 +1,7 @@
-"""Limits what each user may ask for and keep open, so that no user can keep others waiting.
+"""Limits the requests and the open connections of each user, so that no user can keep others waiting.
 
-The limits are by uid, as the kernel reports it. Root and the daemon's own user are not limited: what they do cannot
-depend on what others did.
+The limits are by uid, as the kernel reports it. `UserConnections` never limits root. `UserRate` limits every uid that
+it is asked about; its callers exempt root, and for requests also the daemon's own user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 
 USERS_MAX = 10_000
-#: New connections of one user. A large job may start hundreds of processes at once, but not again and again.
+#: New connections of one user. A large job may start hundreds of processes at once, but not repeatedly.
 CONNECTIONS_PER_S = 20
 CONNECTIONS_BURST_S = 15.0
 #: Entries of a `KindBudget`, and the entry for all others.
@@ -31,12 +31,12 @@ class UserRate:
         self._buckets: OrderedDict[int, tuple[float, float]] = OrderedDict()
 
     def allows(self, uid: int, requests_per_s: int, cost: int = 1) -> bool:
-        """Count one request of the user, or an expensive one as `cost` of them. False if it exceeds the rate."""
+        """Count one request of the user, or `cost` requests for an expensive one. False if that exceeds the rate."""
         now_s = self._clock()
         capacity = requests_per_s * self._burst_s
         tokens, last_s = self._buckets.pop(uid, (capacity, now_s))
         tokens = min(capacity, tokens + (now_s - last_s) * requests_per_s)
-        # A request that costs more than all of the bucket needs a full one.
+        # A request that costs more than the bucket can hold needs a full bucket.
         is_allowed = tokens >= min(cost, capacity)
         self._buckets[uid] = (max(0.0, tokens - cost) if is_allowed else tokens, now_s)
         if len(self._buckets) > USERS_MAX:
@@ -48,7 +48,7 @@ class UserConnections:
     """Counts open connections: in total up to `total_max`, and for each user up to a limit of its own.
 
     A quarter of the total is reserved for preferred users. Root needs no room: it is always admitted. A user who
-    connects again and again is limited by rate too, because each connection leads to work and to lines in the log.
+    connects repeatedly is limited by rate too, because each connection leads to work and to lines in the log.
     """
 
     def __init__(self, total_max: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -83,7 +83,7 @@ class UserConnections:
 
 
 class KindBudget:
-    """Allows each user `count_max` of each kind of thing in an interval, and counts the rest.
+    """Allows each user `count_max` events of each kind in an interval, and counts the rest.
 
     The table is bounded: beyond `KINDS_MAX` entries, everything new counts as one kind of one user.
     """
@@ -101,7 +101,7 @@ class KindBudget:
         return self._counts[key] <= self._count_max
 
     def end_interval(self) -> dict[tuple[str, int], int]:
-        """How many of each kind and user were not allowed, and a new interval; empty while the interval lasts."""
+        """Start a new interval and return the excess of the old one, by kind and user; empty while it still lasts."""
         now_s = self._clock()
         if now_s - self._start_s < self._interval_s:
             return {}

@@ -31,7 +31,7 @@ enum salus_gate_state {
  *            SALUS_UNLIMITED: until revoked, 0: revoked
  * grant      epoch that salusd starts itself; a successor is started by the offer in its slot
  * successor  epoch << 16 | slot + 1; the holder takes it by an exchange with 0
- * launch     low half: not 0 holds kernels back; high half: most kernels in flight, 0: no limit
+ * launch     low half: nonzero holds kernels back; high half: most kernels in flight, 0: no limit
  * state      epoch << 16 | sequence << 8 | enum salus_gate_state; only compare-and-swap changes it
  */
 struct salus_gate_page {
@@ -39,7 +39,7 @@ struct salus_gate_page {
     uint32_t version;
     uint64_t session;
     uint64_t reserved0[6];
-    /* Written by salusd, in a cache line of its own: the holder's load at a boundary then hits. */
+    /* Written by salusd, in its own cache line, so that the holder's load at a boundary hits. */
     uint64_t lease;
     uint64_t grant;
     uint64_t lane; /* the session SHALL have mapped this lane at `lane_epoch` before it starts */

@@ -18,7 +18,7 @@
 #define SALUS_FRAME_BYTES_MAX 512
 #define SALUS_FDS_MAX         3
 
-/* What a frame is; the number is in its header. */
+/* The kind of a frame, as in its header. */
 enum salus_message_kind {
     SALUS_HELLO = 1,
     SALUS_WELCOME = 2,

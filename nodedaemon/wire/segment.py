@@ -1,4 +1,4 @@
-"""The `salus:` segment of a job's admin_comment: the result of admission, in the place where Slurm keeps it.
+"""The `salus:` segment of a job's admin_comment, in which Slurm stores the result of admission.
 
     salus:1;adm=ID;P=BYTES;E=BYTES;N=SHARDS;K=KIND;C=CLASS;T=SECONDS;S=SIGNATURE;M=P,E;A=LIMIT
 

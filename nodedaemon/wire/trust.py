@@ -1,8 +1,8 @@
-"""What a program believes on a machine that it shares with other users: only what root or its own user made.
+"""Checks that a program on a shared machine trusts only files and servers of root or of its own user.
 
-A path in /tmp, a relative path or a path from the environment may have been prepared by somebody else. Call
-`require_own_directory` before the first look into such a directory, and `require_own_server` before the first request.
-Start our own programs with `own_module`: root may run a command in a directory of another user.
+Another user may have prepared a path in /tmp, a relative path or a path from the environment. Call
+`require_own_directory` before you read such a directory, and `require_own_server` before the first request. Start our
+own programs with `own_module`, because root may run a command in a directory of another user.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Final
 
 from nodedaemon.core.errors import OperatingError
 
-#: The variable by which `own_module` finds our packages. It replaces the caller's value, because an empty entry in that
-#: would stand for the working directory.
+#: The variable through which `own_module` finds our packages. It replaces the caller's value, in which an empty entry
+#: would mean the working directory.
 OWN_IMPORTS: Final = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
 
 

@@ -6,7 +6,7 @@ import pwd
 import time
 from functools import lru_cache
 
-#: The directory service may know more after this time.
+#: Names are cached for this long. After that the directory service may give another answer.
 KEPT_S = 60
 
 
@@ -15,7 +15,7 @@ def user_name(uid: int) -> str:
     return _login_name(uid, int(time.monotonic() // KEPT_S))
 
 
-# Asking the directory service takes milliseconds, so a user without a name must not make us ask with each request.
+# A query to the directory service takes milliseconds, so a uid without a name must not cause one per request.
 @lru_cache(maxsize=4096)
 def _login_name(uid: int, _period: int) -> str:
     try:

@@ -1,7 +1,8 @@
 """The devices that a job may get: the shards that Slurm counts on each node, with the lane reserve from salus.conf.
 
-Slurm's counts decide: with a larger charge a job would wait forever, and a smaller one would not be a whole device.
-Until Slurm has answered, the DeviceName records of salus.conf are used. Pure.
+Slurm's counts take precedence over salus.conf. With a charge above them a job would wait forever, and with a charge
+below them it would not get a whole device. Until Slurm has answered, the DeviceName records of salus.conf are used.
+Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def reserve_bytes(config: Config, node: str, shard_bytes: int) -> int:
     """The smallest lane reserve among a node's devices, each of which has `shard_bytes` of shards.
 
     With `auto` the reserve is the memory that gres.conf does not count as shards. For a device whose memory is not in
-    salus.conf it is 0, which charges a job its peak and is safe.
+    salus.conf it is 0, which is safe: a job is then charged for its peak.
     """
     devices = config.devices_of(node)
     if not devices:

@@ -1,6 +1,6 @@
 """Munge credentials: how salus-admitd knows which user on a login node sent a request.
 
-The client runs `munge` over the SHA-256 of the request, so a credential is good for one request only. The server runs
+The client runs `munge` over the SHA-256 of the request, so a credential is valid for one request only. The server runs
 `unmunge`. munged refuses a credential that it has decoded before and one older than its TTL; `CredentialTTL` may be
 shorter.
 """
@@ -54,7 +54,7 @@ async def verify(request: Mapping[str, Any], ttl_s: float) -> int:
     """The uid of the user who made the request; NotPermittedError if the credential does not prove it."""
     credential = request.get("credential")
     if not isinstance(credential, str) or not 0 < len(credential) <= CREDENTIAL_BYTES_MAX:
-        raise NotPermittedError("credential: none in the request; make one with munge")
+        raise NotPermittedError("credential: none in the request; create one with munge")
     process = await asyncio.create_subprocess_exec(
         "unmunge", *socket_options(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -25,9 +25,9 @@ OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 @dataclass(frozen=True, slots=True)
 class ProfileLookup:
-    """The stored profile of a job and its version; both are None if the job was never measured.
+    """The stored profile of a job and its version; both are None if it was never measured or has been forgotten.
 
-    `bound` is what was measured of a job that its user has forgotten: a declaration counts as that much at least.
+    `bound` has the measured sizes of a profile that its user has forgotten: a declaration cannot go below them.
     """
 
     profile: Profile | None = None
@@ -55,7 +55,7 @@ class AdmissionDatabase:
             return self._database
 
     def find(self, user: str, signature: str) -> ProfileLookup:
-        """One profile for a job that may run on several device models: the largest of each figure."""
+        """One profile for a job that may run on several device models: the largest value of each figure."""
         wanted: dict[str, Any] = {"cluster": self._cluster, "users": [user], "signature": signature}
         views = list_profiles(self.open(), OPERATOR, **wanted, with_forgotten=True)
         if not views:

@@ -88,7 +88,7 @@ def decide(
 ) -> Verdict:
     """Decide one submission. `devices` are those that the job may get; `admission` is the id of the decision.
 
-    `bound` is what was measured of a job that its user has forgotten.
+    `bound` has the measured sizes of a profile that its user has forgotten.
     """
     settings, problems = rules.settings, list(submission.problems)
     if submission.job_class == str(JobClass.HIGH) and not is_high_allowed(submission.job, settings.order):

@@ -114,7 +114,7 @@ def tres_problems(fields: Mapping[str, object]) -> list[str]:
     for name, tres in requested:
         option = TRES_OPTIONS[name]
         if tres.name == "shard":
-            problems.append(f"{option} asks for shard: shards are what Salus charges; ask for --gres=salus:1 instead")
+            problems.append(f"{option} asks for shard: only Salus may set shards; ask for --gres=salus:1 instead")
         elif tres.name == "salus" and name != "tres_per_node":
             problems.append(f"{option} asks for salus: Slurm counts it per node; ask for --gres=salus:1 instead")
         elif tres.name == "salus" and (tres.count != 1 or tres.type):
@@ -124,7 +124,7 @@ def tres_problems(fields: Mapping[str, object]) -> list[str]:
             )
         elif tres.name in ("gpu", "mps") and has_salus:
             problems.append(
-                f"{option} asks for {tres.name} beside salus: a job has a whole device or shares one; "
-                "ask for --gres=salus:1 or for gpu alone"
+                f"{option} asks for {tres.name} and salus: a job has a whole device or shares one; "
+                f"ask for --gres=salus:1 or for {tres.name} alone"
             )
     return problems

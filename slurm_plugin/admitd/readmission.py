@@ -34,7 +34,7 @@ CLOCK_SLACK_NS = 30 * SECOND_NS
 def correction_of(job: QueuedJob, segment: AdmissionSegment, verdict: Verdict) -> JobChange | None:
     """The change that gives a job the right charge; None if it already has it."""
     if not verdict.is_admitted:
-        # The job keeps the charge that it has: a smaller one would be wrong, and it cannot wait without any.
+        # The job keeps its charge: a smaller one would be wrong, and a job cannot wait without one.
         return None
     # Keep the user's own limit in the segment: lifting the limit is a second command that may fail alone.
     wanted = msgspec.structs.replace(verdict.segment, throttle=segment.throttle)
@@ -104,7 +104,7 @@ class Readmission:
             log.info("re-admitted", job=job.target, requeued=change is None, gres=change.gres if change else "")
 
     async def run_forever(self, interval_s: Callable[[], float]) -> None:
-        """Run a round if a profile or a waiting job has changed, and once per IDLE_ROUND_S: squeue is not free."""
+        """Run a round when a profile or a waiting job has changed, and once per IDLE_ROUND_S: squeue is expensive."""
         looked_utc_ns, waited_s = 0, 0.0
         while True:
             now_utc_ns = time.time_ns()

@@ -51,8 +51,8 @@ log = structlog.get_logger()
 CATALOG_INTERVAL_S = 60.0
 CATALOG_RETRY_S = 0.25
 ANSWER_TIMEOUT_S = 15.0
-# A client has no uid until its credential is checked, so no limit per user applies before. These limits do: unmunge
-# processes at the same time, and connections.
+# A client's uid is unknown until its credential is checked, so limits per user cannot apply before that. Instead, the
+# number of concurrent unmunge processes and the number of connections are limited.
 CHECKS_MAX = 8
 CONNECTIONS_MAX = 512
 

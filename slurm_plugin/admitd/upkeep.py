@@ -1,7 +1,7 @@
-"""The background work of salus-admitd: compares our accounting with Slurm's, writes summaries, trims the database.
+"""The background work of salus-admitd: compares accounting with Slurm's, writes summaries, and purges old records.
 
-It runs in a thread of its own, because every step waits for Slurm or the database, and no submission may wait for it.
-The process may end at any step: each is a transaction or can be repeated.
+It runs in a thread of its own, because every step waits for Slurm or the database, and no submission may wait for
+that. The process may end at any step, because each step is a transaction or can be repeated.
 """
 
 from __future__ import annotations

@@ -130,13 +130,13 @@ def prepare_directory(directory: Path) -> None:
         directory.parent.mkdir(parents=True, exist_ok=True)
         directory.mkdir()
     except FileExistsError:
-        raise RequestError(f"cluster: {directory}: another user made it just now; choose another with --dir") from None
+        raise RequestError(f"cluster: {directory}: another user just created it; choose another with --dir") from None
     directory.chmod(0o755)
 
 
 @dataclasses.dataclass(frozen=True)
 class PrivateCluster:
-    """A cluster that was started in a directory. It holds no process and can be made again from the directory."""
+    """A cluster that was started in a directory. It owns no process and can be recreated from the directory."""
 
     plan: ClusterPlan
 

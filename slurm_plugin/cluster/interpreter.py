@@ -25,7 +25,7 @@ def is_open_to_all(path: Path) -> bool:
 
 
 def is_ours_open_to_all() -> bool:
-    """Whether any user can read our sources and packages in place; on Debian, home directories are closed."""
+    """Whether any user can read our sources and packages in place. On Debian, users cannot enter others' homes."""
     return all(is_open_to_all(path) for path in (TREE, Path(sysconfig.get_path("purelib"))))
 
 

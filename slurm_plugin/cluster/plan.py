@@ -19,7 +19,7 @@ from nodedaemon.wire.trust import read_own_file, require_own_directory, require_
 
 # The path of a Unix socket has at most 107 bytes; the longest name below the directory needs 40 of them.
 DIRECTORY_LENGTH_MAX = 66
-#: For a directory that somebody else could have made.
+#: Advice in errors about a directory that another user could have created.
 ADVICE = "choose another with --dir"
 TREE = Path(__file__).resolve().parents[2]
 
@@ -156,8 +156,8 @@ class ClusterPlan:
     def load(directory: Path) -> ClusterPlan:
         """Read the plan of a cluster that was started in `directory`, by root or the caller.
 
-        Commands run as root, kill processes and remove the directory by what it contains, so a plan that another user
-        could have written is refused, and so is a plan of another directory.
+        Commands act on the plan as root: they kill processes and remove the directory. A plan that another user could
+        have written is therefore refused, and so is a plan of another directory.
         """
         path = directory / "plan.json"
         if not os.path.lexists(path):
@@ -167,7 +167,7 @@ class ClusterPlan:
         try:
             plan = msgspec.json.decode(read_own_file(path), type=ClusterPlan, dec_hook=lambda kind, value: kind(value))
         except msgspec.MsgspecError as error:
-            raise RequestError(f"cluster: {path}: {error}; it is of a different release; remove {directory}") from error
+            raise RequestError(f"cluster: {path}: {error}; another release wrote it; remove {directory}") from error
         if plan.directory != Path(os.path.normpath(directory)):
             raise RequestError(f"cluster: {path}: it is the plan of {plan.directory}; use --dir {plan.directory}")
         return plan

@@ -1,7 +1,7 @@
 """Starts, watches and ends processes by their ids, never by their names.
 
 The supervisor is a child subreaper: every process that a Slurm daemon leaves behind (slurmstepd, a user's processes)
-becomes its child. So the whole tree can be found from one id and ended, even after a failure.
+becomes its child. The whole tree can therefore be found from one id and ended, even after a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the Prolog and the Epilog share: options, one bounded exchange with salusd, and the file that marks a Salus job.
 
 Standard library only, for Python 3.8 and later: the node's own Python runs these once per job, and the job waits.
-Imports at the top are only modules that Python loads at its start anyway. argparse, json, socket, pathlib and
+The imports at the top are limited to modules that Python loads at start-up anyway. argparse, json, socket, pathlib and
 subprocess would triple the start-up time, so functions import what they need. A job that is not ours never calls them.
 
 The messages are those of nodedaemon/wire/envelope.py; a test compares them.
@@ -67,7 +67,7 @@ def notify(hook: str, options: HookOptions, request: dict[str, object], answer_s
 def exchange(path: str, request: dict[str, object], connect_s: float, answer_s: float) -> bytes:
     """Send one request and return the answer; OSError if there is none.
 
-    A daemon that is just restarting gets `connect_s` to come back; one that is down must not delay the job longer.
+    A daemon that is restarting has `connect_s` to come back. A daemon that is down must not delay the job any longer.
     """
     import socket  # noqa: PLC0415 - see the module's docstring
 
@@ -96,7 +96,7 @@ def write_request(request: dict[str, object]) -> bytes:
 
 
 def failure_of(message: bytes) -> str:
-    """Why salusd refused, or "" for a good answer; ValueError if it is no answer."""
+    """Why salusd refused, or "" if it did not; ValueError if the message is not an answer."""
     import json  # noqa: PLC0415
 
     answer = json.loads(message)

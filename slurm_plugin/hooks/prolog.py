@@ -32,7 +32,7 @@ OUTPUT_BYTES_MAX = 65536
 
 
 class Squeue:
-    """A question to slurmctld that runs while this process loads what it needs next."""
+    """A query to slurmctld that runs while this process loads what it needs next."""
 
     def __init__(self, job: str) -> None:
         wanted = ",".join(f"{name}:{width}" for _, name, width in COLUMNS)

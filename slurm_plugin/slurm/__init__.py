@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 
 from nodedaemon.core.errors import OperatingError
 
-#: Since this release Slurm never gives a device to gres/gpu and shards at once. Before, all shards mean a whole device.
+#: Since this release, Slurm never gives a device to gres/gpu and to shards at once. In earlier releases, a job gets a
+#: whole device by requesting all its shards.
 GPU_APART_RELEASE = (24, 11)
 
 

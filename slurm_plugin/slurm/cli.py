@@ -99,8 +99,8 @@ class SlurmCommands:
         if change.admin_comment is not None:
             fields.append(f"admincomment={change.admin_comment}")
         if change.is_begin_soon:
-            # A job that returns to its node within a second of its Epilog starts without a Prolog (seen on 22.05), and
-            # salusd would not know it.
+            # A job that returns to its node within a second of its Epilog starts without a Prolog (seen on 22.05), so
+            # salusd would not know about it.
             fields.append("starttime=now+3")
         if fields:
             self.run("scontrol", "update", f"jobid={target}", *fields)

@@ -65,12 +65,12 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     name = files.values.get("clustername", "")
     if name and name.casefold() != config.settings.cluster.name.casefold():
         yield error(
-            "salus.conf ClusterName", f"is {config.settings.cluster.name}, slurm.conf has {name}", "use the same"
+            "salus.conf ClusterName", f"is {config.settings.cluster.name}, slurm.conf has {name}", "use the same name"
         )
     user = files.values.get("slurmuser", "root")
     if user != config.settings.slurm.user:
         yield error("salus.conf SlurmUser", f"is {config.settings.slurm.user}, slurm.conf has {user}",
-                    "use the same, or salus-admitd refuses slurmctld")  # fmt: skip
+                    "use the same user, or salus-admitd refuses slurmctld")  # fmt: skip
 
 
 def _plugin(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:

@@ -63,7 +63,7 @@ def read_runs(commands: SlurmCommands, window: tuple[int, int], *, cluster: str)
 
 
 def read_accounts(commands: SlurmCommands, *, now_utc_ns: int) -> list[AccountRecord]:
-    """Slurm's accounts, each with the one above it."""
+    """Slurm's accounts, each with its parent."""
     return accounts.read_associations(commands.run("sacctmgr", *accounts.SACCTMGR_ARGUMENTS), now_utc_ns=now_utc_ns)
 
 
@@ -105,11 +105,11 @@ def store_summaries(
 
 def store_summary(commands: SlurmCommands, page: JobPage) -> str:
     """Write a summary into the job's AdminComment; returns the new comment."""
-    # Slurm's own name, 5_3 or 5+1: one task has the number of its array, which would mean all tasks.
+    # Use Slurm's own name, such as 5_3 or 5+1: the job id of one task is that of its array, which would mean all tasks.
     name = page.job
     lines = commands.run("sacct", "-X", "-n", "-P", "-j", name, "-o", "JobIDRaw,AdminComment").splitlines()
     stored = next((line.partition("|")[2] for line in lines if line.startswith(f"{page.job_id}|")), "")
-    comment = merge_comments(stored, _living(commands, name))
+    comment = merge_comments(stored, _current_comment(commands, name))
     merged = merge_summary(comment, summary_segment(page))
     try:
         commands.run("scontrol", "update", f"JobId={name}", f"AdminComment={merged}")
@@ -126,7 +126,7 @@ def store_summary(commands: SlurmCommands, page: JobPage) -> str:
     return merged
 
 
-def _living(commands: SlurmCommands, name: str) -> str:
+def _current_comment(commands: SlurmCommands, name: str) -> str:
     """The comment that slurmctld still has; empty if it has forgotten the job."""
     try:
         shown = commands.run("scontrol", "show", "job", name)

@@ -10,8 +10,8 @@
 
 #include "salus_spank.h"
 
-/* The answer changes the environment of a user's job. Only a daemon of root, or of our own user, may
- * give it. */
+/* The answer changes the environment of a user's job, so it must come from a daemon that runs as
+ * root or as our own user. */
 static bool is_trusted(int peer)
 {
     struct ucred owner;
@@ -73,8 +73,9 @@ static bool file_exists(const char *socket_path, const char *folder, uint32_t jo
     return access(path, F_OK) == 0;
 }
 
-/* The Prolog leaves a file for each Salus job: other jobs cost nothing, and ours are known without
- * salusd. The Epilog moves the file, because a job that starts again may get no Prolog. */
+/* The Prolog leaves a file for each Salus job, so that other jobs cost nothing and ours are
+ * recognised without salusd. The Epilog moves the file, because a job that starts again may get no
+ * Prolog. */
 enum salus_mark salus_mark_of(const char *socket_path, uint32_t job)
 {
     if (file_exists(socket_path, "jobs", job))

@@ -1,5 +1,5 @@
-/* Sets a variable that salusd sends for a task. In search paths, the user's own entries follow
- * ours. */
+/* Sets a variable that salusd sends for a task. In LD_PRELOAD and PYTHONPATH, the user's own
+ * entries follow ours. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -17,8 +17,7 @@
 
 #include "salus_spank.h"
 
-/* A longer file is not a job script. Of a longer command line only the first arguments are hashed.
- */
+/* What is hashed is limited to the first bytes of a file and the first arguments of a command. */
 #define FILE_BYTES_MAX (4 * 1024 * 1024)
 #define ARGUMENTS_MAX  1024
 

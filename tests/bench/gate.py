@@ -3,8 +3,8 @@
 One process runs blocks of iterations with and without the adaptor's wrappers in random order, and compares them in
 pairs. A null control compares blocks without the wrappers to each other. The CPU time of the thread is compared,
 because the work of other programs would hide the difference; the wall-clock time is printed beside it. The cost of
-placing blocks in the lane instead of private memory is compared separately, without the wrappers. Warm iterations set
-the size of an iteration. If the first blocks miss the target by more than a tenth, the size is set again.
+placing blocks in the lane instead of private memory is compared separately, without the wrappers. The size of an
+iteration is chosen with warm iterations, and again if the first blocks miss the target time by more than a tenth.
 
 usage: make bench BENCH=gate [ARGS="--pairs 200"]
 """
@@ -59,7 +59,7 @@ class Mode(NamedTuple):
 
 
 WATCHED, UNWATCHED, PRIVATE = Mode(True, True), Mode(False, True), Mode(False, False)
-# Each first mode is compared with its second.
+# In each pair, the first mode is compared with the second.
 KINDS = {"adaptor": (WATCHED, UNWATCHED), "placement": (UNWATCHED, PRIVATE), "null": (UNWATCHED, UNWATCHED)}
 
 
@@ -82,7 +82,8 @@ class Switch:
         self._mode = WATCHED
 
     def set(self, mode: Mode) -> None:
-        # Also if nothing changes: replacing a method empties the interpreter's caches, and every block must pay for it.
+        # Do this even if nothing changes: replacing a method empties the interpreter's caches, and every block must
+        # have that cost.
         for (owner, name), wrapper in zip(self._places, self._wrappers, strict=True):
             setattr(owner, name, wrapper if mode.is_watched else wrapper.__wrapped__)
         for hooks, kept in zip(self._hooks, self._kept, strict=True):
@@ -128,7 +129,7 @@ class Training:
                 return
 
     def correct(self, cost_ns: float) -> bool:
-        """Whether `cost_ns` was too far off and the size has been changed."""
+        """Change the size if `cost_ns` is too far off. Returns whether the size has changed."""
         columns = self.columns
         if is_near(cost_ns):
             return False

@@ -3,9 +3,9 @@
 14 models, 3 copies each, as in the published experiment, with its memory scaled by 1/32 and requests about twice as
 often. First each model serves alone: with --gres=gpu:1 on a device of its own, and with --gres=salus:1, which measures
 it. Then all 42 run with --gres=salus:1 on one device, and the latency of every request is compared with those of the
-servers alone. The profiles tell how many devices the 42 need with gres/gpu and with gres/shard by peak memory.
+servers alone. The profiles show how many devices the 42 need with gres/gpu and with gres/shard by peak memory.
 
-Their node has IdleRelease=20ms, because a server is idle as soon as it has answered. With the default, others would
+The node has IdleRelease=20ms, because a server is idle as soon as it has answered. With the default, others would
 wait 200 ms for its lane.
 """
 
@@ -134,7 +134,7 @@ def main():
     pool = lambda ended: [value for job in ended.values() for value in job.report["latencies_ms"]]  # noqa: E731
     if {job.node for job in together.values()} != {"node1"}:
         raise LostError("the servers were not on one device")
-    # Alone a plain server is the slower one: it gets fresh pages for each request, which the lane keeps.
+    # Alone, a plain server is slower: it gets fresh pages for each request, while a lane keeps its pages.
     alone, shared = spread(pool(measured)), spread(pool(together))
     print(json.dumps({
         "bench": "inference",

@@ -27,7 +27,7 @@ from tests.support.databases import Server, mariadb_server, postgresql_server
 
 S = 1_000_000_000
 T0 = 1_793_491_200 * S
-# A job of two hours with an interval every five minutes: 24 rows of usage beside its job and its session.
+# A job of two hours with an interval every five minutes: 24 rows of usage, besides its job and its session.
 USAGE_PER_JOB = 24
 
 
@@ -78,7 +78,7 @@ def time_ledger(database: Database, records: Sequence[Record], batch: int) -> fl
 
 
 def decode_rate(records: Sequence[Record]) -> float:
-    """Records per second decoded from the spool's bytes: what the daemon pays before the ledger sees them."""
+    """Records per second decoded from the spool's bytes, which the daemon does before it calls the ledger."""
     spooled = [encode(record) for record in records]
     started = time.perf_counter()
     for payload in spooled:

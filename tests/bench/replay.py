@@ -1,8 +1,9 @@
 """Replay of a cluster: seconds for 1,000 to 8,000 jobs, and whether they grow faster than n log n.
 
-Each size has its share of the cluster (8,000 jobs: 1,200 nodes with 6,200 devices), so jobs meet equally often at every
-size; all are submitted at once, the most crowded case. Sizes take turns, so all see the same machine. The same jobs are
-also replayed with one job per device, which needs no engine, to show what the engine costs. Arguments: rounds, policy.
+Each size has its share of the cluster (8,000 jobs: 1,200 nodes with 6,200 devices), so that contention is the same at
+every size. All jobs are submitted at once, the most crowded case. Sizes alternate, so that changes in the machine's
+speed affect all of them. The same jobs are also replayed with one job per device, which needs no engine, to show what
+the engine costs. Arguments: rounds, policy.
 """
 
 from __future__ import annotations

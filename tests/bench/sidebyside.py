@@ -96,10 +96,10 @@ def calibrate(stage, program):
     profiles = stage.profiles([kind.name for kind in mix.KINDS])
     say("each kind alone: known to Salus, then plain")
     known = run_alone(stage, program, "known", pairs, SOLO_ITERATIONS, by_name)
-    # These runs decide how many iterations a job has. So they are longer, and keep all devices busy to the end.
+    # These runs decide how many iterations a job has, so they are longer and keep all devices busy to the end.
     doubled = [(kind,) * mix.DEVICE_COUNT for kind in mix.KINDS]
     plain = run_alone(stage, program, "plain", doubled, PLAIN_ITERATIONS, lambda _kind: ("--gres=gpu:1",))
-    say("each kind after another, plain")
+    say("one kind after another, plain")
     for name, found in run_queued(stage, program).items():
         plain[name] |= found
     kinds = {}

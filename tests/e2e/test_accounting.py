@@ -182,7 +182,7 @@ def test_a_tree_shows_every_level_of_slurms_accounts(reconciled):
 
 
 @pytest.mark.skipif(SLURM_ROOT is not None, reason="another root file system has none of our packages")
-def test_commands_serve_users_and_operators_without_any_right_on_the_database(reconciled):
+def test_commands_work_for_users_and_operators_without_access_to_the_database(reconciled):
     lab, ids, _ = reconciled
     # The users cannot write beside the sources; without a cache of their own, each command would compile them again.
     compiled = lab.work / "compiled"

@@ -82,10 +82,10 @@ def test_a_larger_profile_raises_the_charge_of_waiting_jobs(lab):
 
 REFUSALS = [
     (["--gres=salus:2"], "--gres=salus:2: a job can share only one device per node"),
-    (["--gres=salus:1,gpu:1"], "asks for gpu beside salus"),
-    (["--gres=salus:1", "--gpus=1"], "asks for gpu beside salus"),
-    (["--gres=shard:1"], "shards are what Salus charges; ask for --gres=salus:1"),
-    (["--gres=salus:1,shard:1"], "shards are what Salus charges"),
+    (["--gres=salus:1,gpu:1"], "asks for gpu and salus"),
+    (["--gres=salus:1", "--gpus=1"], "asks for gpu and salus"),
+    (["--gres=shard:1"], "only Salus may set shards; ask for --gres=salus:1"),
+    (["--gres=salus:1,shard:1"], "only Salus may set shards"),
     (["--gres=salus:1", "--salus-mem=1300M,300M"], "1677721600 bytes needed, 1476395008 free"),
     (["--gres=salus:1", "--salus-mem=lots"], "--salus-mem=lots: not a size"),
     (["--gres=salus:1", "--salus-time=soon"], "--salus-time=soon: not a time"),
@@ -140,7 +140,7 @@ def test_the_signature_depends_on_what_runs_and_not_on_how_it_is_submitted(lab):
     assert named == "name:resnet"
 
 
-def test_a_user_cannot_cut_the_charge_of_a_waiting_job_and_root_may(lab):
+def test_a_user_cannot_lower_the_charge_of_a_waiting_job_but_root_can(lab):
     job = lab.sbatch("-H", "--gres=salus:1", "--wrap", "true")
     for field in ("gres=salus:1,shard:1", "gres=shard:1", "gres=none", "TresPerNode=gres/shard:1"):
         assert lab.run("scontrol", "update", f"jobid={job}", field, user="games").returncode != 0, field

@@ -86,7 +86,7 @@ def read_quietly(path):
         return b""
 
 
-def test_a_directory_of_somebody_else_is_never_touched(tmp_path):
+def test_a_directory_with_other_files_is_never_touched(tmp_path):
     (tmp_path / "precious").write_text("mine")
     with pytest.raises(RequestError, match="files that are not ours"):
         control.prepare_directory(tmp_path)

@@ -70,7 +70,7 @@ def run_setup(tmp_path):
             id="no apt-get",
         ),
         pytest.param(
-            # As another user with a sudo that does nothing: the test must not write to the machine.
+            # As another user with a sudo that does nothing: the test must not change the machine.
             PACKAGES_MISSING | OTHER_USER | {
                 "apt-get": "",
                 "sudo": 'case "$*" in *apt-get*) echo "E: Unable to locate package slurmd" >&2; exit 100;; esac',

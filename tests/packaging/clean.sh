@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a newcomer does, with the time it takes: a clean Debian 12 without our packages and a fresh clone of the last commit.
+# Repeats and times a newcomer's first steps: a fresh clone of the last commit on a clean Debian 12 without our packages.
 # usage, as root: clean.sh demo | test [MAKE TARGETS]      `test` runs make test, or the named targets one after another
 #
 # Mounts and processes live in namespaces of their own and end with them, whatever happens. Only then is the root file

@@ -75,13 +75,13 @@ def _check(data: bytes) -> None:
 
 @settings(deadline=None, max_examples=300)
 @given(st.binary(max_size=300))
-def test_any_bytes(data):
+def test_any_bytes_are_a_configuration_or_findings(data):
     _check(data)
 
 
 @settings(deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(NAMES + WORDS), st.text(max_size=8)), max_size=40).map("".join))
-def test_any_words_of_the_language(text):
+def test_any_words_of_the_language_are_a_configuration_or_findings(text):
     _check(text.encode("utf-8", errors="surrogatepass"))
 
 
@@ -90,13 +90,13 @@ def test_any_words_of_the_language(text):
     st.lists(st.tuples(st.sampled_from(NAMES), st.one_of(st.sampled_from(WORDS), st.text(max_size=12))), max_size=8),
     st.sampled_from(["\n", " ", " \\\n"]),
 )
-def test_any_value_for_any_key(pairs, separator):
+def test_any_value_for_any_key_is_accepted_or_a_finding(pairs, separator):
     _check(separator.join(f"{name}={value}" for name, value in pairs).encode("utf-8", errors="surrogatepass"))
 
 
 @settings(deadline=None)
 @given(st.data())
-def test_a_valid_file_with_some_bytes_changed(data):
+def test_a_valid_file_with_some_bytes_changed_is_a_configuration_or_findings(data):
     mutated = bytearray(VALID)
     for _ in range(data.draw(st.integers(1, 5))):
         start = data.draw(st.integers(0, len(mutated)))

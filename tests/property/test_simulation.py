@@ -89,7 +89,7 @@ def test_iterations_simulated_together_give_the_same_result_as_single_ones(polic
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @settings(max_examples=25, deadline=None)
 @given(drawn=jobs())
-def test_all_work_is_done_and_takes_its_time(policy, drawn):
+def test_all_work_is_done_in_no_less_than_its_time(policy, drawn):
     batch = [job for job in drawn if job.request_offsets_ns is None]
     if not batch:
         return

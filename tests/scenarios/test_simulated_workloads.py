@@ -65,7 +65,7 @@ def test_equal_jobs_that_join_and_leave_have_equal_service_after_five_rounds(lan
     assert result.jain_minimum >= 0.99
 
 
-def test_the_index_sees_an_unfair_policy():
+def test_the_index_detects_an_unfair_policy():
     (workload,) = built_in("fairness", Draw())
     assert run_policy(prepare(workload, SimulationSetup(16 * GIB)), "fifo").jain_minimum < 0.5
 

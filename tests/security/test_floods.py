@@ -97,7 +97,7 @@ def test_a_flood_of_short_connections_leaves_few_lines_in_the_log(message, salus
     before = len(daemon.log.read_text().splitlines())
     is_answered = isinstance(message, Hello)
     attack(CONNECT + SEND_AND_CLOSE, daemon.socket, SEQPACKET, 100, framing.encode(message).hex(), is_answered)
-    # Connections are accepted in order, so all of the flood have been.
+    # Connections are accepted in order, so the whole flood has been accepted.
     assert daemon.hook("task_exit", job="1", uid=0)["ok"]
     lines = [line for line in daemon.log.read_text().splitlines()[before:] if f"uid={ATTACKER}" in line]
     assert 0 < len(lines) <= 30, lines
@@ -152,7 +152,7 @@ def test_a_connection_that_only_reports_a_fault_is_closed_in_time(salusd):
     assert attack(program, daemon.socket, SEQPACKET, 1, framing.encode(Fault(text="x")).hex()) == "b''\n"
 
 
-def test_a_user_cannot_open_jobs_without_end(salusd):
+def test_a_user_cannot_open_jobs_without_limit(salusd):
     daemon = salusd(config="UserSessions=5")
     start = json.dumps([json.dumps({"verb": "run_start", "persistent_bytes": 1 << 20})] * 8)
     answers = [json.loads(line) for line in attack(CONNECT + REQUESTS, daemon.control, STREAM, 1, start).splitlines()]

@@ -29,7 +29,7 @@ def version_2_mount():
 
 @pytest.fixture
 def delegate():
-    """Gives a function that makes a cgroup, puts a process into it, and delegates it to the attacker."""
+    """A function that makes a cgroup, puts a process into it, and delegates it to the attacker."""
     mount = version_2_mount()
     if mount is None:
         pytest.skip("needs a version 2 hierarchy that root can change")
@@ -62,7 +62,7 @@ def delegate():
 
 @pytest.fixture
 def daemon(salusd, tmp_path):
-    """Knows jobs 42 and 77 of the attacker. Slurm knows no other job that has a device."""
+    """A daemon that knows jobs 42 and 77 of the attacker. Slurm knows no other job that has a device."""
     tmp_path.joinpath("scontrol").write_text("#!/bin/sh\necho PID JOBID STEPID LOCALID GLOBALID\n")
     row = f"{'99':32}{'RUNNING':32}{'0':16}{ATTACKER!s:16}{'N/A':512}{'':192}{'(null)':2048}"
     tmp_path.joinpath("squeue").write_text(f"#!/bin/sh\necho '{row}'\n")

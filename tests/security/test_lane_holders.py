@@ -38,7 +38,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def start_helper():
-    """Gives a function that starts a helper of a user; returns it with its address."""
+    """A function that starts a helper of a user; returns it with its address."""
     with contextlib.ExitStack() as helpers:
 
         def start(uid):
@@ -179,7 +179,7 @@ def test_a_forked_child_that_keeps_the_mapping_is_ended(salusd, crew, rogue):
 
 
 def test_a_process_of_another_user_is_reported_and_its_memory_stays_counted(salusd, crew, rogue, start_helper):
-    """It may have got the descriptor without asking for it, so it is not ended."""
+    """It may have received the descriptor without asking for it, so it is not ended."""
     daemon = salusd(memory="64M", config=IMPATIENT)
     other = ATTACKERS[1]
     helper, address = start_helper(other)

@@ -115,7 +115,7 @@ for peer in peers:
 
 
 def ask_often(daemon):
-    """The longest of several answers, asked while the daemon has to do with the attack."""
+    """The longest of several answer times while the daemon handles the attack."""
     longest_s = 0.0
     for _ in range(5):
         started_s = time.monotonic()
@@ -126,7 +126,7 @@ def ask_often(daemon):
 
 
 def socket_count(daemon):
-    """Without files, which the daemon and its database open when they need them."""
+    """The number of sockets. Files do not count: the daemon and its database open them when they need them."""
     count = 0
     for descriptor in Path(f"/proc/{daemon.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -135,9 +135,9 @@ def socket_count(daemon):
 
 
 def strike(daemon, path, kind, program, *, is_daemon_stopped=True, uid=ATTACKER):
-    """Run the attack, and ask while the attacker's sockets linger; their readers live until then.
+    """Run the attack, and query the daemon while the attacker's sockets linger. Their peers stay open until then.
 
-    The daemon is stopped until all is sent, so that it has the last descriptor of every socket.
+    The daemon is stopped until everything is sent, so that it holds the last descriptor of every socket.
     """
     arguments = (path, int(kind), LINGER_S, is_daemon_stopped)
     if is_daemon_stopped:
@@ -182,7 +182,7 @@ def test_the_only_frame_that_may_carry_descriptors_cannot_carry_sockets(uid, pas
     program = f"peer = connect()\npass_on(peer, {resume!r}, {passed})\n"
     strike(daemon, daemon.socket, socket.SOCK_SEQPACKET, program, uid=uid)
     wait_until(lambda: "not memory of a session" in daemon.log.read_text(), "they are refused", daemon.story)
-    # A thread closes these. Until it is done, which the attacker decides, no further ones are taken from that user.
+    # A thread closes these. The attacker decides how long that takes; meanwhile no more are accepted from that user.
     wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.story)
 
 

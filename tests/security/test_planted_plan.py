@@ -138,7 +138,7 @@ def test_a_cluster_below_a_directory_of_another_user_is_refused(shared, bystande
         prepare_directory(shared / "theirs" / "new")
 
 
-def test_a_cluster_of_ones_own_is_removed(shared):
+def test_a_cluster_that_belongs_to_the_caller_is_removed(shared):
     made = shared / "made"
     made.mkdir()
     ClusterPlan(directory=made).save()

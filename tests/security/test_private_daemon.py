@@ -1,4 +1,4 @@
-"""Another user prepares the directory or the socket of the private salusd, to be asked by `salus run`."""
+"""Another user prepares the directory or the socket of the private salusd, so that `salus run` uses it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def shared() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="salus-shared-"))
     folder.chmod(0o1777)
     yield folder
-    # A test that failed may have started one.
+    # A failed test may have left a daemon.
     pid = ping(folder / "salus-0" / "run" / "control.sock")
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture
 def fake_daemon() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
-    """Gives a function that lets the attacker serve a directory; all servers are ended after the test."""
+    """A function that lets the attacker serve a directory; all servers are ended after the test."""
     servers = []
 
     def start(folder: Path) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ def fake_daemon() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
 
 def requests_of(server: subprocess.Popen[str]) -> str:
-    """End the server; what it was asked."""
+    """End the server and return the requests that it got."""
     server.kill()
     return server.communicate()[0]
 
@@ -151,7 +151,7 @@ def test_root_does_not_use_the_runtime_directory_of_the_user_who_became_root(sha
     runtime = shared / "runtime"
     server = fake_daemon(runtime / "salus")
     planted = fake_daemon(shared / "salus-0")
-    # Both are the attacker's: the runtime directory is passed over without a word, the other one is refused.
+    # Both belong to the attacker: the runtime directory is ignored, the other one is refused.
     assert_refused(run_job(0, shared, XDG_RUNTIME_DIR=str(runtime)), shared / "salus-0", "XDG_RUNTIME_DIR")
     assert requests_of(server) + requests_of(planted) == ""
 
@@ -172,7 +172,7 @@ def test_no_command_asks_a_private_daemon_of_another_user(command, shared, fake_
     assert requests_of(server) == ""
 
 
-def test_no_command_believes_a_server_of_another_user_at_a_configured_socket(shared, fake_daemon):
+def test_no_command_trusts_a_server_of_another_user_at_a_configured_socket(shared, fake_daemon):
     server = fake_daemon(shared / "site")
     done = salus(0, "-f", str(shared / "site" / "salus.conf"), "run", "--", "/usr/bin/env")
     assert_refused(done, shared / "site" / "run" / "control.sock", f"uid {ATTACKER}")

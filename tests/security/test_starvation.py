@@ -31,7 +31,7 @@ def daemon(salusd):
 
 @pytest.fixture
 def place(daemon, rogue):
-    """Gives a function that starts a process of a job that Slurm placed."""
+    """A function that starts a process of a job that Slurm placed."""
 
     def start(job="5"):
         victim = rogue(daemon, uid=VICTIM)
@@ -77,10 +77,10 @@ def test_a_session_without_a_gate_gets_only_what_its_job_was_charged_for(daemon,
     assert victim.do("map_lane")["bytes"] == 40 << 20
 
 
-def test_a_job_whose_sessions_salus_ended_again_and_again_may_not_attach_any_more(daemon, place, rogue):
+def test_a_job_whose_sessions_salus_ended_repeatedly_may_not_attach_again(daemon, place, rogue):
     attackers = [rogue(daemon, uid=ATTACKER, **SIZES) for _ in range(4)]
     job = attackers[0].do("run")["job"]
-    # All of them first: a local job ends as soon as none of its processes lives.
+    # Register all of them first: a local job ends as soon as none of its processes lives.
     for attacker in attackers:
         assert daemon.hook("task_start", job=job, uid=ATTACKER, pid=attacker.process.pid)["ok"]
     for number, attacker in enumerate(attackers[:3]):

@@ -17,7 +17,7 @@ def libsalus():
 
 @pytest.fixture
 def salusd():
-    """Gives a function that starts a daemon; all are stopped after the test."""
+    """A function that starts a daemon; all are stopped after the test."""
     daemons = []
 
     def start(**options):
@@ -35,7 +35,7 @@ def salusd():
 def one_lane_daemons():
     """The daemons of a module by their configuration: tests share them, because a start takes a second.
 
-    None may have failed, and a replay of each journal gives the state that the daemon had.
+    At the end, no daemon may have failed, and a replay of each journal must give the state that the daemon had.
     """
     daemons = {}
     yield daemons
@@ -47,7 +47,7 @@ def one_lane_daemons():
 
 @pytest.fixture
 def one_lane(one_lane_daemons):
-    """Gives a function that returns a daemon with one lane, without sessions of earlier tests."""
+    """A function that returns a daemon with one lane, without sessions of earlier tests."""
 
     def get(**options):
         key = tuple(sorted(options.items()))
@@ -62,7 +62,7 @@ def one_lane(one_lane_daemons):
 
 @pytest.fixture
 def crew(libsalus):
-    """Gives a function that makes a crew for a daemon."""
+    """A function that makes a crew for a daemon."""
     crews = []
 
     def make(daemon):
@@ -76,7 +76,7 @@ def crew(libsalus):
 
 @pytest.fixture
 def rogue():
-    """Gives a function that starts a rogue session of a daemon."""
+    """A function that starts a rogue session of a daemon."""
     rogues = []
 
     def start(daemon, **options):

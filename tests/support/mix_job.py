@@ -12,9 +12,9 @@ import os
 import sys
 import time
 
-#: Iterations give way to jobs that start up: on a GPU they would not compete for a core at all. The kernel gives nice 0
-#: a weight of 1024, and nice 10 a weight of 110. If it groups processes by session (autogroup), the weight counts only
-#: inside a job.
+#: Iterations have a lower priority than jobs that start up: on a GPU they would not compete for a core at all. The
+#: kernel gives nice 0 a weight of 1024, and nice 10 a weight of 110. If it groups processes by session (autogroup), the
+#: weight counts only inside a job.
 NICE = 10
 NICE_WEIGHT = 1024 / 110
 

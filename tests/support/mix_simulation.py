@@ -97,7 +97,7 @@ def iterations_s(name, ended):
 
 def learned(name, kinds, jobs, runs):
     """The demand of each kind, from what such jobs did in `runs`, by configuration."""
-    # Only whole devices show how long a start takes by the clock.
+    # Only whole devices show how long a start takes in wall-clock time.
     starts = [ended for other, ended in runs.items() if name not in WHOLE or other in WHOLE]
     if not starts:
         return None

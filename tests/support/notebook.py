@@ -11,7 +11,7 @@ import torch
 
 
 def wait_for_cell(path):
-    """Wait for as long as the owner of the notebook thinks. Only the end of the allocation ends this."""
+    """Wait for the next cell, however long that takes. Only the end of the allocation ends this."""
     while not path.exists():
         time.sleep(0.02)
 

@@ -133,7 +133,7 @@ class Rogue:
         return {}
 
     def drop_lane(self) -> dict[str, object]:
-        """Unmap the lane and close its descriptor, without a word to the daemon."""
+        """Unmap the lane and close its descriptor without reporting it to the daemon."""
         for mapped in self.maps:
             mapped.close()
         for _, _, descriptor in self.lanes:
@@ -178,7 +178,7 @@ class Rogue:
         return {"cgroup": Path("/proc/self/cgroup").read_bytes().decode(errors="backslashreplace")}
 
     def end_main_thread(self) -> dict[str, object]:
-        """Another thread takes the next commands; this one ends by the system call, not the process."""
+        """Another thread reads the next commands. This one ends by a system call that does not end the process."""
         threading.Thread(target=serve, args=[self]).start()
         print(json.dumps({}), flush=True)
         exit_number = {"x86_64": 60}.get(os.uname().machine, 93)

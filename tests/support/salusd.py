@@ -36,7 +36,7 @@ class Salusd:
         digest_every: int = 50,
         environment: dict[str, str] | None = None,
     ) -> None:
-        # Socket paths are short: 108 bytes with the terminating zero.
+        # Socket paths must be short: at most 108 bytes with the terminating zero.
         self.directory = Path(tempfile.mkdtemp(prefix="salus-test-"))
         self.directory.chmod(0o755)
         self.node = node

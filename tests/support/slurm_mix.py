@@ -147,7 +147,7 @@ class Stage:
 
     def sbatch(self, folder, order, variables=""):
         """Submit a job; returns its id and the time from which it could have started."""
-        # Salus refuses a request for shards, because they are its charge. So the job is held, and root sets its shards.
+        # Salus refuses a request for shards, so the job is held and root sets its shards.
         shards = [option.removeprefix("--gres=") for option in order.options if option.startswith("--gres=shard")]
         options = ["--hold"] if shards else order.options
         argv = ["sbatch", "--parsable", f"--job-name={order.name}", "--output=/dev/null", *options,
@@ -208,7 +208,7 @@ class Stage:
         if code != "0":
             raise LostError(f"{folder.name}: {name} failed: {(folder / f'{name}.err').read_text()[-2000:]}")
         report = json.loads((folder / f"{name}.out").read_text().splitlines()[-1])
-        # The second line is of the shell's children, user and system, as 0m1.234s.
+        # The second line has the user and system time of the shell's children, as 0m1.234s.
         parts = [part.rstrip("s").split("m") for part in (folder / f"{name}.cpu").read_text().splitlines()[1].split()]
         cpu_s = sum(int(m) * 60 + float(s) for m, s in parts)
         started = float((folder / f"{name}.start").read_text())

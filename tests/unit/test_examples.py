@@ -21,7 +21,7 @@ def test_there_are_five_examples() -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_is_plain_pytorch(path: Path) -> None:
+def test_every_example_is_plain_pytorch(path: Path) -> None:
     source = path.read_text()
     names = imported(ast.parse(source))
     assert "torch" in names

@@ -61,7 +61,7 @@ def test_a_random_order_keeps_jobs_and_times():
     assert [job.name for job in shuffled] != [job.name for job in jobs]
 
 
-def test_figures_of_two_jobs():
+def test_the_figures_of_two_jobs_are_those_computed_by_hand():
     jobs = {"a": ended("a", 100.0, 103.0, 110.0, 6.0), "b": ended("b", 102.0, 104.0, 122.0, 5.0)}
     report = figures(jobs, {"a": 5.0, "b": 5.0}, device_count=2)
     assert (report["average_s"], report["makespan_s"], report["queueing_s"]) == (15.0, 22.0, 2.5)
@@ -105,25 +105,25 @@ RAN = {
 }
 
 
-def test_what_jobs_asked_of_a_shared_core_is_processor_time():
+def test_shared_cores_are_measured_in_cpu_time():
     assert as_it_ran("srtf", KINDS, JOBS, RAN) == [
         Demand(2.0, 5000.0 / 25, 0.5, 0.5),
         Demand(3.0, 6000.0 / 5, 0.5, 0.5),
     ]
 
 
-def test_a_whole_device_goes_by_the_clock():
-    """Only the second job waited, so its start stands for both: it held the device for ten seconds after the first."""
+def test_whole_devices_are_measured_in_wall_clock_time():
+    """Only the second job waited, so its start counts for both: it held the device for ten seconds after the first."""
     assert startups_s("gpu", JOBS, [RAN]) == dict.fromkeys((kind.name for kind in mix.KINDS), 2.0)
     assert as_it_ran("gpu", KINDS, JOBS, RAN)[1] == Demand(2.0, 8000.0 / 5, 0.0)
 
 
-def test_history_is_of_the_same_side():
+def test_history_comes_from_the_same_side():
     ran = dict.fromkeys(("gpu", "gpu-shortest", "shard", "fifo", "srtf"), RAN)
     assert set(like("gpu", ran)) == {"gpu", "gpu-shortest", "shard"}
     assert set(like("fair", ran)) == {"fifo", "srtf"}
     by_kind = learned("gpu", KINDS, JOBS, {"gpu-shortest": RAN, "shard": RAN})
-    # By the clock in one, by processor time in the other; a kind that nobody had is known from its run alone.
+    # Wall-clock time in one, CPU time in the other. A kind that neither had comes from its run alone.
     assert by_kind["small"] == Demand(2.0, (5500.0 + 5000.0) / 50, 0.0)
     assert by_kind["medium"] == Demand(2.0, 1.0, 0.0)
     assert learned("gpu", KINDS, JOBS, {"shard": RAN}) is None
@@ -137,7 +137,7 @@ def test_the_clusters_own_work_slows_the_devices_by_its_share():
         asked.append(slowness)
         return Forecast(4.0 * slowness, 10.0 * slowness)
 
-    # Four seconds beside on two cores for ten: a fifth of them.
+    # Four seconds of other work on two cores in ten seconds: a fifth of the cores.
     report = beside_cluster(simulated, [Demand(1.0, 1.0, 0.5, 2.0)] * 2)
     assert asked == [1.0, 1.25]
     assert report == Forecast(5.5, 13.0)
@@ -146,7 +146,7 @@ def test_the_clusters_own_work_slows_the_devices_by_its_share():
     assert asked == [1.0]
 
 
-def test_runs_of_a_row_begin_with_different_configurations():
+def test_runs_of_a_series_begin_with_different_configurations():
     names = ["gpu", "gpu-shortest", "shard", "fifo", "srtf", "fair", "pack"]
     orders = [in_turn(names, number) for number in range(1, 8)]
     assert orders[0] == names
@@ -162,6 +162,6 @@ def test_the_machines_processor_time_grows_with_work():
     assert machine_cpu_s() - before >= 0.05
 
 
-def test_small_arithmetic():
+def test_quantiles_and_times_are_computed():
     assert quantile([1.0, 2.0, 3.0], 0.5) == 2.0
     assert (slurm_time(0.2), slurm_time(61.0), slurm_time(3600.5)) == ("00:00:01", "00:01:01", "01:00:01")

@@ -1,7 +1,7 @@
 """The scheduling policies: one file per policy, and the registry that names them.
 
 A policy gives each session its position in the order. It never touches a lane and never checks memory: the engine
-orders by the policy's key, grants, and checks the memory rule last, so the worst policy is unfair but never unsafe.
+orders by the policy's key, grants, and checks the memory rule last, so a bad policy can be unfair but never unsafe.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from nodedaemon.core.ordering import Breadth, Policy, Waiting
 
 
 class Fifo(Policy):
-    """The order of a plain batch system, without the idle device."""
+    """Like a plain batch queue, except that the device does not stay idle while the first session is idle."""
 
     breadth = Breadth.ONE
 

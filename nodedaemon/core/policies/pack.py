@@ -1,4 +1,4 @@
-"""pack: every lane with room runs, in order of arrival. It keeps the device full and promises nothing about turns."""
+"""pack: every lane with room runs, in order of arrival. It keeps the device full and guarantees no turns."""
 
 from __future__ import annotations
 

@@ -9,6 +9,6 @@ from nodedaemon.core.ordering import Breadth, EqualProgress
 
 
 class Priority(EqualProgress):
-    """A high-class job hardly notices its neighbours. The engine itself puts the class before the key."""
+    """Jobs of lower classes hardly slow down a high-class job. The engine itself puts the class before the key."""
 
     breadth = Breadth.CLASS

@@ -13,10 +13,11 @@ claims in this order: arrivals by age, ungated waiters, waiters that were overta
 - Under equal progress, a waiter stands back if it is ahead of a session in another lane.
 
 Then the round revokes holders that the policy would not grant again, limits how many iterations the others may start
-while somebody waits, releases lanes that are too large, and gives the next waiter a lane of its own if there is room.
+while another session waits, releases lanes that are too large, and gives the next waiter its own lane if there is room.
 
-A round looks only at the open lanes, which are few, and at the first waiter of each. Its cost does not grow with the
-number of sessions. docs/adr/0003-memory-rule.md and docs/adr/0005-bounded-overtaking.md give the reasons.
+A round visits only the open lanes, which are few, and the first waiter of each. Unless a lane is stuck, its cost does
+not grow with the number of sessions. docs/adr/0003-memory-rule.md and docs/adr/0005-bounded-overtaking.md give the
+reasons.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Outcome(Enum):
     GRANTED = "it runs"
     COMING = "its lane is busy or being opened"
     BLOCKING = "bytes are on their way to it; nobody behind it may start"
-    STANDING_BACK = "its lane is free, but somebody elsewhere has to catch up first"
+    STANDING_BACK = "its lane is free, but a session of another lane has to catch up first"
     SKIPPED = "it cannot be served now, and takes nothing from those behind it"
 
 
@@ -72,7 +73,7 @@ class Round:
         #: Waiters that were served, and waiters that cannot be served now. Nobody stands back for the latter.
         self._served: list[Session] = []
         self._skipped: set[SessionId] = set()
-        #: Classes whose oldest waiter cannot be served now, so that overtaking it takes nothing from it.
+        #: Classes whose oldest waiter cannot be served now, so that overtaking it does not delay it.
         self._excused: set[JobClass] = set()
 
     def serve(self) -> None:
@@ -97,7 +98,7 @@ class Round:
             session = next((one for one in device.arrivals.values() if one.id not in passed_over), None)
             if session is None:
                 return False
-            # Only an over-committed device fails this. Then waiting for bytes would block everybody for nothing.
+            # This fails only on an over-committed device. There, waiting for bytes would block all others in vain.
             if not device.can_always_run(session.persistent_bytes, session.ephemeral_bytes):
                 passed_over.add(session.id)
                 continue
@@ -141,7 +142,7 @@ class Round:
             else:
                 self._served.append(session)
             if session.is_ungated and outcome is Outcome.GRANTED:
-                return self._serve_waiters()  # the others moved to other lanes, and it takes no turns from them
+                return self._serve_waiters()  # the others have moved to other lanes, and it does not use up their turn
             if breadth is Breadth.ONE and outcome is not Outcome.SKIPPED:
                 return False
         return False
@@ -196,14 +197,14 @@ class Round:
         return Outcome.GRANTED
 
     def _gate_again(self, session: Session) -> None:
-        """Others need the memory that an ungated session would keep: it takes turns as any other session."""
+        """Gate the session again: other sessions need the memory that it would keep, so it takes turns like them."""
         waits = self.device.waits_of(session)
         waits.remove(session.id, is_granted=False)
         session.is_ungated = False
         self.device.line_up(session, self.now_ns)
 
     def _must_stand_back(self, session: Session) -> bool:
-        """Whether its iteration would overtake a waiter too often, or run ahead of a session that is behind."""
+        """Whether a turn now would overtake a waiter too often, or widen the lead over a session that is behind."""
         if session.is_ungated or self.precedence.is_overdue(session):
             return False
         job_class = self.device.wait_class(session)
@@ -259,7 +260,7 @@ class Round:
         needed_bytes = lane.target_bytes
         reachable_bytes = device.limits.capacity_bytes - device.persistent_bytes - device.pinned_bytes
         if session.ephemeral_bytes <= reachable_bytes < needed_bytes:
-            # Only a stuck lane explains this. A larger session of the same lane has to wait for it, this one has not.
+            # This happens only if a lane is stuck. A larger session of this lane must wait for that; this one need not.
             own = self.placement.add_lane(session.domain)
             self.placement.bind(session, own)
             return self._claim(own, session)
@@ -315,7 +316,7 @@ class Round:
             return False
         first = lane.first_waiter()
         if lane.holder is None and first is not None and first[1] in self._served:
-            # That waiter goes before the claimant and only stands back: the bytes would move back and forth.
+            # That waiter goes before the claimant and only stands back for now: the bytes would move back and forth.
             return False
         protected_ns = self.precedence.protected_until_ns(lane, claimant)
         if protected_ns > self.now_ns:
@@ -351,7 +352,7 @@ class Round:
             self.commands.append(CloseLane(lane.id))
 
     def empty(self, lane: Lane) -> None:
-        """A session has left the lane: if it was the last one, give up the bytes that are being opened."""
+        """Call this after a session has left: if the lane is empty, close it, or release it if it is being opened."""
         if not lane.sessions and lane.state is LaneState.OPENING:
             self.release(lane)
         else:
@@ -403,7 +404,7 @@ class Round:
     def check_in_ns(self, holder: Session) -> float:
         """When the holder has to return its grant, even if the policy prefers it to all waiters.
 
-        Otherwise nobody would notice that it hangs. If it does not, it may be granted again at once.
+        Otherwise nobody would notice that it hangs. If it does not hang, it may be granted again at once.
         """
         if not any(len(waits) for waits in self.device.waits.values()):
             return math.inf

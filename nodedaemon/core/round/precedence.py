@@ -50,7 +50,7 @@ class Precedence:
         )
 
     def allotment(self, job_class: JobClass) -> int:
-        """The part of the overtakes left that one more grant of this class may use."""
+        """The part of the remaining overtakes that one more grant of this class may use."""
         # Lanes that run at the same time overtake the same waiters, so they divide the remainder.
         left = self.overtakes_left(job_class)
         return min(left, max(1, left // max(1, len(self.device.open_lanes))))

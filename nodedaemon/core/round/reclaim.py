@@ -4,17 +4,17 @@ Theory of operation
 -------------------
 The memory rule promises that a placed session never waits for another job to end: every lane can be released at a
 boundary, so the persistent bytes of all and the largest iteration always fit. A holder that reaches no boundary breaks
-this: it is stopped, hung, or keeps its lane because its job has several processes (`Lane.is_stuck`). Other sessions go
-on without that lane if they can. A placed session that cannot is *blocked*:
+this: it is stopped, hung, or keeps its lane because its job has several processes (`Lane.is_stuck`). Other sessions
+continue without that lane if they can. A placed session that cannot is *blocked*:
 
-- an arrival or a waiter needs more bytes than are left besides the stuck lanes,
-- a waiter needs a lane, and stuck lanes are all that `LanesMax` allows,
+- an arrival or a waiter needs more bytes than remain outside the stuck lanes,
+- a waiter needs a lane, and the stuck lanes use up `MaxLanes`,
 - a waiter was named as the successor of the stuck holder, and may have been started by it.
 
 After each event, this module finds the blocked sessions and the holders whose lanes would unblock them. A holder that
-blocks for `HangTimeout` without a break is ended, whatever `OnHang` says. Until then the time counts as its service, so
-a job that stops itself again and again loses its turns instead of taking those of others. A job that Slurm suspended
-is left alone: it did not do this itself, and its memory is worth keeping.
+blocks for `HangTimeout` without interruption is ended, whatever `OnHang` says. Until then the time counts as its
+service, so a job that stops itself repeatedly loses its own turns instead of taking those of others. A job that Slurm
+suspended is not ended: it did not stop itself, and it needs its memory when it resumes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def reclaim_stuck_lanes(round_: Round) -> None:
         elif holder.blocking_ns is None:
             holder.blocking_ns = now_ns
         elif now_ns - holder.blocking_ns >= device.limits.hang_timeout_ns:
-            # It counts from now on again, so that a process that does not die is ended once more.
+            # Start to count again, so that a process that survives is ended again.
             holder.blocking_ns = now_ns
             reason = "it kept memory that a job placed by Slurm needs, and reached no boundary"
             round_.commands.append(EndSession(holder.id, reason))

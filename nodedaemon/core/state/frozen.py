@@ -44,7 +44,7 @@ class FrozenLane(LaneValues):
 
 @dataclass(slots=True, kw_only=True)
 class FrozenDevice(DeviceValues):
-    """A device. Its arrivals, lanes and open lanes are in the order in which the engine looks at them."""
+    """A device. Its arrivals, lanes and open lanes are in the order in which the engine visits them."""
 
     active: dict[SessionId, int]
     floor: int

@@ -58,7 +58,7 @@ def _check_lane(device: Device, lane: Lane) -> None:
     if lane.holder is not None:
         assert lane.state is LaneState.OPEN, f"{subject}: granted in a lane that is {lane.state}"
         assert lane.holder.granted_bytes <= lane.held_bytes, f"{subject}: its holder does not fit"
-    # A lost device gives nothing back until it recovers.
+    # A lost device releases nothing until it recovers.
     if not lane.sessions and device.lost_reason is None:
         assert lane.state is LaneState.RELEASING, f"{subject}: empty and {lane.state}"
 

@@ -77,7 +77,7 @@ class Lane(LaneValues):
 
     @property
     def target_bytes(self) -> int:
-        """The size that all sessions of the lane need."""
+        """The size that the largest session of the lane needs."""
         return _largest_bytes(self._sizes, self.sessions)
 
     def first_waiter(self) -> tuple[Place, Session] | None:
@@ -189,14 +189,14 @@ class Device(DeviceValues):
             session.blocking_ns = None
 
     def note_running_service(self) -> None:
-        """Update the service of all holders, before a session is lifted to the minimum."""
+        """Update the service of all holders, before a session is raised to the minimum."""
         for lane in self.open_lanes.values():
             if lane.holder is not None and lane.holder.is_served:
                 view = lane.holder.view(self.clock.plain, self.clock.grown)
                 self.book.update(lane.holder.id, view.virtual_service)
 
     def rescale(self, bits: int) -> None:
-        """Follow the service clock when it shifts its numbers back."""
+        """Shift the service of all sessions back when the service clock is rebased."""
         for session in self.sessions.values():
             session.virtual >>= bits
             session.granted_grown >>= bits
@@ -320,11 +320,11 @@ class Device(DeviceValues):
         return [lane for lane in self.open_lanes.values() if lane.is_stuck]
 
     def can_always_run(self, more_persistent_bytes: int, ephemeral_bytes: int = 0) -> bool:
-        """Whether sum P + largest E <= C still holds with that much more, so that every session can make progress."""
+        """Whether sum P + largest E <= C still holds with these sizes, so that every session can make progress."""
         return self.lack_bytes(more_persistent_bytes, ephemeral_bytes) <= 0
 
     def lack_bytes(self, more_persistent_bytes: int, ephemeral_bytes: int = 0) -> int:
-        """The bytes that the rule of `can_always_run` lacks. Stuck lanes serve nobody but their holders."""
+        """The bytes that are missing for `can_always_run`. Only their holders can use stuck lanes."""
         largest = max(self.ephemeral_bytes_max, ephemeral_bytes)
         stuck = self.stuck_lanes()
         if stuck:
@@ -334,7 +334,7 @@ class Device(DeviceValues):
         return self.persistent_bytes + more_persistent_bytes + largest - self.limits.capacity_bytes
 
     def can_pin(self, session: Session) -> bool:
-        """Whether every other session could still run if this one kept its lane for ever.
+        """Whether every other session could still run if this one kept its lane forever.
 
         It keeps the whole lane, which may be larger than it needs if others shared it.
         """

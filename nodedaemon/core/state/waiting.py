@@ -2,7 +2,7 @@
 
 A waiter is overtaken when an iteration starts for a session that began to wait later. A session that overtakes a waiter
 also overtakes all older ones, so the oldest waiter always has the highest count, and only that count is needed. Counts
-are stored as differences along the list of waiters, so each step changes one neighbour.
+are stored as differences along the list of waiters, so each operation changes one neighbour.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WaitList:
 
     @property
     def oldest_count(self) -> int:
-        """How often the oldest waiter was overtaken: an upper bound, because a lease reports its iterations at once."""
+        """How often the oldest waiter was overtaken: an upper bound, as a lease reports all its iterations together."""
         return self._total
 
     def append(self, session: SessionId) -> None:

@@ -303,7 +303,7 @@ static void drop_socket(void)
         close(client.fd);
     __atomic_store_n(&client.fd, -1, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
-    /* A thread that waits for ALLOW or DENY gets no answer any more. */
+    /* A thread that waits for ALLOW or DENY will get no answer. */
     pthread_mutex_lock(&client.answer_lock);
     pthread_cond_broadcast(&client.answered);
     pthread_mutex_unlock(&client.answer_lock);

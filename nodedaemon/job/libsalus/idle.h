@@ -9,8 +9,8 @@
  * the lease. True if the session is idle now. */
 bool idle_try(uint64_t activity);
 
-/* Called by an entry: takes the lease back, unless salusd was faster. The caller holds gate_lock.
- */
+/* Called by an entry: takes the lease back, unless salusd has revoked it. The caller holds
+ * gate_lock. */
 void idle_end(void);
 
 #endif

@@ -33,7 +33,7 @@ int lane_reserve(struct lane *lane, uint64_t bytes)
     lane->needed_bits = map_bits(page_count);
     base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (!lane->private_bits || !lane->needed_bits || base == MAP_FAILED) {
-        /* Only address space can run out here. The bitmaps stay until the process ends. */
+        /* Only address space can run out here. The bitmaps are freed when the process ends. */
         region_drop(&lane->region);
         return -ENOMEM;
     }

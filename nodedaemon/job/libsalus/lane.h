@@ -93,8 +93,8 @@ static inline bool lane_holds(const struct lane *lane, const void *address)
 
 /*
  * True if a live block at this address may be touched now. Async-signal-safe, and takes no lock: a
- * survivor's page is marked private before the lane is shut, and this looks in the opposite order,
- * so it never misses the page.
+ * survivor's page is marked private before the lane is shut, and this function checks in the
+ * opposite order, so it never misses the page.
  */
 bool lane_is_usable(const struct lane *lane, const void *address);
 

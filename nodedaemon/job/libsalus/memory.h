@@ -15,7 +15,7 @@
 #include "blocks.h"
 #include "session.h"
 
-/* Flags of a private block, kept beside its size in struct blocks. */
+/* Flags of a private block, stored together with its size in struct blocks. */
 #define BLOCK_SPILL     (1ull << 63) /* the lane had no room for it */
 #define BLOCK_OWN_RANGE (1ull << 62) /* memory_cuda.c: lies in an address range of ours */
 #define BLOCK_SIZE_MASK (BLOCK_OWN_RANGE - 1)

@@ -59,7 +59,7 @@ int region_limit(struct region *region, uint64_t limit_bytes);
 
 /*
  * Allocates a block. Returns its offset, or REGION_NONE. `align_bytes` is a power of two. Blocks of
- * a page or more get whole pages of their own, so that they can be promoted without a neighbour.
+ * a page or more get whole pages of their own, so that a stash copies no neighbour with them.
  */
 uint64_t region_allocate(struct region *region, uint64_t size_bytes, uint64_t align_bytes,
                          uint64_t birth);

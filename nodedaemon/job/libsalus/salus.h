@@ -209,7 +209,7 @@ SALUS_API int salus_fault(const char *text);
  */
 SALUS_API int salus_off(const char *text);
 
-/* Reports, returns the grant and the lane, and sends BYE. Live lane blocks become private at their
+/* Returns the grant and the lane, and sends BYE. Live lane blocks become private at their
  * addresses. */
 SALUS_API int salus_bye(void);
 

@@ -51,7 +51,7 @@ uint64_t stash_total_bytes(struct lane *lane)
     const struct region_extent *block = NULL;
     uint64_t page_count = 0, counted_page = UINT64_MAX;
 
-    /* Blocks come by offset, so two that share a page follow each other. */
+    /* Blocks are visited by offset, so two that share a page follow each other. */
     while ((block = region_next(&lane->region, block))) {
         page_count += last_page(block) - first_page(block) + 1;
         if (first_page(block) == counted_page)

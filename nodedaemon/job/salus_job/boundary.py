@@ -10,10 +10,10 @@ lies at an entry (loader, root forward or step) if work was done since the last 
 nothing encloses the entry. This alone would place boundaries in the middle of many iterations, so an entry must also be
 an *anchor*:
 
-- The loader, after its second entry, is the only anchor for as long as it is entered.
-- Otherwise a root forward after a step. Either it is the forward that opens iterations, and all forwards between the
-  step and it are known to trail the previous iteration, or it is one that training iterations do not contain. Without a
-  step in between, it is a forward that is called more often than in a training iteration.
+- The loader, after its second entry, is the only anchor for as long as it is still entered.
+- Otherwise a root forward. The forward that opens iterations is an anchor when it is first called after a boundary or
+  a step. After a step, all forwards in between must be known to trail the previous iteration. Any other forward is an
+  anchor when it is called more often than a training iteration calls it.
 - Otherwise the entry of a step (optimizers that run the forward themselves). If neither a loader nor a module is ever
   seen, the boundary lies at the end of a step.
 
@@ -45,8 +45,8 @@ LOADER_PATIENCE = 32
 LOADER_REFUSALS = 4
 # After this many iterations without the opening forward, another forward becomes the opening one.
 OPENINGS_MISSED = 3
-# Forwards between a step and the opening forward trail the previous iteration if they always come. If they come only
-# now and then, they may just as well lead the next iteration, and there is no boundary.
+# Forwards between a step and the opening forward trail the previous iteration if they always occur. If they occur only
+# sometimes, they may belong to the next iteration, and there is no boundary.
 TRAILS_BEFORE_BELIEF = 8
 TRAILS_BEFORE_BELIEF_WITH_LOADER = 2
 RULE_VERSION = 1

@@ -1,4 +1,4 @@
-"""Reports a fault of Salus to the daemon. The output of the job stays its own.
+"""Reports a fault of Salus to the daemon, not in the output of the job.
 
 Standard error belongs to the job, so Salus writes there only if `SALUS_VERBOSE` is set. A session reports its faults
 itself. Without a session (before it exists, or if libsalus cannot be loaded) this module sends a FAULT as the only

@@ -1,6 +1,6 @@
 """The adaptor's side of the loop follower: it detects when a loop repeats itself, and stores its events in libsalus.
 
-libsalus/follower.c explains how a loop is followed and keeps the only position in it. docs/adr/0032 has the measured
+libsalus/follower.c explains how a loop is followed, and keeps the position in it. docs/adr/0032 has the measured
 gain. libsalus is not linked to Python: it gets the few addresses that it needs, and its functions are called as
 built-in functions of this interpreter. In an interpreter other than CPython no loop is followed.
 """
@@ -19,7 +19,7 @@ REST_MAX = 4096
 # Calling conventions of Python's C interface.
 METH_NOARGS, METH_O, METH_FASTCALL = 0x4, 0x8, 0x80
 
-# Python keeps pointers to these, so they must stay.
+# Python keeps pointers to these, so they must never be freed.
 _definitions: List[Any] = []
 
 # A method of the rule and its arguments.
@@ -102,7 +102,7 @@ class LoopFollower:
         self._state.count = 0
 
     def stop(self, rule: BoundaryRule) -> None:
-        """Replay the events that the rule has missed; it is asked from now on."""
+        """Replay the events that the rule has missed. From now on, events go to the rule again."""
         missed = self._events[: max(0, self._state.at)]
         self._state.at = -1
         self._misses = 0 if self._state.lap_count > MISSES_BEFORE_REST else self._misses + 2
@@ -129,7 +129,7 @@ class LoopFollower:
             self._take_rest()
 
     def _take_rest(self) -> None:
-        """A loop that does not repeat itself is not worth comparing: try again later, at growing intervals."""
+        """It is no use to compare a loop that does not repeat itself: try again later, at growing intervals."""
         self._misses += 1
         self._rest = min(REST_MIN << max(0, self._misses - MISSES_BEFORE_REST), REST_MAX)
         self._recorded, self._previous, self._rule_state = [], None, None

@@ -40,7 +40,7 @@ class ProfileReporter:
         if self._accelerator is None and self._adaptor.supports_accelerator:
             self._accelerator = self._adaptor.find_accelerator()
             if self._accelerator is not None and self._session.cap_bytes:
-                # libsalus limits memory too. This is a second line of defence.
+                # libsalus limits memory too. With this limit, the framework itself reports the error.
                 self._accelerator.cap(self._session.cap_bytes)
         if self._accelerator is not None:
             self._accelerator.before_boundary()

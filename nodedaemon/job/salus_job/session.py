@@ -1,4 +1,4 @@
-"""This process's session with salusd: attach once, pass the gate, report, leave. libsalus does the work.
+"""This process's session with salusd: attach once, enter the gate, report, leave. libsalus does the work.
 
 A negative answer from the gate means that the session is over; the job continues without Salus.
 """
@@ -51,7 +51,7 @@ class JobSession:
     def change_thread(self) -> None:
         """This thread passes the boundaries from now on, and its blocks go to the lane."""
         if self.entry.is_calm:
-            # This does not wait while the gate is calm. It shows libsalus the thread.
+            # While the gate is calm, this does not wait. It only tells libsalus which thread this is.
             self._enter()
             self.leave_entry()
 

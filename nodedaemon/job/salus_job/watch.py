@@ -1,6 +1,6 @@
 """Watches one process: the framework's events go to the boundary rule, and its boundaries to the gate.
 
-- Nothing is connected before the first entry point, so launchers and loader workers never register.
+- The process connects at its first entry point, so launchers and loader workers never connect.
 - One thread is watched: the first one that enters.
 - If Salus itself fails, the watch switches off, the daemon learns why, and the job continues.
 """
@@ -214,7 +214,7 @@ class Watch:
         self.follower.invalidate()
 
     def _finish_expected(self) -> bool:
-        """Whether the follower expected this entry. If so, pass the gate, which is all that is left to do."""
+        """Whether the follower expected this entry. If so, enter the gate, which is all that is left to do."""
         pending = self.follower.take_pending()
         if pending:
             self._enter(pending == layouts.FOLLOWER_BOUNDARY)
@@ -277,7 +277,7 @@ class Watch:
             return
         self._is_attached = True
         if self.session.hook_problem:
-            # salusd recognizes this fault by the word before the colon: the user's next job gets the preload.
+            # salusd recognizes this fault by the word before the colon: the user's next job gets the preload library.
             text = "hook: %s" % self.session.hook_problem
             faults.warn("%s; tensors stay in plain memory and iterations are not gated" % text)
             self.session.fault(text)

@@ -1,1 +1,1 @@
-"""`salus doctor`: checks that only look, and the self-test that runs lanes on the node's own devices."""
+"""`salus doctor`: read-only checks, and the self-test, which runs lanes on the node's devices."""

@@ -94,7 +94,7 @@ def _check_gpus(settings: Settings) -> Iterator[Diagnosis]:
     try:
         devices = discover(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except SalusError as error:
-        yield Diagnosis("lanes", Level.FAILURE, str(error), "use no device that does not support lanes")
+        yield Diagnosis("lanes", Level.FAILURE, str(error), "exclude the device that does not support lanes")
         return
     for device in devices:
         usable, own = device.usable_bytes >> 20, device.context_bytes >> 20
@@ -111,7 +111,7 @@ def _check_gpus(settings: Settings) -> Iterator[Diagnosis]:
     elif settings.daemon.share_mode is ShareMode.MPS:
         yield Diagnosis("mps", Level.OK, f"{shutil.which(MPS_CONTROL)}")
     else:
-        yield Diagnosis("mps", Level.NOTE, "ShareMode=timeslice: lanes share memory and take turns in time")
+        yield Diagnosis("mps", Level.NOTE, "ShareMode=timeslice: lanes that run at once share the GPU by time slices")
 
 
 def _look_at_limits(nvml: Nvml, device: CudaDevice) -> Diagnosis:

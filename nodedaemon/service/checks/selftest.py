@@ -1,6 +1,6 @@
-"""`salus doctor --selftest`: tests lanes, hand-over and faults on the devices of this node with processes of its own.
+"""`salus doctor --selftest`: tests lanes, hand-over and faults on the devices of this node with its own processes.
 
-It does not test a device that other processes use; it reports that as a note, not as a failure.
+It skips a device that other processes use, and reports that as a note, not as a failure.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _test_refusal(device: DeviceDriver) -> None:
     except OperatingError:
         return
     device.close_lane(lane)
-    raise SelftestError("a lane of twice the device's size was granted")
+    raise SelftestError("a lane of twice the device's size was opened")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""What an admin changes while salusd runs: the policy of a device, drain and resume, and the configuration file.
+"""What an admin can change while salusd runs: the policy of a device, drain and resume, and the configuration.
 
 A reload parses and validates the file and tries the new limits on a fork of the engine before anything changes. If any
-of this fails, the old configuration stays. A policy that an admin sets holds until the next reload.
+of this fails, the old configuration stays in effect. A policy that an admin sets is in effect until the next reload.
 """
 
 from __future__ import annotations

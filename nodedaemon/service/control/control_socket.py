@@ -1,4 +1,4 @@
-"""Carries requests: from commands over the control socket, from Slurm's hooks over the session socket."""
+"""Receives and answers requests: those of commands on the control socket, those of hooks on the session socket."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nodedaemon.wire.rate import UserConnections
 
 #: A command that sends no further request for this long, or does not read an answer, loses its connection.
 IDLE_TIMEOUT_S = 300.0
-#: Connections of all users but root, and of one user. A `salus run` that waits has one.
+#: Connections of all users except root, and of one user. A waiting `salus run` uses one.
 CONNECTIONS_MAX = 512
 USER_CONNECTIONS_MAX = 64
 
@@ -77,15 +77,15 @@ class ControlSocket:
     async def _converse(
         self, credentials: PeerCredentials, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        patience_s = self._configuration.settings.daemon.hello_timeout_ns / 1e9
+        timeout_s = self._configuration.settings.daemon.hello_timeout_ns / 1e9
         while True:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 line = await reader.readline()
             if not line:
                 return
-            patience_s = IDLE_TIMEOUT_S
+            timeout_s = IDLE_TIMEOUT_S
             writer.write(await self._answer(credentials, line, is_hook=False))
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await writer.drain()
 
     async def _answer(self, credentials: PeerCredentials, request: bytes, *, is_hook: bool) -> bytes:

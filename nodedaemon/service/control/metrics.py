@@ -1,7 +1,7 @@
 """Metrics for Prometheus, on the loopback address by default: bounded labels, base units, no job ids.
 
 Counters are updated with each event; gauges are computed from the current status at each scrape. Details of jobs are in
-the database. The page also answers `/healthz`.
+the database. The server also answers `/healthz`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EventMetrics:
         self._ended = Counter("salus_sessions_ended", "Sessions that Salus ended.", label, registry=registry)
         self._waits = Histogram(
             "salus_iteration_wait_seconds",
-            "Time from wanting a grant to getting it.",
+            "Time from requesting a grant to receiving it.",
             label,
             buckets=WAIT_BUCKETS_S,
             registry=registry,

@@ -29,9 +29,9 @@ from nodedaemon.wire.control import AdminRequest, JobEnd, JobStart, RunStart, Ru
 from nodedaemon.wire.envelope import Failure, NotFoundError, NotPermittedError, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
 
-#: A user may send the requests of this many seconds at once.
+#: A user may send the requests that are allowed in this many seconds at once.
 BURST_S = 2.0
-#: Requests that take the daemon as long as this many others. `why` tries changes on copies of the engine.
+#: Expensive requests, each with the number of ordinary ones that it counts as. `why` tries changes on engine copies.
 COSTS = {"status": 20, "why": 100, "run_start": 25}
 T = TypeVar("T")
 

@@ -1,6 +1,6 @@
 """What `salus status` and `salus top` show: the engine's snapshot with the names of jobs, users and devices.
 
-Users see their own jobs in full. Of other users' jobs they see only the load.
+Users see all details of their own jobs, and only the load of other users' jobs.
 """
 
 from __future__ import annotations

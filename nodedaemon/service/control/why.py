@@ -19,7 +19,7 @@ OTHERS_TRIED_MAX = 16
 
 
 class WhyView:
-    """A caller without the right to see a job learns only that another user's job is in the way."""
+    """A caller who may not see the blocking job learns only that it belongs to another user."""
 
     def __init__(self, dispatcher: Dispatcher, drain_reasons: Mapping[DeviceId, str]) -> None:
         self._dispatcher = dispatcher
@@ -61,7 +61,7 @@ class WhyView:
     def _changes(self, device: DeviceSnapshot, session: SessionSnapshot, caller: Caller) -> list[WhatIf]:
         if session.state not in (SessionState.ARRIVING, SessionState.WAITING):
             return []
-        changes = [self._try("nothing changes, boundaries are reached", session)]
+        changes = [self._try("no change, other jobs reach their boundaries", session)]
         for other in [one for one in device.sessions if one.job != session.job][:OTHERS_TRIED_MAX]:
             facts = self._dispatcher.state.sessions.get(other.session)
             name = f"job {other.job}" if facts is not None and caller.may_see(facts.uid) else "another user's job"

@@ -1,7 +1,7 @@
 """Watches the sessions that hold a grant while others wait, for changes that no event reports.
 
 A holder may go idle, its process may be stopped, or its gate page may show that its grant is over. While a holder keeps
-another session waiting, this module looks every `WATCH_INTERVAL_S`. Otherwise one look per reading is enough.
+another session waiting, this module checks every `WATCH_INTERVAL_S`. Otherwise one check per reading is enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class HolderWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - EventObserver
-        """After each event: a session that wants a grant or was revoked is a reason to look."""
+        """After each event: check soon if a session wants a grant or was revoked."""
         if isinstance(event, events.GrantWanted) or any(isinstance(command, commands.Revoke) for command in made):
             self.look_soon()
 
@@ -43,14 +43,14 @@ class HolderWatch:
     def _look(self) -> None:
         self._timer = None
         sessions = list(self._dispatcher.state.sessions.values())
-        # A policy may prefer the holder to every waiter, but an idle holder has no claim to its grant.
+        # A policy may prefer the holder to every waiter, but an idle holder must not keep its grant.
         contended = {facts.device for facts in sessions if facts.view.is_waiting}
         for facts in sessions:
             live = self._roster.get(facts.session)
             is_kept = not facts.view.is_revoked and (facts.device not in contended or not facts.view.is_gated)
             if live is None or facts.view.epoch is None or is_kept:
                 continue
-            # Look again even if this grant was just returned: the next holder may go idle, and no event reports that.
+            # Check again even if this grant was just returned: the next holder may go idle, and no event reports that.
             self.look_soon()
             if self._handover.take_idle(live, facts) or self._handover.settle_over(live, facts):
                 continue
@@ -58,9 +58,9 @@ class HolderWatch:
                 self._look_at_process(facts.session)
 
     def look_at_processes(self) -> None:
-        """Find the sessions whose process was stopped or continued since the last look."""
+        """Find the sessions whose process was stopped or continued since the last check."""
         for facts in list(self._dispatcher.state.sessions.values()):
-            # For a session that neither has nor wants a lane it makes no difference.
+            # It makes no difference for a session that neither has nor wants a lane.
             has_lane = facts.view.epoch is not None or facts.mapped_lane is not None
             if has_lane or facts.view.is_waiting or facts.view.is_stopped:
                 self._look_at_process(facts.session)

@@ -1,13 +1,13 @@
-"""Finds the processes that hold a lane's memory, and deals with those that have no session.
+"""Finds the processes that hold a lane's memory, and ends or reports those that have no session.
 
-A session can pass its lane to any process: by fork, or with the descriptor. So a release has to ask about all processes
-of the node. How long /proc takes to answer depends on those processes, so it is read in threads, and only one search of
+A session can pass its lane to any process: by fork, or with the descriptor. So a release has to check all processes of
+the node. How long /proc takes to answer depends on those processes, so it is read in threads, and only one search of
 the whole node runs at a time.
 
 A process without a session that keeps a released lane after `UnmapTimeout` is ended if it belongs to a user who was
-sent that lane. A process of another user may have received the descriptor without asking for it, and on a GPU only
-suspects are known. Such processes are reported but not ended. In every case the bytes of the lane stay counted until
-they are free.
+sent that lane. A process of another user may have received the descriptor without asking for it, and on a GPU we know
+only suspects. Such processes are reported but not ended. In every case the bytes of the lane are counted until they are
+free.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class LaneHolders:
         self._reported: set[tuple[str, int]] = set()
 
     async def among(self, held: Held, pids: Collection[int]) -> set[int]:
-        """Those of these processes that hold the memory now."""
+        """The processes among `pids` that hold the memory now."""
         find = held.device.find_holders
         return await asyncio.get_running_loop().run_in_executor(self._threads, find, held.memory, pids)
 
     async def search(self, held: Held, sessions: Collection[int]) -> set[int]:
-        """Find all processes that hold the memory. Those whose pid is not in `sessions` are noted as strangers."""
+        """Find all processes that hold the memory. Those whose pid is not in `sessions` become strangers."""
         async with self._search:
             loop = asyncio.get_running_loop()
             pids = await loop.run_in_executor(self._threads, held.device.find_holders, held.memory, None)
@@ -98,7 +98,7 @@ class LaneHolders:
         if (held.memory.identity, stranger.pid) in self._reported:
             return
         self._reported.add((held.memory.identity, stranger.pid))
-        who = f"pid {stranger.pid} of {user_name(stranger.uid)}" if stranger.pid else "a process that is not found"
+        who = f"pid {stranger.pid} of {user_name(stranger.uid)}" if stranger.pid else "an unknown process"
         detail = f"{who} keeps {held.memory.size_bytes} bytes of a released lane without a session"
         self._recorder.report_device("lane_kept", held.device.uuid, detail)
         log.warning(

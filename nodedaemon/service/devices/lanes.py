@@ -1,7 +1,7 @@
 """Lane memory: allocates it, sends it to sessions, takes it back and checks that it is free.
 
-A lane is released only when no process maps its memory or keeps its descriptor, whether it has a session or not. A
-session's claim is not enough: the device or /proc must show it (`lane_holders`). A session that still holds the lane at
+A lane is released only when no process, with or without a session, maps its memory or keeps its descriptor. A report of
+the session is not enough: the device or /proc must show it (`lane_holders`). A session that still holds the lane at
 the deadline is ended. The pages are then freed. A stopped process can neither use the lane nor unmap it, so the pages
 are freed while it still maps them. The lane is then watched for as long as any process has it: if it holds bytes again,
 a process used memory that it had returned, and that process is ended.
@@ -28,7 +28,7 @@ from nodedaemon.service.tasks import BackgroundTasks
 from nodedaemon.wire.messages import Map, Unmap, Unmapped
 
 WATCHED_MAX = 256
-#: Time between two looks at a release that waits for a process.
+#: Time between two checks of a release that waits for a process.
 RECHECK_INTERVAL_S = 0.02
 #: A search of the whole node starts this long after a release, and is repeated no sooner.
 SEARCH_INTERVAL_NS = 250_000_000
@@ -42,7 +42,7 @@ class Release:
     epoch: Epoch
     started_ns: int
     asked: set[SessionId] = field(default_factory=set)
-    #: A look at processes is under way; its result continues the release.
+    #: A check of processes is under way; its result continues the release.
     is_looking: bool = False
     searched_ns: int = 0
 
@@ -101,10 +101,10 @@ class LaneAllocator:
         view, note = self._dispatcher.engine.lane(lane), self._dispatcher.state.memories.get(lane)
         held = self._held.get(lane)
         if view is None or note is None or note.epoch != epoch or live.process is None:
-            raise PeerError(f"adopt lane: lane {lane} at epoch {epoch}: not one of ours any more")
+            raise PeerError(f"adopt lane: lane {lane} at epoch {epoch}: this daemon no longer has it")
         device = self._shell.devices.get(view.device)
         if device is None:
-            raise PeerError(f"adopt lane: device {view.device}: not configured any more")
+            raise PeerError(f"adopt lane: device {view.device}: no longer configured")
         memory = device.adopt_lane(fd, note.identity, view.held_bytes)
         if held is None:
             held = self._held[lane] = Held(device, memory, epoch)
@@ -114,7 +114,7 @@ class LaneAllocator:
             self._dispatcher.note(MappedNote(facts.session, lane, epoch))
 
     def remake(self, lane: LaneId) -> None:
-        """After a restart: if no session returned the lane's memory, allocate it again under the same epoch."""
+        """After a restart: if no session brought the lane's memory back, allocate it again under the same epoch."""
         view = self._dispatcher.engine.lane(lane)
         if view is None or lane in self._held or view.state is not LaneState.OPEN:
             return
@@ -158,7 +158,7 @@ class LaneAllocator:
         return held.strangers if held is not None else ()
 
     def recheck(self) -> None:
-        """Look at every release under way: a process died or stopped, or some time has passed."""
+        """Check every release under way: a process died or stopped, or some time has passed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -181,7 +181,7 @@ class LaneAllocator:
             self.tasks.start(self._end_strangers(held))
 
     def forget(self, session: SessionId) -> None:
-        """The session is over and its process with it."""
+        """The session and its process have ended."""
         for held in [*self._held.values(), *self._watched]:
             held.processes.pop(session, None)
 
@@ -195,14 +195,14 @@ class LaneAllocator:
         self._holders.close()
 
     def held_bytes(self, lane: LaneId) -> int | None:
-        """Bytes that the lane really holds now; None if it has no memory."""
+        """Bytes that the lane actually holds now; None if it has no memory."""
         held = self._held.get(lane)
         return None if held is None else held.device.held_bytes(held.memory)
 
     def _advance(self, release: Release, found: Collection[int] | None = None) -> None:
-        """Continue a release. `found` names the processes of sessions that hold the lane, if they were just looked at.
+        """Continue a release. `found` names the processes of sessions that hold the lane, if they were just checked.
 
-        A session that is supposed to map the lane is asked to unmap it first. Who holds it matters only after that.
+        First, every session that was sent the lane is asked to unmap it. Who holds it matters only after that.
         """
         held = self._held[release.lane]
         held.forget_dead()
@@ -246,7 +246,7 @@ class LaneAllocator:
             self.tasks.start(work())
 
     def _search(self, release: Release, held: Held) -> None:
-        """The lane is not free although no session has to unmap it any more: look at all processes of the node."""
+        """The lane is not free although no session has to unmap it any more: check all processes of the node."""
 
         async def work() -> None:
             try:
@@ -285,7 +285,7 @@ class LaneAllocator:
     def _known_pids(self, held: Held) -> set[int]:
         """Processes that were sent the lane.
 
-        If the device cannot name holders, the processes of all sessions: any of them may be a suspect by mistake.
+        If the device knows only suspects, also the processes of all other sessions: they would be suspects by mistake.
         """
         pids = {process.pid for process in held.processes.values()}
         if not held.device.capabilities.names_holders:
@@ -338,7 +338,7 @@ class LaneAllocator:
             live.connection.send(Unmap(release.lane, held.epoch))
 
     def _finish(self, release: Release, held: Held) -> None:
-        """Free the memory. Its release is complete unless somebody still has it."""
+        """Free the memory. The release is complete unless a process still holds it."""
         if held.device.wipe_lane(held.memory):
             # On a GPU, memory takes a moment to become free.
             if self._is_late(release):

@@ -2,8 +2,8 @@
 
 The engine orders iterations, but a best-effort session in the middle of one could still fill the device's queue. So
 while the high class has a session on the device, the gate page of each best-effort session limits its kernels in
-flight. While a high-class session holds a grant, the page allows no new launch. This is advice: libsalus bounds the
-wait.
+flight. While a high-class session holds a grant, the page allows no new launch. This is advisory: libsalus bounds
+the wait.
 """
 
 from __future__ import annotations

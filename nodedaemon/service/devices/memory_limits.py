@@ -1,4 +1,4 @@
-"""Limits a job's device memory by cgroup, if the driver can: this fence does not depend on the job's cooperation.
+"""Limits a job's device memory by cgroup, if the driver can. Such a limit does not depend on the job's cooperation.
 
 The limit is P + E of the job's live sessions on the device. It includes E because a driver may count an imported lane
 as memory of the process that imported it; so a job that bypasses libsalus gets at most E more than its share. The limit

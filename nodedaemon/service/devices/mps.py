@@ -1,7 +1,7 @@
 """MPS for a node with `ShareMode=mps`: one server per user, from the user's first job to the last.
 
-MPS only adds concurrency between a user's lanes. If a server does not start, the job gets time slices and the log says
-why; the job does not fail.
+MPS only adds concurrency between a user's lanes. If a server does not start, the job does not fail: it gets time
+slices, and the log says why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads every device: finds lost and recovered devices, foreign processes, and the memory of each session.
+"""Reads every device, and finds lost and recovered devices, foreign processes, and the memory of each session.
 
-A device that is slow to answer is read in a thread with a time-out. A device that does not answer is reported lost; the
-next good reading reports it recovered.
+A device that may be slow to answer is read in a thread with a time-out. A device that does not answer is reported lost;
+the next good reading reports it recovered.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DeviceReadings:
                 facts.view.persistent_bytes for facts in members
             )
             last = members[-1]
-            # Report again only after growth by a quarter: a device without room would refuse it at every reading.
+            # After an allowed overrun, report again only when the excess is a quarter of the last total.
             if excess_bytes > 0 and excess_bytes > self._overrun_bytes.get(last.session, 0) // 4:
                 wanted_bytes = last.view.persistent_bytes + excess_bytes
                 self._overrun_bytes[last.session] = wanted_bytes

@@ -1,4 +1,4 @@
-"""One timer per device: the engine says when it wants to look at the device again, and gets `Ticked` at that time."""
+"""One timer per device: the engine requests a `Ticked` event for the device at a certain time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Finds the job of a process through the kernel, never by what the process claims.
 
-It looks at three things in this order: the cgroup that Slurm created, the processes that hooks or `salus run`
+It checks three sources in this order: the cgroup that Slurm created, the processes that hooks or `salus run`
 registered, and Slurm's own list of pids. A process belongs to the job of its nearest ancestor that is found there.
 """
 
@@ -41,13 +41,13 @@ def find_job(
     place = place_of_process(pid, proc)
     if place is not None:
         return ProcessJob(job_at(place, jobs), place)
-    line = ancestors(pid, proc)
+    lineage = ancestors(pid, proc)
     roots = {root: job for job in jobs.values() if not job.is_ended for root in job.roots}
-    for process in line:
+    for process in lineage:
         if process in roots:
             return ProcessJob(roots[process], None)
     listed = list_pids()
-    for process in line:
+    for process in lineage:
         if process.pid in listed:
             return ProcessJob(job_at(listed[process.pid], jobs), listed[process.pid])
     return ProcessJob(None, None)
@@ -64,14 +64,14 @@ def job_at(place: JobPlace, jobs: Mapping[JobId, JobFacts]) -> JobFacts | None:
 
 def ancestors(pid: int, proc: Path = PROC) -> list[ProcessFacts]:
     """The process and its ancestors, nearest first, without init."""
-    line: list[ProcessFacts] = []
-    while pid > 1 and len(line) < ANCESTORS_MAX:
+    lineage: list[ProcessFacts] = []
+    while pid > 1 and len(lineage) < ANCESTORS_MAX:
         stat = read_stat(pid, proc)
         if stat is None:
             break
-        line.append(ProcessFacts(pid, stat.start_ticks))
+        lineage.append(ProcessFacts(pid, stat.start_ticks))
         pid = stat.parent_pid
-    return line
+    return lineage
 
 
 class JobFinder:
@@ -84,7 +84,7 @@ class JobFinder:
         self._shell = registry.shell
 
     async def find_job(self, process: Process, uid: int) -> JobFacts:
-        """The job of a process that says hello. Raises `PeerError` if it has none, or one of another user."""
+        """The job of a process that sent a HELLO. Raises `PeerError` if it has none, or one of another user."""
         jobs = dict(self._registry.jobs)
         allows_local = self._shell.configuration.settings.daemon.local_jobs
         may_be_slurm = not allows_local or any(not job.is_local for job in jobs.values())

@@ -21,7 +21,7 @@ from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
 
-#: Suspects that one look asks about. A node with more of them is cleared in several looks.
+#: Suspects that one comparison asks slurmctld about. The next comparisons ask about the rest.
 JOBS_ASKED_MAX = 8
 
 
@@ -60,7 +60,7 @@ class OrphanJobs:
             await self._end_missed(slurm, self._find_suspects(jobs, listed))
         except OperatingError as error:
             if str(error) != self._fault:
-                log.warning("jobs not compared with Slurm's", why=str(error))
+                log.warning("jobs not compared with Slurm", why=str(error))
             self._fault = str(error)
         else:
             self._fault = ""
@@ -74,12 +74,12 @@ class OrphanJobs:
             if job in jobs:
                 log.info("job resumed", job=job)
         if suspended != self._suspended:
-            # Look now: stopped sessions must not block others until the next reading.
+            # Check now: stopped sessions must not block others until the next reading.
             self._holders.look_at_processes()
         self._suspended = suspended
 
     def _find_suspects(self, jobs: dict[JobId, JobFacts], listed: dict[JobId, set[int]]) -> list[JobId]:
-        """Jobs without any process in two looks in a row, in the same run."""
+        """Jobs without any process in two comparisons in a row, in the same run."""
         stepless = {job for job in jobs if not listed.get(job)}
         alive = {job for job in stepless if any(map(is_alive, self._processes(jobs[job])))}
         for job in alive - self._stepless:

@@ -1,12 +1,12 @@
-"""The files that the Prolog and the Epilog leave beside the daemon's socket, and the starts and ends that they show.
+"""The files that the Prolog and the Epilog leave next to the daemon's socket, and the starts and ends that they show.
 
-A Prolog writes `jobs/ID` before its request and an Epilog removes it before its own (docs/protocol.md). They show what
-happened while the daemon was down: a file without a job is a missed start, a job without a file is a missed end. A
-reboot clears /run, and with it the files of all earlier jobs.
+A Prolog writes `jobs/ID` before it sends its request, and an Epilog moves that file to `ended/ID` before it sends its
+own (docs/protocol.md). The files show what happened while the daemon was down: a file without a job is a missed start,
+a job without a file is a missed end. A reboot clears /run, and with it the files of all earlier jobs.
 
-An Epilog moves the file to `ended/ID`. If a job starts again on its node while slurmd still remembers its id, and its
-launch arrives before the Prolog's message, slurmd skips the Prolog (seen on 22.05). Then the SPANK plugin finds the
-ended file and asks the daemon, which gets what the Prolog would have sent from slurmctld.
+The `ended` files are for a job that starts again on its node while slurmd still remembers its id. If the launch then
+arrives before the Prolog's message, slurmd skips the Prolog (observed on Slurm 22.05). The SPANK plugin finds the ended
+file and asks the daemon, which gets from slurmctld what the Prolog would have sent.
 
 A Prolog waits only a few seconds for Slurm to report the job's segment. That is too short when many jobs start at once.
 Without its segment a job would count as unmeasured and wait for the whole device, so the daemon asks again.
@@ -112,15 +112,15 @@ class JobStarts:
             self.files.write(request)
         except OSError as error:
             raise OperatingError(f"job file: {job}: {error.strerror}; check the directory of DaemonSocket") from error
-        log.warning("job without Prolog: added by its segment", job=job, restart=answer.restart)
+        log.warning("job without Prolog: added from its segment", job=job, restart=answer.restart)
         return request
 
-    async def complete(self, request: JobStart, patience_s: float) -> JobStart:
-        """Add what the Prolog did not get from Slurm in time. Asks at least once, and until the time is up.
+    async def complete(self, request: JobStart, timeout_s: float) -> JobStart:
+        """Add what the Prolog did not get from Slurm in time. Asks at least once, and repeats until the time is up.
 
         Returns the request unchanged if slurmctld does not answer, or if the job is not ours.
         """
-        deadline_s = time.monotonic() + patience_s
+        deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 answer = await self._slurm.commands().start(JobId(request.job))
@@ -133,6 +133,6 @@ class JobStarts:
             await asyncio.sleep(RETRY_INTERVAL_S)
         if answer is None:
             return request
-        log.info("job without segment: slurmctld sent it", job=request.job)
+        log.info("job without segment: slurmctld has reported it", job=request.job)
         answer.restart = max(request.restart, answer.restart)
         return msgspec.structs.replace(request, **msgspec.structs.asdict(answer))

@@ -38,17 +38,17 @@ class SlurmJobs:
         if job is not None and request.restart > job.restart_count:
             await self.job_end(JobEnd(request.job, request.uid))
             job = None
-        patience_s = min(request.wait_ms / 1000, self._configuration.settings.slurm.prolog_timeout_ns / SECOND_NS)
+        timeout_s = min(request.wait_ms / 1000, self._configuration.settings.slurm.prolog_timeout_ns / SECOND_NS)
         asked_s = time.monotonic()
         if job is None and not request.segment and request.gpus:
-            request = await self._starts.complete(request, patience_s / 2)
+            request = await self._starts.complete(request, timeout_s / 2)
             # Meanwhile the Prolog's file may have been read, or the Prolog may have sent its request again.
             job = self._registry.get(request.job)
         job = job or self._open(request)
-        remaining_s = max(0.05, patience_s - (time.monotonic() - asked_s) - 0.05)
+        remaining_s = max(0.05, timeout_s - (time.monotonic() - asked_s) - 0.05)
         if await self._registry.wait_admitted(job, remaining_s):
             return {"ok": True}
-        return {"ok": False, "why": f"job {request.job}: its memory is not free yet; salus why {request.job} says why"}
+        return {"ok": False, "why": f"job {request.job}: its memory is not free yet; run salus why {request.job}"}
 
     def _open(self, request: JobStart) -> JobFacts:
         segment = parse_segment(request.segment) or AdmissionSegment()

@@ -1,7 +1,8 @@
 """Finds out who stopped a session: Slurm, or the job itself.
 
-The state of the process does not show it, so slurmctld is asked. The engine leaves a suspended job alone, and ends a
-session that stopped itself if it keeps memory that other jobs need. Without an answer the job counts as suspended.
+The state of the process does not show this, so the daemon asks slurmctld. The engine never ends a session of a
+suspended job, but it ends a session that stopped itself and keeps memory that other jobs need. Without an answer, a job
+counts as suspended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Suspensions:
                     self._report_self_stopped(job)
         except OperatingError as error:
             if str(error) != self._fault:
-                log.warning("suspended jobs not compared with Slurm's", why=str(error))
+                log.warning("suspended jobs not compared with Slurm", why=str(error))
             self._fault = str(error)
         else:
             self._fault = ""

@@ -1,7 +1,7 @@
 """Adds the time that a job waited at the gate to its time limit, if `ExtendTime` is set.
 
 Slurm counts limits in minutes, so a job gets one more minute for each full minute that it has waited. The minutes
-already added are kept with the job and survive a restart. A change that Slurm refuses is tried again at the next look.
+already added are kept with the job and survive a restart. A change that Slurm refuses is retried in the next interval.
 No job gets more than `ExtendTimeMax` in total.
 """
 

@@ -1,11 +1,11 @@
-"""Slurm jobs whose Prolog did not reach this daemon, so that the hello of a process is the first sign of them.
+"""Slurm jobs whose Prolog did not reach this daemon. The daemon learns of them from the HELLO of a process.
 
 A process in a job's cgroup proves that the job runs here, not that Slurm gave it a device. So a job is added only if a
 Prolog's file or slurmctld confirms that it is ours. If slurmctld does not answer, the process waits, up to
 `PrologTimeout`, and is then refused. Meanwhile nothing is allocated for it.
 
-Any process can say hello at any time. So at most one request per job and `QUESTIONS_MAX` in total are sent to slurmctld
-at a time, and for `REFUSAL_KEPT_S` a refused job is not asked about again.
+Any process can send a HELLO at any time. So at most one request per job and `QUESTIONS_MAX` in total are sent to
+slurmctld at a time, and for `REFUSAL_KEPT_S` it is not asked again about a refused job.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
 from nodedaemon.service.journal.state import JobFacts
 from nodedaemon.service.logs import log
 
-#: Questions to slurmctld at the same time.
+#: Requests to slurmctld at the same time.
 QUESTIONS_MAX = 4
-#: Time between two questions to a slurmctld that does not answer.
+#: Time between two requests to a slurmctld that does not answer.
 RETRY_INTERVAL_S = 2.0
-#: How long a refusal is repeated without another question, and for how many jobs that is remembered.
+#: How long a refusal is repeated without another request, and how many refused jobs are remembered.
 REFUSAL_KEPT_S = 10.0
 REFUSALS_MAX = 1024
 

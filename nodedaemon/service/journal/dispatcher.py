@@ -15,7 +15,7 @@ Facts that no event carries are notes: `note` applies one to `ShellState` and wr
 
 Why a restart loses nothing: an event is in the journal before anything depends on it, the engine is deterministic, and
 `replay` runs the same `process` (steps 2 and 3, nothing carried out). So the state after a replay is the state that
-the killed daemon had, up to commands that it did not get to carry out. Commands are safe to carry out twice, and
+the killed daemon had, except for commands that it had not carried out yet. Commands are safe to carry out twice, and
 `sessions.recovery` repeats those that may not have arrived. `DigestNote` checks the claim: every few hundred events the
 daemon writes a hash of the engine's state, and a replay compares it with its own.
 """
@@ -117,7 +117,7 @@ class Dispatcher:
 
     def request(self, event: Event) -> None:
         """Like `submit`, for an admin's request: raises the error if the engine refuses it."""
-        assert not self._is_busy, f"{event}: requests do not come out of commands"
+        assert not self._is_busy, f"{event}: a command must not make a request"
         refusal = self._handle(event)
         if refusal is not None:
             raise refusal
@@ -136,7 +136,7 @@ class Dispatcher:
         return freeze_engine(self.engine), self.state.encode()
 
     def process(self, event: Event, now_ns: int) -> list[Command]:
-        """Take one event through engine and state. Raises `PeerError` or `RequestError` if the engine refuses it.
+        """Apply one event to the engine and the state. Raises `PeerError` or `RequestError` if the engine refuses it.
 
         Public for `replay`. All other callers use `submit`, which also carries out the commands.
         """
@@ -208,7 +208,7 @@ def replay(segment: Segment, on_commands: Callable[[Event, int, list[Command]], 
             try:
                 commands = dispatcher.process(event, record.now_ns)
             except (PeerError, RequestError):
-                commands = []  # refused then as well
+                commands = []  # the daemon refused it too
             if on_commands is not None:
                 on_commands(event, record.now_ns, commands)
             continue

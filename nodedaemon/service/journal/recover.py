@@ -17,7 +17,7 @@ def recover_state(journal: Journal, version: str, devices: Collection[DeviceId])
     """Replay the journal. If that is not possible, start empty: a bad journal must not keep the daemon down."""
     segment = journal.recover()
     if journal.refusal:
-        log.error("journal not used, sessions are taken back one by one", why=journal.refusal)
+        log.error("journal not used; running sessions are counted one by one as they reconnect", why=journal.refusal)
     if segment is None:
         return ShellState(Engine())
     try:
@@ -25,7 +25,7 @@ def recover_state(journal: Journal, version: str, devices: Collection[DeviceId])
         if result.mismatch_count and segment.head.release != version:
             raise OperatingError(f"replay journal: release {segment.head.release} decided differently")
     except (SalusError, AssertionError, KeyError, ValueError) as error:
-        log.error("journal not replayed, salusd starts without it", file=segment.path.name, why=str(error))
+        log.error("journal not replayed; salusd starts without it", file=segment.path.name, why=str(error))
         set_aside(segment.path, "damaged")
         return ShellState(Engine())
     unknown = {device.device for device in result.engine.snapshot().devices} - set(devices)

@@ -3,10 +3,10 @@
 It consists of segments `journal.NNNNNN` in the state directory. Each begins with a head (format, release, boot) and a
 snapshot of the state, so old segments can be deleted: the journal never exceeds `segment_bytes_max` times
 `segments_max`. Besides events it holds notes, which only the shell reads (`journal.state`). Writes are not synced: a
-killed daemon loses nothing, and after a reboot no session is left to take back.
+killed daemon loses nothing, and no session survives a reboot.
 
-A failed write makes a gap. A journal with a gap would replay to a state that never existed, so its segment is set aside
-at once. The next segment begins with a snapshot as soon as the disk accepts one.
+A failed write leaves a gap. A journal with a gap would replay to a state that never existed, so its segment is set
+aside at once. The next segment begins with a snapshot as soon as the disk accepts one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import Event
 from nodedaemon.service.journal.record_file import Damage, RecordWriter, read_records
 
-#: 1: pickled snapshots. 2: the shell's state repeated the engine's. Neither is read any more.
+#: Format 1 had pickled snapshots; in format 2 the shell's state repeated the engine's. This release reads neither.
 FORMAT = 3
 SEGMENT_BYTES_MAX = 32 * 1024 * 1024
 SEGMENTS_MAX = 4
@@ -205,7 +205,7 @@ class Journal:
             ) from error
 
     def append_event(self, event: Event, now_ns: int) -> None:
-        """Write an event before it is handled. Never raises: a failed write makes a gap, and the node continues."""
+        """Write an event before it is handled. Never raises: a failed write leaves a gap, and the node continues."""
         self._append(encode_event(event, now_ns))
 
     def append_note(self, payload: bytes) -> None:

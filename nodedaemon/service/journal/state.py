@@ -186,7 +186,7 @@ class ShellState:
 
     @classmethod
     def decode(cls, engine: Engine, payload: bytes) -> ShellState:
-        """The state that `encode` wrote, beside the engine of the same snapshot."""
+        """The state that `encode` wrote. `engine` is that of the same snapshot."""
         state = cls(engine)
         for note in _notes_decoder.decode(payload):
             state.apply(note)
@@ -260,7 +260,7 @@ class ShellState:
             facts.process, facts.page, facts.turn, facts.slot = note.process, note.page, note.turn, note.slot
 
     def _forget_memory(self, lane_id: LaneId) -> None:
-        """Drop the record of memory that the engine has written off. A late answer, which it ignored, drops nothing."""
+        """Drop the record of memory that the engine no longer counts. A late answer that it ignored drops nothing."""
         memory, lane = self.memories.get(lane_id), self.engine.lane(lane_id)
         if memory is None or lane is None or lane.state is LaneState.RELEASING:
             return

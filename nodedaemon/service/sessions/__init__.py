@@ -1,1 +1,1 @@
-"""Sessions: greet and attach processes, carry out grants on gate pages, and take sessions back after a restart."""
+"""Sessions: attach processes, carry out grants on gate pages, and resume sessions after a restart."""

@@ -1,9 +1,9 @@
 """Opens sessions for jobs, attaches processes to them, and welcomes them once the engine has admitted them.
 
 A session that the Prolog opened has no process yet. The first process of its job on that device attaches to it. If
-another process of the job comes while the first one lives, the sessions of the job on that device run without lanes,
-limited by their peak memory. If other jobs need the lane of the first session, that session still takes turns. Earlier
-sessions get a notice.
+another process of the job connects while the first one is alive, the sessions of the job on that device run without
+lanes, limited by their peak memory. If other jobs need the lane of the first session, that session still takes turns.
+Earlier sessions get a notice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SessionAttach:
         self._losses = losses
 
     def open(self, job: JobFacts, device: DeviceId, *, is_extra: bool = False) -> SessionFacts:
-        """Open a session. An extra one runs beside others of its job, within the memory that the job holds."""
+        """Open a session. An extra session shares the memory of its job with the job's other sessions."""
         state = self._dispatcher.state
         session = SessionId(state.session_next)
         self._dispatcher.note(CounterNote(session + 1, state.job_next))
@@ -73,7 +73,7 @@ class SessionAttach:
     def hold(self, job: JobFacts, device: DeviceId, process: Process, peak_bytes: int) -> SessionFacts:
         """Count a process that runs without Salus until it ends: it has no page and no connection.
 
-        Beside other sessions of its job it is an extra one, and is charged for the memory that it is seen to hold.
+        If its job has other sessions, it is an extra one, and is charged for the memory that readings show.
         """
         identity = ProcessFacts(process.pid, process.start_ticks)
         if any(session.process == identity for session in self._dispatcher.state.sessions.values()):

@@ -4,7 +4,7 @@ A packet that begins with `{` is a request of Slurm's hooks; everything else is 
 never block. A peer that does not read loses its connection after `QUEUE_FRAMES_MAX` frames; a peer that sends more than
 its user's rate loses it at once. Neither affects other connections.
 
-The only frame that may carry descriptors is the HELLO of a session that comes back, and they must be memory. Any other
+The only frame that may carry descriptors is a HELLO with RESUME, and they must be memory. Any other
 message with descriptors closes its connection unread.
 """
 
@@ -34,11 +34,11 @@ from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Hello, HelloFlag,
 from nodedaemon.wire.rate import UserConnections, UserRate
 
 QUEUE_FRAMES_MAX = 64
-#: Frames read from one connection before it is the turn of the others.
+#: Frames read from one connection, or connections accepted, before the daemon turns to other work.
 BURST_COUNT = 16
 #: Connections of a user beyond its sessions: for hooks, and to send a refused session the reason.
 CONNECTIONS_SPARE = 16
-#: A session needs about five descriptors. This leaves some of those that the daemon may open for other uses.
+#: A session needs about five descriptors. This leaves descriptors for other uses.
 DESCRIPTORS_PER_CONNECTION = 8
 #: The peer has closed the connection. Its last packets may not have been read yet.
 GONE = (BrokenPipeError, ConnectionResetError)
@@ -131,7 +131,7 @@ class Connection:
 
 class FrameReceiver(Protocol):
     def is_expected(self, uid: int) -> bool:
-        """Whether a job of this user was placed on the node, so that its processes must get in."""
+        """Whether a job of this user was placed on the node, so that its processes must be accepted."""
 
     def on_message(self, connection: Connection, message: Message, descriptors: list[int]) -> None:
         """Handle a frame. `PeerError` closes the connection. Duplicate a descriptor to keep it."""
@@ -246,7 +246,7 @@ class Connections:
                 self._receive_descriptors(connection, passed.packet)
                 continue
             except ConnectionResetError:
-                continue  # the peer did not read all that it was sent; its own last packets follow
+                continue  # the peer closed before it had read everything; its own last packets follow
             except OSError:
                 self.drop(connection, "it is gone")
                 return
@@ -261,7 +261,7 @@ class Connections:
         try:
             hello = framing.decode(packet)
             if not isinstance(hello, Hello) or not hello.flags & HelloFlag.RESUME or connection.session is not None:
-                raise PeerError("descriptors refused: only a session that comes back has any")
+                raise PeerError("descriptors refused: only a session that resumes may pass any")
             if uid in self._closing_uids:
                 raise PeerError("descriptors refused: earlier ones of this user are not closed yet")
         except PeerError as error:
@@ -269,7 +269,7 @@ class Connections:
             return
         packet, descriptors = connection.socket.receive_descriptors(PACKET_BYTES_MAX + 1)
         if not all(map(is_memory, descriptors)):
-            # Not by `ExitCloser`: a file system may block even at a close that is not the last one.
+            # `ExitCloser` is no help here: a file system may block even a close that is not the last one.
             self._closing_uids.add(uid)
             threading.Thread(target=self._close_foreign, args=(uid, descriptors), daemon=True).start()
             self.drop(connection, "descriptors refused: they are not memory of a session")

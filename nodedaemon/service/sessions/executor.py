@@ -3,12 +3,12 @@
 Theory of operation. Every effect on a session begins as a command of the engine, and docs/protocol.md, "salusd and a
 session", specifies it. The executor looks the session up, finds its live part (process, pages, connection), and acts. A
 command may be carried out again after a restart, so each effect is safe to repeat: pages are written with the same
-epoch, and an answer with an old epoch changes nothing. A session that is not connected gets its orders when it returns,
-from the engine's state (`recovery`).
+epoch, and an answer with an old epoch changes nothing. A session that is not connected gets its commands when it
+reconnects, from the engine's state (`recovery`).
 
 The engine decides in which of these states a session is:
 
-    arriving    opened by the Prolog or by a hello; waits for its memory
+    arriving    opened by the Prolog or for a HELLO; waits for its memory
     admitted    welcomed as soon as a process has attached (`SessionAttach`)
     granted     runs in its lane (`Handover`)
     leaving     `leave` reported it: its process is gone or holds no lane; its memory may not be free yet
@@ -108,7 +108,7 @@ class Executor:
             self._forget(session)
 
     def release(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Free the session's memory if its process is gone or never came; otherwise its death is awaited."""
+        """Report the session's memory as free if it has no process or its process is gone; otherwise wait for that."""
         if live.process is not None and live.process.state() is not ProcessState.GONE:
             return
         self.finish(facts)

@@ -1,7 +1,7 @@
-"""Frames of sessions, turned into events. A frame that comes here is well-formed, but its content is untrusted.
+"""Turns the frames of sessions into events. A frame that arrives here is well-formed, but its content is untrusted.
 
-A session can harm only itself with a false report: what it reports about another session is never believed. An illegal
-frame raises `PeerError`, and the caller closes the connection.
+A session can harm only itself with a false report: the daemon never relies on a report about another session. An
+illegal frame raises `PeerError`, and the caller closes the connection.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class SessionFrames:
 
 
 class GrantFrames:
-    """Frames about grants. While sessions are gathered they are ignored: the pages show the same facts later."""
+    """Frames about grants. While sessions are gathered, they are ignored, because the pages show the same later."""
 
     def __init__(self, dispatcher: Dispatcher, handover: Handover, recovery: Recovery) -> None:
         self._dispatcher = dispatcher
@@ -103,7 +103,7 @@ class GrantFrames:
         if self._recovery.is_gathering:
             return
         if facts.view.epoch != message.epoch:
-            # Two sockets have no common order: the RETURN of the session that started this one may come later.
+            # Frames of two sockets are not ordered: the RETURN of the session that started this one may come later.
             self._handover.settle_offers_to(facts.session)
         if facts.view.epoch != message.epoch:
             return
@@ -125,13 +125,13 @@ class GrantFrames:
         )
 
     def on_started(self, _live: LiveSession, facts: SessionFacts, _message: Started) -> None:
-        """Look at the pages of the sessions that may have started this one."""
+        """Check the pages of the sessions that may have started this one."""
         if not self._recovery.is_gathering:
             self._handover.settle_offers_to(facts.session)
 
 
 class SessionReports:
-    """Frames in which a session reports on itself: more memory than planned, and faults of the adaptor."""
+    """Frames in which a session reports on itself: that it needs more memory, and faults of the adaptor."""
 
     def __init__(self, shell: Shell, preload_uids: set[int]) -> None:
         self._shell = shell

@@ -1,7 +1,7 @@
 """The daemon's side of the shared pages: one gate page per session, one turn page per user, domain and device.
 
 docs/protocol.md specifies who writes which word and when; nodedaemon/wire/salus_pages.h has the layout. Words are read
-and written by the atomic operations of the compiler's library, because Python's stores are not atomic. The daemon
+and written with the atomic operations of libatomic, because Python's stores are not atomic. The daemon
 relies on a session's words only where a false one harms that session alone.
 """
 
@@ -102,7 +102,7 @@ class Page:
         try:
             fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as error:
-            raise OperatingError(f"create page: {name}: {error.strerror}; raise its open-file limit") from error
+            raise OperatingError(f"create page: {name}: {error.strerror}; raise LimitNOFILE of salusd") from error
         os.ftruncate(fd, PAGE_BYTES)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
         return fd
@@ -172,7 +172,7 @@ class GatePage(Page):
             following = (word & ~0xFF00) | ((word + 0x100) & 0xFF00)
             if self._words.swap(GatePageOffset.STATE, word, following):
                 return True
-        # Only a session that changes its word without pause gets here; it counts as running.
+        # Only a session that keeps changing its word gets here; it counts as running.
         return False
 
     def take_idle(self, epoch: int) -> bool:
@@ -199,7 +199,7 @@ class GatePage(Page):
 
 
 class TurnPage(Page):
-    """The bells of up to 63 sessions that may start each other."""
+    """The bells and offers of up to 63 sessions that may start each other."""
 
     def __init__(self, fd: int) -> None:
         super().__init__(fd)
@@ -225,7 +225,7 @@ PageType = TypeVar("PageType", bound=Page)
 def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
     """Map the page that a session kept across a restart. Raises `PeerError` for any other descriptor.
 
-    The caller still owns `fd`, as wherever memory is adopted: descriptors from a peer are closed in one place.
+    The caller still owns `fd`, as in all functions that adopt memory: descriptors from a peer are closed in one place.
     """
     try:
         is_ours = (

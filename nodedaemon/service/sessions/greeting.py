@@ -1,7 +1,7 @@
 """New sessions: finds the job of the process that sent a HELLO, attaches the process to a session, and answers.
 
 The daemon identifies the process through the kernel (SO_PEERCRED, pidfd, cgroup), never by what the process claims.
-A HELLO that comes while old sessions are gathered waits until that is done.
+A HELLO that arrives while old sessions are gathered waits until that is done.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.service.tasks import BackgroundTasks, UserTurns
 from nodedaemon.wire.messages import Fault, Hello, Notice, Reject
 
-#: libsalus waits 2 s for the first answer, and 60 s after each notice: three times `PATIENCE_INTERVAL_S`.
+#: libsalus waits 2 s for the first answer, and after each NOTICE 60 s more: three times `PATIENCE_INTERVAL_S`.
 PATIENCE_START_S = 1.0
 PATIENCE_INTERVAL_S = 20.0
-#: Processes of one user whose jobs are looked up at a time. A lookup takes a thread and may run a Slurm command.
+#: Processes of one user whose jobs are looked up at the same time. A lookup uses a thread and may run a Slurm command.
 LOOKUPS_MAX = 2
 PATIENCE_TEXT = "salusd is not ready for this session yet: it is gathering old sessions, or waiting for memory or Slurm"
 
@@ -66,7 +66,7 @@ class SessionGreeting:
                 patience.cancel()
             if connection.is_closed:
                 raise PeerError("session refused: the process is gone")
-            # No await from here on: of many hellos at once, each must see the sessions of those before it.
+            # No await from here on: if several HELLOs arrive together, each must see the sessions of those before it.
             facts = self._attach.choose(job, process, hello)
             connection.session = facts.session
             self._pending[connection] = facts
@@ -81,7 +81,7 @@ class SessionGreeting:
             self._pending.pop(connection, None)
 
     def _ask_patience(self, connection: Connection) -> None:
-        """Ask a session to wait for its WELCOME: libsalus soon gives up on a daemon that does not answer at all."""
+        """Ask a session to wait for its WELCOME, because libsalus soon gives up on a daemon that does not answer."""
         facts = self._pending.get(connection)
         is_welcomed = facts is not None and facts.view.is_admitted
         if connection.is_closed or is_welcomed or connection not in self._pending:

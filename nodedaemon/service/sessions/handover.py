@@ -1,13 +1,13 @@
-"""Grants on gate pages: start, revoke, hand over, and find out what became of a grant.
+"""Grants on gate pages: start, revoke, hand over, and find out how a grant ended.
 
 Theory of operation. The engine decides who runs; the words of a gate page carry the decision to the process. A grant
 has an epoch, and an epoch is used for one grant only. A session may run under an epoch when three things agree: its
 page was armed with that epoch, its lane memory has arrived, and the epoch was started. The starter is the daemon
 (`start`) or the current holder, to which the daemon named the session as successor (`revoke`).
 
-Who may change what: the daemon writes lease, grant, lane and successor of every page, and moves the state word only to
-take an armed epoch back (`disarm`) or to take the lease of an idle session (`take_idle`). Everything else in the state
-word belongs to the session. Both sides change that word by compare-and-swap, so only one of two conflicting steps
+Who may change what: the daemon writes lease, grant, lane and successor of every page, and changes the state word only
+to take an armed epoch back (`disarm`) or to take the lease of an idle session (`take_idle`). Everything else in the
+state word belongs to the session. Both sides change that word by compare-and-swap, so only one of two conflicting steps
 succeeds. docs/protocol.md and libsalus/gate.c describe the session's side.
 
 Why a hand-over cannot double a grant: the daemon arms at most one successor that can still be started. Before it names
@@ -162,7 +162,7 @@ class Handover:
         live = self._roster.get(session)
         if live is None or (live.page is None and live.process is None):
             return True
-        # A session that lives and has not come back after a restart may be running: wait for it.
+        # A live session that has not reconnected after a restart may be running: wait for it.
         return live.page is not None and live.page.disarm(epoch)
 
     @staticmethod

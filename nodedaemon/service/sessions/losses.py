@@ -1,7 +1,7 @@
-"""Sessions that are lost: the process died, the connection broke, or the session said goodbye.
+"""Sessions that end or lose contact: the process died, the connection broke, or the session sent BYE.
 
 A dead process can no longer write to anything, so its session leaves at once. A session that lost its connection may
-come back, and keeps its grant meanwhile. If it maps no lane, it leaves. If it keeps its lane longer than `UnmapTimeout`
+reconnect, and keeps its grant meanwhile. If it maps no lane, it leaves. If it keeps its lane longer than `UnmapTimeout`
 without a connection, its process is ended.
 """
 
@@ -55,7 +55,7 @@ class SessionLosses:
             self._executor.leave(session, "finished" if live.has_said_bye else "died")
 
     def watch_contact(self, live: LiveSession) -> None:
-        """From now on, end the session when it is clear that it will not come back."""
+        """From now on, end the session when it is clear that it will not reconnect."""
         live.lost_contact_ns = self._dispatcher.clock()
         self.tasks.start(self._follow(live.session))
 
@@ -80,7 +80,7 @@ class SessionLosses:
             await asyncio.sleep(CONTACT_POLL_S)
 
     def _lost(self, session: SessionId) -> LiveSession | None:
-        """The session, if it lives without a connection and has not left."""
+        """The session, if it has no connection or has sent BYE, and has not left; otherwise None."""
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or facts.view.is_leaving or live.process is None:
             return None

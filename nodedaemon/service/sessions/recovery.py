@@ -1,9 +1,9 @@
-"""After a restart: wait for the old sessions, find out what happened meanwhile, and continue.
+"""After a restart: wait for the old sessions, find out what has happened since, and continue.
 
 Jobs continue while the daemon is down: holders keep their leases, prepared hand-overs take place, processes die. So the
-daemon decides nothing until every living session has come back or has had time to. Until then it *gathers*. After that
+daemon decides nothing until every live session has reconnected or has had time to. Until then it *gathers*. After that
 the pages show which events the engine has missed: a grant was returned, handed over or never started, or a process
-died. At the end the daemon repeats the orders that may not have arrived.
+died. At the end the daemon repeats the commands that may not have arrived.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Recovery:
             except PeerError:
                 continue
             live.watch_death(self._on_death)
-            # A session without a page is a stray: it is counted, and does not come back.
+            # A session without a page is a stray: it is counted, and does not reconnect.
             if not facts.view.is_leaving and facts.page:
                 self._missing.add(facts.session)
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._finish)
@@ -83,7 +83,7 @@ class Recovery:
             self._lanes.resume(facts.session)
 
     def _on_death(self, session: SessionId) -> None:
-        """While gathering, a death is settled together with everything else."""
+        """While sessions are gathered, `_finish` handles a death together with everything else."""
         if not self.is_gathering:
             self._losses.on_death(session)
             return
@@ -107,7 +107,7 @@ class Recovery:
         self.stop()
         state = self._dispatcher.state
         for session in self._missing:
-            log.warning("session did not come back", session=session, job=state.sessions[session].job)
+            log.warning("session did not reconnect", session=session, job=state.sessions[session].job)
         sessions = [
             (live, facts) for facts in list(state.sessions.values()) if (live := self._roster.get(facts.session))
         ]
@@ -127,7 +127,7 @@ class Recovery:
         self._gathered.set()
 
     def _repeat_lanes(self) -> None:
-        """Repeat the last order of every lane that holds memory."""
+        """Repeat the last command for every lane that holds memory."""
         lanes = [lane for device in self._dispatcher.engine.devices() for lane in device.open_lanes.values()]
         for lane in lanes:
             if lane.state is LaneState.RELEASING:
@@ -138,7 +138,7 @@ class Recovery:
                 self._lanes.remake(lane.id)
 
     def _catch_up(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Repeat the orders that may not have reached the session, and read the request that it made meanwhile."""
+        """Repeat the commands that may not have reached the session, and read the request that it made meanwhile."""
         view = facts.view
         if live.page is None or view.is_leaving:
             return

@@ -1,7 +1,7 @@
-"""Old sessions that come back after a restart of salusd or after a lost connection.
+"""Old sessions that reconnect after a restart of salusd or after a lost connection.
 
-A session proves itself with its process (pid, start time and uid from the kernel) and with the descriptors that it
-kept: gate page, turn page, and its lane if it maps one.
+A session proves its identity with its process (pid, start time and uid from the kernel) and with the descriptors that
+it kept: gate page, turn page, and its lane if it maps one.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class SessionResume:
         self._recovery = recovery
 
     def resume(self, connection: Connection, hello: Hello, descriptors: list[int]) -> bool:
-        """Take the session back. False if there is no record of its process: it continues on its own."""
+        """Resume the session. False if there is no record of its process: it continues without Salus."""
         session = SessionId(hello.session)
         facts, live = self._dispatcher.state.sessions.get(session), self._roster.get(session)
         if facts is None or live is None or live.process is None or facts.view.is_leaving or len(descriptors) < 2:
             connection.send(Reject("session unknown: the daemon has no record of it; continue without Salus"))
             return facts is not None and facts.process.pid != 0
         if not _is_same(connection, facts):
-            raise PeerError(f"resume refused: session {session}: another process has it")
+            raise PeerError(f"resume refused: session {session}: it belongs to another process")
         if live.page is None:
             live.page = adopt_page(GatePage, descriptors[0], facts.page)
             self._roster.adopt_slot(live, facts, adopt_page(TurnPage, descriptors[1], facts.turn))

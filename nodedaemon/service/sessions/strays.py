@@ -1,6 +1,6 @@
 """Sessions whose record is lost, for example with the state directory: they are counted until their process ends.
 
-Such a session continues on its own. It moves the contents of its lane into its own memory, so both are counted.
+Such a session continues without Salus. It moves the contents of its lane to its own memory, so both are counted.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from nodedaemon.service.usage.spool import RecordValue, Spool
 
 BACKOFF_S_MAX = 60.0
 PROFILE_TIMEOUT_S = 2.0
-#: Profiles kept for when the database does not answer. Users choose the signatures, so their number is limited.
+#: Profiles cached for when the database does not answer. Users choose the signatures, so the cache is bounded.
 PROFILES_KEPT_MAX = 1000
 
 

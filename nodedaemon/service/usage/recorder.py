@@ -166,7 +166,7 @@ class UsageRecorder:
         )
 
     def on_profile(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
-        """A session reports its profile: record it, or keep it for later if one was recorded a moment ago."""
+        """A session reports its profile: record it, or keep it for later if one was recorded recently."""
         live.profile = profile
         now_ns = self._clock()
         if now_ns - live.recorded_ns > PROFILE_INTERVAL_NS:

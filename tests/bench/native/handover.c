@@ -90,7 +90,7 @@ static void pin(int cpu)
         fail("pin");
 }
 
-/* If permitted, both sides of the comparison run ahead of everything else on the machine. */
+/* If permitted, both sides of the comparison run with real-time priority. */
 static void go_ahead(void)
 {
     const struct sched_param first = {.sched_priority = 1};
@@ -148,9 +148,9 @@ static void send_frame(int fd, void *frame, uint16_t kind, uint32_t size, const 
 static void send_lane(int index)
 {
     struct salus_map frame = {.lane = lane_id,
-                               .epoch = lane_epoch,
-                               .lane_bytes = LANE_BYTES,
-                               .ephemeral_bytes = LANE_BYTES};
+                              .epoch = lane_epoch,
+                              .lane_bytes = LANE_BYTES,
+                              .ephemeral_bytes = LANE_BYTES};
 
     send_frame(sockets[index], &frame, SALUS_MAP, sizeof(frame), &lane_fd, 1);
 }
@@ -220,8 +220,8 @@ static void run_session(int index, int rounds, const char *path, const char *mod
         if (!is_domain)
             arm_peer(index);
         if (bytes) {
-            /* As a hidden state does: the new one is made before the old one goes, so it lies
-             * elsewhere. */
+            /* Like a hidden state: the new block is allocated before the old one is freed, so it
+             * has another address. */
             void *last = survivor;
 
             survivor = salus_block_allocate(bytes);
@@ -360,7 +360,7 @@ static double median_ns(void)
     return (double)shared->samples_ns[shared->sample_count / 2];
 }
 
-/* Pages, lane and a socket to say hello at. */
+/* Creates the pages, the lane and the socket on which sessions say hello. */
 static int prepare(struct sockaddr_un *address)
 {
     int index, listener;

@@ -60,7 +60,7 @@ def address(
 
 @pytest.fixture
 def database(address: str) -> Iterator[Database]:
-    """A database at the newest schema without rows; emptying it costs a tenth of making it."""
+    """A database at the newest schema without rows. Emptying one takes a tenth of the time of creating one."""
     database = open_database(address)
     clear(database)
     yield database

@@ -108,7 +108,7 @@ NAMES = re.findall(r"^    (POINT_\w+),", (LIBSALUS / "point.h").read_text(), re.
 # others wait. The tests of the host library kill there too.
 UNREACHED = {"POINT_NONE", "POINT_IDLE_ENDED", "POINT_LAST"}
 POINTS = [number for number, name in enumerate(NAMES) if name not in UNREACHED]
-# Many more iterations than any point needs, and still an end for a loop that never reaches the point.
+# Many more iterations than any point needs. A loop that never reaches its point still ends.
 LONG = ("--iterations", "3000", "--kernel-us", "50")
 # A holder becomes idle if it does nothing for a while during an iteration.
 IDLE = {NAMES.index("POINT_IDLE"): ("--pause-us", "100000")}

@@ -105,7 +105,7 @@ def test_a_server_that_fails_or_hangs_is_an_error_before_the_deadline(
         server.start(DEVICES, LIMITS)
 
 
-def test_a_place_that_cannot_be_used_is_an_error(run_directory: Path) -> None:
+def test_a_missing_program_or_an_unusable_directory_is_an_error(run_directory: Path) -> None:
     server = MpsServer(os.getuid(), os.getgid(), run_directory)
     with pytest.raises(OperatingError, match="not found; install it"):
         server.start(DEVICES, LIMITS)

@@ -42,7 +42,7 @@ def test_every_name_of_the_driver_is_exported_and_nothing_else(emulator: Emulato
     assert names <= exported(emulator.libraries / "libcuda.so.1")
 
 
-def test_every_way_to_look_up_a_wrapped_name_finds_ours(emulator: Emulator) -> None:
+def test_every_way_to_look_up_a_wrapped_name_finds_our_function(emulator: Emulator) -> None:
     code = f"""{START}
 for symbol in ("cuGetProcAddress", "cuGetProcAddress_v2"):
     assert get(lib, "cuLaunchKernel", 12000, 0, symbol) == address(lib, "cuLaunchKernel")

@@ -1,4 +1,4 @@
-"""Steps that many of these tests share: have workers run, continue and finish."""
+"""Steps that many of these tests share: workers start to run, continue and finish."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def high_beside_low(daemon, group, iterations):
     return counts
 
 
-def test_a_waiting_high_job_is_not_delayed_by_the_low_ones_before_it(salusd, crew):
+def test_a_waiting_high_job_is_not_delayed_by_low_jobs_ahead_of_it(salusd, crew):
     """Under priority the low holder returns its grant at the next boundary, and the high job comes next."""
     daemon = salusd(config="MaxLanes=1\nPolicy=priority")
     assert high_beside_low(daemon, crew(daemon), iterations=3) == [0] * 4

@@ -1,4 +1,4 @@
-"""The daemon is killed while jobs run in lanes: they continue, it takes them back, and its state is what it was."""
+"""The daemon is killed while jobs run in lanes: they continue, and the next daemon restores its state and sessions."""
 
 import random
 import signal

@@ -95,7 +95,8 @@ def test_a_malformed_frame_closes_only_its_own_connection(count, salusd, crew, r
         wait_for_more(good)
     assert len(daemon.status()["sessions"]) == 201, "no idle session was lost"
     wait_until(lambda: descriptor_count(daemon.process.pid) <= descriptors, "no descriptor is leaked", daemon.story)
-    # The database's thread grows once, at an unknown time. A leak of 4 KiB per frame would grow in every part.
+    # The memory of the database's thread grows once, at an unknown time. A leak of 4 KiB per frame would show in every
+    # part.
     growth = [after - before for before, after in pairwise(resident)]
     assert min(growth) < (count // 5) * 4096, growth
     finish(good)
@@ -161,7 +162,7 @@ def test_an_endless_request_is_cut_off(shared_daemon):
     assert shared_daemon.ask("ping")["ok"]
 
 
-def test_forged_jobs_and_requests_of_root_are_refused_to_other_users(salusd, rogue):
+def test_other_users_cannot_forge_jobs_or_send_requests_of_root(salusd, rogue):
     daemon = salusd(config="LocalJobs=no")
     segment = "salus:1;P=4194304;E=4194304;K=shared"
     assert daemon.hook("job_start", job="5", uid=0, gpus="0", segment=segment, wait_ms=3000)["ok"]

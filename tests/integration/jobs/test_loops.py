@@ -20,7 +20,7 @@ def results_of(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_no_boundary_in_the_middle_of_an_iteration(name: str) -> None:
+def test_no_boundary_lies_in_the_middle_of_an_iteration(name: str) -> None:
     results = results_of(name)
     bad = {loop: one["log"] for loop, one in results.items() if one["middles"] or one["middles_known"]}
     assert bad == {}

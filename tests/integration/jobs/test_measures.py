@@ -1,4 +1,4 @@
-"""Measured bytes equal arithmetic and torch's profiler, and a second run fits into what the first one used."""
+"""Measured bytes match arithmetic and torch's profiler, and a second run fits into what the first one used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def daemon(one_lane: Callable[..., OneLaneDaemon]) -> OneLaneDaemon:
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn", "transformer"])
-def test_live_bytes_equal_arithmetic_and_the_profiler(model: str, daemon: OneLaneDaemon, start_job: StartJob) -> None:
+def test_live_bytes_match_the_arithmetic_and_the_profiler(
+    model: str, daemon: OneLaneDaemon, start_job: StartJob
+) -> None:
     counters = json.loads(start_job(PROGRAM, model, daemon=daemon).finish())
     assert counters["live_persistent_bytes"] == counters["analytic_bytes"]
     assert counters["live_ephemeral_bytes"] == counters["profiled_bytes"]
@@ -32,7 +34,7 @@ def test_live_bytes_equal_arithmetic_and_the_profiler(model: str, daemon: OneLan
 def test_a_second_run_stays_below_the_recorded_ephemeral_bytes(
     name: str, daemon: OneLaneDaemon, start_job: StartJob
 ) -> None:
-    """The first run has the device for itself. The second one shares it, within the profile of the first."""
+    """The first run has the device to itself. The second one shares it, within the profile of the first."""
     jobs = []
     for _ in range(2):
         jobs.append(start_job(*example(name, iterations=8, batch=8), daemon=daemon, run={"signature": name}))

@@ -15,7 +15,7 @@ from tests.support.torch_job import DEADLINE_S, JOB, ROOT, TorchJob, example
 PROGRAM = str(ROOT / "tests" / "support" / "process_tree.py")
 INFERENCE = example("inference", iterations=4, width=16)
 MIB = 1 << 20
-#: Holds the lane until a line comes.
+#: Holds the lane until it reads a line.
 HOLDER = """
 import sys, torch
 model = torch.nn.Linear(8, 8)

@@ -23,7 +23,7 @@ class Workstation:
     """A user's own directories; the daemon that a command starts in them is ended by its pid."""
 
     def __init__(self) -> None:
-        # Socket paths are short.
+        # Socket paths must be short.
         self.folder = Path(tempfile.mkdtemp(prefix="salus-run-"))
         self.environment = plain_environment() | {
             "PYTHONPATH": str(ROOT),
@@ -88,7 +88,7 @@ def test_jobs_run_alone_first_and_share_from_the_second_run_on(workstation: Work
     first = workstation.run("--policy", "fair", "--memory", "1G", command=command)
     output, errors = first.communicate(timeout=DEADLINE_S)
     assert (first.returncode, output, errors) == (0, plain.stdout, "")
-    # Two at once: were they not known, one would have waited for the other and said so.
+    # Two at once: if they were unknown, one would wait for the other and print a message.
     both = [workstation.run(command=command) for _ in range(2)]
     for job in both:
         assert job.communicate(timeout=DEADLINE_S) == (plain.stdout, "")

@@ -13,7 +13,7 @@ from tests.support.lane_session import MIB, POINTS_LIBRARY
 from tests.support.one_lane import OneLaneDaemon, lane_held
 from tests.support.torch_job import ROOT, TorchJob, example
 
-# Enough iterations for several turns each: a successor runs until salusd has heard of it.
+# Enough iterations for several turns each: a successor runs until salusd knows about it.
 COMMANDS = {
     "cnn": {"iterations": 40, "epoch": 4, "batch": 8, "width": 8},
     "transformer": {"iterations": 40, "width": 32, "length": 16},

@@ -77,7 +77,7 @@ static void *disturb(void *argument)
             replace(block, &seed);
         }
         pthread_mutex_unlock(&lock);
-        /* Leave the processor to those under test. */
+        /* Leave the CPU to the threads under test. */
         usleep(200);
     }
     return NULL;

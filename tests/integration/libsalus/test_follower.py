@@ -85,7 +85,7 @@ def test_the_rule_gets_the_events_that_it_missed_when_the_loop_changes(library: 
     assert loop.watch.rule.state() == control.watch.rule.state()
 
 
-def test_the_follower_rests_while_a_loop_never_repeats_itself(library: Any) -> None:
+def test_the_follower_pauses_while_a_loop_never_repeats_itself(library: Any) -> None:
     loop = WatchedLoop(library)
     for number in range(4 * MISSES_BEFORE_REST):
         loop.run([("forward", 0, True, True)] * (1 + number % 5) + [("backward",), ("step", 0)])

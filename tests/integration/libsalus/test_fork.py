@@ -52,7 +52,7 @@ def test_a_forked_child_can_have_a_session_of_its_own(one_lane: StartDaemon, sta
     assert parent.ask("boundary") == 1
 
 
-def test_loader_workers_and_children_change_nothing_of_a_pytorch_job(one_lane: StartDaemon) -> None:
+def test_loader_workers_and_children_change_nothing_in_a_pytorch_job(one_lane: StartDaemon) -> None:
     """A DataLoader worker changes rows in place, and a child allocates: a plain shared mapping breaks both."""
     daemon = one_lane()
     launch = launch_arguments(daemon, SIZES)

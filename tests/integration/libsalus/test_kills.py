@@ -59,7 +59,7 @@ class Turns:
         return sum(session["handover_count"] for session in self.daemon.status()["sessions"])
 
     def check(self) -> None:
-        """End the turns: nothing was damaged, and the whole lane is there for the next session."""
+        """End the turns: nothing was damaged, and the next session can use the whole lane."""
         for peer in self.peers:
             peer.process.send_signal(signal.SIGUSR1)
         assert [peer.answer() for peer in self.peers] == [0, 0], "survivors that were damaged"

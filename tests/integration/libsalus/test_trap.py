@@ -29,7 +29,7 @@ def test_a_stray_access_is_reported_and_ends_the_process(one_lane: StartDaemon, 
     first, second = start_session(daemon), start_session(daemon, job_class="high")
     number = daemon.session(first.pid)["session"]
     address = _hand_over_empty(daemon, first, second)
-    assert first.ask("is_filled", name="kept", fill=8), "access to a survivor is no stray access"
+    assert first.ask("is_filled", name="kept", fill=8), "access to a survivor is not a stray access"
     first.send("read_byte", address=address)
     assert first.wait_end() == -signal.SIGSEGV
     (fault,) = daemon.wait_faults(number)

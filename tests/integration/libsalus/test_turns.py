@@ -231,10 +231,10 @@ def test_a_session_outlives_the_loss_of_its_daemon(one_lane: StartDaemon, start_
     assert first.ask("is_filled", name="kept", fill=5)
 
 
-def test_salusd_hears_the_goodbye_of_a_session_that_it_can_no_longer_reach(
+def test_salusd_handles_the_bye_of_a_session_that_it_can_no_longer_reach(
     one_lane: StartDaemon, start_session: StartSession
 ) -> None:
-    """Handling its RETURN, salusd asks the session to unmap the lane, but the connection is closed by then."""
+    """While it handles RETURN, salusd asks the session to unmap the lane, but the connection is already closed."""
     daemon = one_lane(**DOMAINS)
     first, second = start_session(daemon, account="a"), start_session(daemon, account="b", job_class="high")
     number = daemon.session(first.pid)["session"]

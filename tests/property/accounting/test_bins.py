@@ -19,7 +19,7 @@ STEPS = st.lists(
 
 
 def recorded(steps: list[tuple[int, int, int, Activity | None, bool]]) -> list[UsageRecord]:
-    """What the meters of two devices write while sessions come and go."""
+    """What the meters of two devices write while sessions join and leave."""
     meters = [DeviceMeter(MeteredDevice("c", "n", f"d{n}", "i", 1), now_utc_ns=0, now_mono_ns=0) for n in (0, 1)]
     there: set[tuple[int, int]] = set()
     made = []

@@ -1,4 +1,4 @@
-"""The arithmetic behind the memory rule holds for all sizes, and its bound is sharp."""
+"""The arithmetic behind the memory rule holds for all sizes, and its bound is tight."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_whatever_fits_the_shards_fits_the_device(
 
 
 @given(jobs, st.integers(0, 2048 * MIB))
-def test_the_bound_is_sharp(wanted: list[tuple[int, int]], reserve_bytes: int) -> None:
+def test_the_bound_is_tight(wanted: list[tuple[int, int]], reserve_bytes: int) -> None:
     """If at most one iteration exceeds the reserve and the largest reaches it, one byte less would not be enough."""
     largest = max(e for _, e in wanted)
     assume(largest >= reserve_bytes and sum(e > reserve_bytes for _, e in wanted) <= 1)

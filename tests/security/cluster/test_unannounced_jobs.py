@@ -29,7 +29,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as daemon:
 
 
 class Caller:
-    """A job on one node that says hello when it may, and what salusd answered."""
+    """A job on one node that says hello when the test allows it, and what salusd answered."""
 
     def __init__(self, lab, *argv, user="games"):
         self.lab = lab

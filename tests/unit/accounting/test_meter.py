@@ -59,7 +59,7 @@ def test_idle_time_is_split_by_charge() -> None:
     assert (usages[2].busy_ns, usages[2].occupied_ns) == (0, 6 * S)
 
 
-def test_four_jobs_in_turn_occupy_a_quarter_each_and_wait_the_rest() -> None:
+def test_four_jobs_in_turn_occupy_a_quarter_each_and_wait_the_rest_of_the_time() -> None:
     device = meter()
     for number in range(4):
         device.join(number, key(number), 0, charge=5)

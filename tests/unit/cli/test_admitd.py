@@ -1,4 +1,4 @@
-"""Requests to salus-admitd over TCP: a refusal determines the exit code, and no valid answer means unreachable."""
+"""Requests to salus-admitd over TCP: a refusal determines the exit code, and an invalid answer means unreachable."""
 
 import json
 import socket
@@ -55,7 +55,7 @@ def test_a_request_is_signed_and_its_answer_is_returned() -> None:
         ("something new", OperatingError),
     ],
 )
-def test_a_refusal_is_the_error_of_its_kind(kind: str, error: type[Exception]) -> None:
+def test_a_refusal_raises_the_matching_error(kind: str, error: type[Exception]) -> None:
     answer = json.dumps({"ok": False, "kind": kind, "why": "because"}).encode() + b"\n"
     with server(answer) as (settings, _), pytest.raises(error, match="because"):
         admitd.ask_admission(settings, {"verb": "report"})

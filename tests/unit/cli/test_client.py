@@ -1,4 +1,4 @@
-"""A refusal by a daemon becomes the exit code of its kind."""
+"""The kind of a daemon's refusal determines the exit code."""
 
 import json
 import socket

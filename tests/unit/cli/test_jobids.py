@@ -1,4 +1,4 @@
-"""Every form of a job id, and that a printed id parses back."""
+"""Every form of a job id is parsed, and a printed id parses back."""
 
 import pytest
 from hypothesis import given

@@ -13,7 +13,7 @@ def span(lane, job, start_s, end_s, device="HOST-aaaa-1"):
     )  # fmt: skip
 
 
-def test_pieces_of_a_stay_are_one_bar_and_a_real_gap_is_kept():
+def test_pieces_of_a_stay_become_one_bar_and_a_real_gap_is_kept():
     spans = [span(1, "7", 0, 2), span(1, "8", 0, 2), span(1, "7", 2.1, 4), span(1, "7", 6, 8)]
     assert [(one.job, one.start_utc_ns // SECOND_NS, one.end_utc_ns // SECOND_NS) for one in _joined(spans)] == [
         ("7", 0, 4),

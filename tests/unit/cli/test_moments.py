@@ -1,4 +1,4 @@
-"""Every form of a time that sacct accepts, and that nothing else is accepted."""
+"""Every form of a time that sacct accepts is parsed, and nothing else is accepted."""
 
 import time
 from collections.abc import Iterator

@@ -19,10 +19,10 @@ def _findings(text: str) -> list[str]:
 @pytest.mark.parametrize(
     ("text", "finding"),
     [
-        (f"LaneReserve=2G\n{HOST}", "c:1: LaneReserve: on host0 (c:2): 2G leaves nothing of a device of 2G"),
-        (f"{HOST} LaneReserve=3G", "c:1: LaneReserve: on host0 (c:1): 3G leaves nothing of a device of 2G"),
+        (f"LaneReserve=2G\n{HOST}", "c:1: LaneReserve: on host0 (c:2): 2G leaves no memory for the jobs"),
+        (f"{HOST} LaneReserve=3G", "c:1: LaneReserve: on host0 (c:1): 3G leaves no memory for the jobs"),
         (f"ShardUnit=1G LaneReserve=1280M\n{HOST}", "less than one ShardUnit (1G)"),
-        (f"{HOST} Nodes=n1\nNodeName=n1 LaneReserve=4G", "c:2: LaneReserve: on host0 (c:1): 4G leaves nothing"),
+        (f"{HOST} Nodes=n1\nNodeName=n1 LaneReserve=4G", "c:2: LaneReserve: on host0 (c:1): 4G leaves no memory"),
         ("DeviceName=h Type=host", "c:1: Memory: is missing; a host device is a slice of memory such as Memory=2G"),
         ("DeviceName=g Type=cuda Cores=0", "c:1: Cores: does not apply to a device of type cuda"),
         (f"{HOST} Uuid=GPU-1", "c:1: Uuid: does not apply to a device of type host"),
@@ -43,11 +43,11 @@ def _findings(text: str) -> list[str]:
         ("PartitionName=p Policy=fifo", "c:1: Policy: applies to nodes, but PartitionName=p names none; add Nodes="),
         (
             "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=n[1-2] Policy=srtf",
-            "c:2: Policy: n1 is also in PartitionName=p (c:1), which says fifo; settle it in a NodeName record",
+            "c:2: Policy: n1 is also in PartitionName=p (c:1), which says fifo; set it in a NodeName record",
         ),
         (
             "PartitionName=p Nodes=n1 Policy=fifo\nPartitionName=q Nodes=ALL Policy=srtf",
-            "c:1: Policy: n1 is also in PartitionName=q (c:2), which says srtf; settle it in a NodeName record",
+            "c:1: Policy: n1 is also in PartitionName=q (c:2), which says srtf; set it in a NodeName record",
         ),
         ("MetricsPort=6827", "c:1: MetricsPort: is the same as AdmissionPort (6827); give each its own"),
         ("AdmissionPort=9827", "c:1: MetricsPort: is the same as AdmissionPort (9827); give each its own"),

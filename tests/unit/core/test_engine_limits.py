@@ -69,7 +69,7 @@ def test_devices_are_independent_of_each_other() -> None:
 
 def test_a_device_is_added_once() -> None:
     world = make(0)
-    with pytest.raises(RequestError, match="device refused: gpu0: it is there already"):
+    with pytest.raises(RequestError, match="device refused: gpu0: it already exists"):
         world.send(ev.DeviceAdded(DEVICE, LIMITS))
 
 

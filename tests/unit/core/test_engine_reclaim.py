@@ -76,7 +76,7 @@ def test_a_placed_waiter_gets_its_lane_from_a_holder_that_never_returns_it(misbe
     assert 2 in world.grants
 
 
-def test_a_named_successor_does_not_wait_for_ever_behind_a_stopped_holder() -> None:
+def test_a_named_successor_does_not_wait_forever_behind_a_stopped_holder() -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1, hang_timeout_ns=TIMEOUT_NS))
     for session in (1, 2):
         world.arrive(session, 50, 200, is_placed=True)
@@ -246,7 +246,7 @@ def test_a_lane_that_is_being_opened_for_a_session_with_memory_of_its_own_is_rel
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-def test_a_holder_that_the_policy_prefers_has_to_return_its_grant_once_in_a_while(policy: str) -> None:
+def test_a_holder_that_the_policy_prefers_must_return_its_grant_from_time_to_time(policy: str) -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1, policy=policy, hang_timeout_ns=TIMEOUT_NS))
     for session in (1, 2):
         world.arrive(session, 50, 200)
@@ -258,4 +258,4 @@ def test_a_holder_that_the_policy_prefers_has_to_return_its_grant_once_in_a_whil
     world.wait(TIMEOUT_NS // 2)
     assert world.grants[1].revoked_ns is not None
     world.wait(TIMEOUT_NS)
-    assert any(isinstance(one, cmd.ReportOverdue) for one in world.commands), "it hangs, and everybody learns it"
+    assert any(isinstance(one, cmd.ReportOverdue) for one in world.commands), "it hangs, and this is reported"

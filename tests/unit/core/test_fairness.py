@@ -121,5 +121,5 @@ def test_a_shift_keeps_the_order() -> None:
 @pytest.mark.parametrize(
     ("shares", "index"), [([], 1.0), ([0.0, 0.0], 1.0), ([2.0, 2.0, 2.0], 1.0), ([1.0, 0.0, 0.0, 0.0], 0.25)]
 )
-def test_jains_index(shares: list[float], index: float) -> None:
+def test_jains_index_is_computed_from_shares(shares: list[float], index: float) -> None:
     assert jain(shares) == index

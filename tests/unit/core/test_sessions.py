@@ -42,7 +42,7 @@ def test_a_refused_step_lists_the_last_steps() -> None:
         session.step(SessionState.WAITING, 10)
 
 
-def test_a_story_is_bounded() -> None:
+def test_the_recorded_steps_of_a_session_are_bounded() -> None:
     session = make(state=SessionState.IDLE)
     for now_ns in range(20):
         session.step(SessionState.WAITING, now_ns)

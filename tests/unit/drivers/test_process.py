@@ -112,7 +112,7 @@ def memfd():
 
 @pytest.fixture
 def start_threads(memfd):
-    """Gives a function that starts the program above with the memfd as its descriptor 0."""
+    """A function that starts the program above with the memfd as its descriptor 0."""
     children = []
 
     def start(*arguments):

@@ -155,8 +155,8 @@ EVENTS = st.lists(
 
 
 @given(st.integers(0, 3), EVENTS)
-def test_no_boundary_while_an_iteration_is_open(optimizers, events):
-    """Whatever comes: no boundary between a backward and the step that answers it, and the rule stays writable."""
+def test_no_boundary_lies_in_an_open_iteration(optimizers, events):
+    """Whatever the events: no boundary lies between a backward and its step, and the rule can still be written."""
     rule = rule_with(optimizers)
     answered = True
     for event in events:

@@ -15,7 +15,7 @@ MODULES = sorted([JOB / "sitecustomize.py", *(JOB / "salus_job").rglob("*.py")])
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(JOB)))
-def test_module_is_python_3_8_and_standard_library(path: Path) -> None:
+def test_a_module_is_python_3_8_and_uses_only_the_standard_library(path: Path) -> None:
     tree = ast.parse(path.read_text(), feature_version=(3, 8))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

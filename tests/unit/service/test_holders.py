@@ -42,7 +42,7 @@ def test_the_next_holder_is_watched_after_the_page_showed_the_end_of_a_grant():
         )
         for number, epoch in ((1, 7), (2, None))
     )
-    # The second session comes first, so it was already looked at when the grant of the first one ends.
+    # The second session comes first, so it has already been checked when the grant of the first one ends.
     dispatcher.state.sessions.update({2: second, 1: first})
     roster.add(1), roster.add(2)
 

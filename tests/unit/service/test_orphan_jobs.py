@@ -126,7 +126,7 @@ def test_a_slurm_that_is_down_or_hung_ends_no_job_and_is_logged_once(node, fault
         node.slurm.states["7"] = "squeue: no answer in 10 s"
     node.look(times=5)
     assert node.ended == []
-    assert node.log == ["jobs not compared with Slurm's"]
+    assert node.log == ["jobs not compared with Slurm"]
 
 
 def test_slurm_is_not_asked_about_local_jobs_or_if_it_is_not_installed(node):

@@ -5,7 +5,7 @@ import socket
 from nodedaemon.service.control.systemd import Notifier
 
 
-def test_messages_reach_the_notify_socket_and_the_watchdog_is_halved(tmp_path):
+def test_messages_reach_the_notify_socket_and_the_watchdog_interval_is_halved(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(str(tmp_path / "notify"))
         notifier = Notifier({"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "10000000"})

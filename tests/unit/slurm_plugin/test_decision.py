@@ -53,7 +53,7 @@ def test_a_declaration_raises_a_profile_and_never_lowers_it(declared, charged_mi
     assert verdict.segment.persistent_bytes == charged_mib * MIB
 
 
-def test_a_forgotten_job_is_unknown_but_a_declaration_counts_as_what_was_measured():
+def test_a_forgotten_job_is_unknown_but_a_declaration_counts_as_at_least_what_was_measured():
     forgotten = Profile(100 * MIB, 300 * MIB)
     assert verdict_of(submission(), bound=forgotten).segment.kind == "exclusive"
     low = verdict_of(submission(SALUS_MEM="1M,1M"), bound=forgotten).segment
@@ -75,7 +75,7 @@ def test_an_unknown_job_gets_a_whole_device(release, whole):
         ("refuse", "", False), ("refuse", "1G", False), ("requeue", "", True),
     ],
 )  # fmt: skip
-def test_the_rule_for_unknown_jobs(rule, memory, is_admitted):
+def test_the_rule_for_unknown_jobs_decides_which_are_admitted(rule, memory, is_admitted):
     options = {"SALUS_MEM": memory} if memory else {}
     verdict = verdict_of(submission(**options), f"UnknownJob={rule}")
     assert verdict.is_admitted is is_admitted

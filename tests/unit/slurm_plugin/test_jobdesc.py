@@ -37,10 +37,10 @@ def test_a_charge_keeps_the_spelling_and_the_rest_of_the_request(mark):
     [
         ({"tres_per_node": "gres:salus:2"}, "salus:2"),
         ({"tres_per_node": "gres:salus:a:1"}, "salus:a:1"),
-        ({"tres_per_node": "gres:salus:1,gres:gpu:1"}, "gpu beside salus"),
+        ({"tres_per_node": "gres:salus:1,gres:gpu:1"}, "gpu and salus"),
         ({"tres_per_node": "gres/salus:1", "tres_per_job": "gres/gpu:1"}, "--gpus or --tres-per-job asks for gpu"),
         ({"tres_per_node": "gres:shard:3"}, "ask for --gres=salus:1 instead"),
-        ({"tres_per_node": "gres:salus:1,gres:shard:3"}, "shards are what Salus charges"),
+        ({"tres_per_node": "gres:salus:1,gres:shard:3"}, "only Salus may set shards"),
         ({"tres_per_task": "gres/salus:1"}, "counts it per node"),
     ],
 )
@@ -73,7 +73,7 @@ def test_options_and_fields_are_read():
     ("text", "expected"),
     [("300", 300 * MIB), ("2g", 2 * GIB), ("64K", 64 * KIB), ("1GiB", GIB), ("", None), ("-1", None), ("1.5G", None)],
 )
-def test_sizes(text, expected):
+def test_sizes_have_the_units_of_slurm(text, expected):
     assert parse_size(text) == expected
 
 

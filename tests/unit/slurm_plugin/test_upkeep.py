@@ -191,7 +191,7 @@ def test_a_partition_without_summaries_gets_none(tmp_path: Path, database: Datab
     assert SUMMARY_MARK in slurm.kept["102"]
 
 
-def test_our_records_take_slurms_times(tmp_path: Path, database: Database) -> None:
+def test_slurms_times_replace_ours(tmp_path: Path, database: Database) -> None:
     slurm = FakeSlurm()
     slurm.rows, slurm.kept = [("101", "gpu", 0, 3500)], {"101": f"{SUMMARY_MARK};held=1"}
     upkeep_of(tmp_path, database, slurm).compare(END)

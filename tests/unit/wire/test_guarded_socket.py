@@ -1,4 +1,4 @@
-"""Which descriptors count as memory. The rest is attacked in tests/security/test_passed_descriptors.py."""
+"""Which descriptors count as memory. tests/security/test_passed_descriptors.py tests the rest."""
 
 import os
 import socket

@@ -2,7 +2,7 @@
 
 `Module.__call__` is wrapped, because module hooks slow down every module call (1.1 -> 4.6 us, torch 2.13) and are
 traced by torch.compile (docs/adr/0031). The wrapper costs half a microsecond and sees every root. It is marked so that
-torch.compile never starts a frame in it: graphs and breaks stay those of a plain run.
+torch.compile never starts a frame in it: graphs and graph breaks are those of a plain run.
 
 Each event goes first to the follower, which completes the expected ones in C, and then to the watch.
 """
@@ -134,7 +134,7 @@ def _codes(*functions: Any) -> List[CodeType]:
 
 
 def _compiling_test(torch: Any) -> Tuple[Callable[[], bool], Mapping[str, Any]]:
-    """torch.compiler.is_compiling() in two halves: when cold, they cost a third of the call.
+    """torch.compiler.is_compiling() in two halves: when cold, they take a third of the time of the call.
 
     The compiler treats the first half as a constant, so a trace never contains the second.
     """
@@ -145,7 +145,7 @@ def _compiling_test(torch: Any) -> Tuple[Callable[[], bool], Mapping[str, Any]]:
 
 
 def _hide_from_compiler(torch: Any, wrappers: List[CodeType], handlers: List[CodeType]) -> None:
-    """Ask the frame evaluator never to start a graph in our wrappers; it still looks at what they call.
+    """Ask the frame evaluator never to start a graph in our wrappers; it still examines what they call.
 
     Our handlers are skipped with everything that they call: they call no user code.
     """
