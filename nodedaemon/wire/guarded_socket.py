@@ -7,8 +7,8 @@ SO_LINGER and unsent bytes takes as long as its peer likes, and releasing a larg
 
 1. `recv` peeks at a message before it reads it. A message with descriptors stays in the queue and raises
    `DescriptorsPassedError`. Only `receive_descriptors` accepts them, and only a caller that expects them calls it.
-2. The event loop never closes the last descriptor of a socket. A thread copies the descriptor table, the event loop
-   closes its own descriptor, and the exit of the thread closes the copy. A socket that is closed by an exit lingers in
+2. The event loop never closes the last descriptor of a socket. A thread copies the descriptor, the event loop
+   closes its own, and the exit of the thread closes the copy. A socket that is closed by an exit lingers in
    the background (socket(7)), and any other slow close delays only that thread.
 
 The listener returns guarded sockets, so asyncio's servers and streams follow both rules unchanged.
@@ -21,6 +21,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import resource
 import socket
 import stat
 import sys
@@ -75,7 +76,12 @@ class ExitCloser:
             _close_all(descriptors)
         are_closed = threading.Event()
         with contextlib.suppress(RuntimeError):  # the loop is gone: the process exits and closes everything
+            # First, because it writes to a descriptor of the loop.
             self._loop.call_soon_threadsafe(self._close, descriptors if is_copied else [], are_closed)
+            if is_copied:
+                # The loop may be starting a program right now. It reads a pipe until all writers have closed it, so a
+                # copy of that pipe here would stop the loop, for which this thread waits.
+                _close_others(descriptors)
             are_closed.wait()
 
     def _close(self, descriptors: list[int], are_closed: threading.Event) -> None:
@@ -150,3 +156,12 @@ def is_memory(descriptor: int) -> bool:
 def _close_all(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+def _close_others(descriptors: list[int]) -> None:
+    """Close every descriptor of this thread's own table except these."""
+    start = 0
+    # Not beyond the limit: without close_range(2), each number costs a system call.
+    for descriptor in [*sorted(descriptors), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]:
+        os.closerange(start, descriptor)
+        start = descriptor + 1

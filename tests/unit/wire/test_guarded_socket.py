@@ -1,9 +1,14 @@
-"""Which descriptors count as memory. tests/security/test_passed_descriptors.py tests the rest."""
+"""Which descriptors count as memory, and what a closing thread keeps. test_passed_descriptors.py tests the rest."""
 
+import asyncio
 import os
+import select
 import socket
+import threading
+import time
+from pathlib import Path
 
-from nodedaemon.wire.guarded_socket import is_memory
+from nodedaemon.wire.guarded_socket import ExitCloser, is_memory
 
 
 def test_only_memory_and_devices_that_are_open_count_as_memory(tmp_path):
@@ -27,3 +32,41 @@ def test_only_memory_and_devices_that_are_open_count_as_memory(tmp_path):
     finally:
         for descriptor in opened.values():
             os.close(descriptor)
+
+
+def test_a_program_can_be_started_while_a_thread_closes_a_socket():
+    """To start a program, the loop blocks until its pipe has no writer. A copy of the pipe would block it forever."""
+
+    async def start_program():
+        ours, theirs = socket.socketpair()
+        read_end, write_end = os.pipe()
+        known = threading.enumerate()
+        ExitCloser(asyncio.get_running_loop()).close([ours.detach()])
+        (thread,) = (one for one in threading.enumerate() if one not in known)
+        wait_for_own_table(thread)
+        os.close(write_end)
+        is_closed = bool(select.select([read_end], [], [], 10)[0])
+        os.close(read_end)
+        # The peer sees the end only when the thread has closed its copy too.
+        assert await asyncio.get_running_loop().sock_recv(nonblocking(theirs), 1) == b""
+        theirs.close()
+        return is_closed
+
+    assert asyncio.run(asyncio.wait_for(start_program(), 30)), "the thread keeps the pipe"
+
+
+def nonblocking(one):
+    one.setblocking(False)
+    return one
+
+
+def wait_for_own_table(thread):
+    """Wait until the thread's descriptors are not ours any more: a new one of ours is not there, or it has exited."""
+    table = Path(f"/proc/self/task/{thread.native_id}/fd")
+    deadline_s = time.monotonic() + 10
+    while thread.is_alive() and time.monotonic() < deadline_s:
+        probe = os.open("/dev/null", os.O_RDONLY)
+        is_shared = (table / str(probe)).exists()
+        os.close(probe)
+        if not is_shared:
+            return
