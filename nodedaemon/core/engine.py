@@ -50,7 +50,7 @@ from nodedaemon.core.state.lanes import Device, LaneState
 from nodedaemon.core.state.sessions import Session
 from nodedaemon.core.state.snapshots import EngineSnapshot, describe
 from nodedaemon.core.state.views import LaneView, SessionView
-from nodedaemon.core.types import SECOND_NS, DeviceId, DeviceLimits, LaneId, SessionId
+from nodedaemon.core.types import SECOND_NS, DeviceId, DeviceLimits, Epoch, LaneId, SessionId
 
 #: How long to wait before a lane is opened again after its memory could not be allocated.
 LANE_RETRY_NS = SECOND_NS
@@ -107,6 +107,11 @@ class Engine:
         """The live lane, read-only; None if there is no such lane any more."""
         device = self._lane_device.get(lane)
         return None if device is None else device.lanes[lane]
+
+    def holder(self, device: DeviceId, epoch: Epoch) -> SessionView | None:
+        """The session that runs under this epoch, read-only; None if nobody does."""
+        holders = (lane.holder for lane in self._devices[device].open_lanes.values())
+        return next((holder for holder in holders if holder is not None and holder.epoch == epoch), None)
 
     def devices(self) -> tuple[Device, ...]:
         """The live state, read-only, for invariants and explanations."""

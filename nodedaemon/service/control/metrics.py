@@ -90,6 +90,10 @@ class EventMetrics:
         self._iterations.labels(facts.device).inc(event.iteration_count)
         if event.handed_over is not None:
             self._handovers.labels(facts.device).inc()
+            # The engine sends no `Grant` for the successor, because it runs already.
+            successor = self._state.engine.holder(facts.device, event.handed_over)
+            if successor is not None:
+                self._on_grant(successor.id, now_ns)
 
 
 class NodeCollector(Collector):

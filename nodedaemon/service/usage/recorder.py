@@ -338,6 +338,10 @@ class UsageRecorder:
         self._spans.count(event.session, event.iteration_count)
         if event.handed_over is not None:
             self._meters[device].hand_over(event.session)
+            # The engine sends no `Grant` for the successor, because it runs already.
+            successor = self._state.engine.holder(device, event.handed_over)
+            if successor is not None:
+                self._change(successor.id, _activity(self._state.sessions[successor.id]), now_ns)
 
     def _count_held(self, event: events.SessionLeft, now_ns: int) -> None:
         """Count the iterations of a holder that left without returning its grant."""

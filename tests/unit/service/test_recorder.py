@@ -2,12 +2,23 @@
 
 from types import SimpleNamespace
 
+from prometheus_client import CollectorRegistry
+
 from accounting.records import MeasurementRecord, UsageRecord
-from nodedaemon.core.commands import Grant, OpenLane
+from nodedaemon.core.commands import Grant, OpenLane, Revoke
 from nodedaemon.core.engine import Engine
-from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, LaneOpened, SessionArrived, SessionLeft
+from nodedaemon.core.events import (
+    DeviceAdded,
+    GrantReturned,
+    GrantWanted,
+    LaneOpened,
+    SessionArrived,
+    SessionLeft,
+    Ticked,
+)
 from nodedaemon.core.state.sessions import Session, SessionState
-from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
+from nodedaemon.core.types import MIB, SECOND_NS, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
+from nodedaemon.service.control.metrics import EventMetrics
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import JobFacts, JobNote, ProcessFacts, SessionFacts, SessionNote, ShellState
 from nodedaemon.service.node import NodeClock, NodeIdentity
@@ -16,6 +27,12 @@ from nodedaemon.service.usage.recorder import PROFILE_INTERVAL_NS, UsageRecorder
 from nodedaemon.wire.messages import ProfileReport
 
 DEVICE = DeviceId("HOST-1")
+COUNTERS = (
+    "salus_iterations_total",
+    "salus_lane_busy_seconds_total",
+    "salus_handovers_total",
+    "salus_iteration_wait_seconds_count",
+)
 
 
 def record_state(state, records, clock):
@@ -68,17 +85,67 @@ def test_a_session_that_left_is_no_longer_counted():
 
 
 class GrantedAtOnce:
-    """Opens lanes at once and remembers the epoch of every grant."""
+    """Opens lanes at once and remembers the epoch of every grant, and the last revoke that names a successor."""
 
     def __init__(self, dispatcher):
         self.dispatcher = dispatcher
         self.epochs = []
+        self.revoke = None
 
     def carry_out(self, command):
         if isinstance(command, OpenLane):
             self.dispatcher.submit(LaneOpened(command.lane, command.epoch))
         elif isinstance(command, Grant):
             self.epochs.append(command.epoch)
+        elif isinstance(command, Revoke) and command.successor is not None:
+            self.revoke = command
+
+
+class ManualClock:
+    def __init__(self):
+        self.now_ns = 1
+
+    def __call__(self):
+        return self.now_ns
+
+
+def arrive(dispatcher, number):
+    session, job = SessionId(number), JobId(str(number))
+    dispatcher.note(JobNote(JobFacts(job, number, 1000)))
+    dispatcher.note(SessionNote(session, job, DEVICE, 1000, 0, 0))
+    dispatcher.submit(SessionArrived(session, DEVICE, job, Domain("all"), MIB, 40 * MIB, JobClass.NORMAL, 1, None))
+    return session
+
+
+def test_a_session_that_its_predecessor_started_counts_as_running():
+    records, clock = [], ManualClock()
+    state = ShellState(Engine())
+    dispatcher, registry = Dispatcher(state, clock), CollectorRegistry()
+    recorder = record_state(state, records, clock)
+    dispatcher.observers = [recorder, EventMetrics(state, registry)]
+    dispatcher.executor = executor = GrantedAtOnce(dispatcher)
+    dispatcher.submit(DeviceAdded(DEVICE, DeviceLimits(64 * MIB, policy="fair")))
+    holder, other = arrive(dispatcher, 1), arrive(dispatcher, 2)
+    dispatcher.submit(GrantWanted(holder))
+    dispatcher.submit(GrantWanted(other))
+    epoch = executor.epochs[-1]
+    # Each turn ends with a direct hand-over after a second.
+    for _ in range(4):
+        clock.now_ns += SECOND_NS
+        dispatcher.submit(Ticked(DEVICE))
+        revoke = executor.revoke
+        assert (revoke.session, revoke.epoch, revoke.successor) == (holder, epoch, other)
+        dispatcher.submit(GrantReturned(holder, epoch, 1, 1, wants_next=True, handed_over=revoke.successor_epoch))
+        holder, other, epoch = other, holder, revoke.successor_epoch
+    assert len(executor.epochs) == 1, "only the first grant came from the engine"
+    recorder.close_interval()
+    usage = {one.job.job_id: one for one in records if isinstance(one, UsageRecord)}
+    assert {job: (one.running_ns, one.wait_ns) for job, one in usage.items()} == {
+        1: (2 * SECOND_NS, 2 * SECOND_NS),
+        2: (2 * SECOND_NS, 2 * SECOND_NS),
+    }
+    counted = {name: registry.get_sample_value(name, {"uuid": DEVICE}) for name in COUNTERS}
+    assert counted == dict(zip(COUNTERS, (4, 4, 4, 5), strict=True))
 
 
 def test_the_iterations_of_a_grant_count_if_its_session_is_granted_again_at_once():
