@@ -95,8 +95,7 @@ class Lanes:
         "Minimum time that the memory of a lane stays with one domain. Passing it to another domain copies memory."
     )
     unmap_timeout_ns: int = key("UnmapTimeout", Time(10 * MILLISECOND_NS, HOUR_NS), 5 * SECOND_NS, NODE).doc(
-        "A session that must give up a lane, or a process that received the lane from a session, is ended if it still "
-        "holds the lane after this time."
+        "A process that must give up a lane is ended if it still holds the lane after this time."
     )
     release_timeout_ns: int = key("ReleaseTimeout", Time(SECOND_NS, HOUR_NS), 30 * SECOND_NS, NODE).doc(
         "How long an Epilog waits for the memory of its job to become free. Values above 1.5 s have no effect."
@@ -151,12 +150,10 @@ class Gate:
         "A session that is idle for this long gives its lane to a waiting session."
     )
     on_hang: FaultAction = key("OnHang", Choice(FaultAction), FaultAction.WARN, NODE).doc(
-        "What to do with a session that hangs in its lane: warn or kill. If a placed job needs its memory, it is "
-        "killed in any case."
+        "What to do with a hung session: warn or kill. It is killed in any case if a placed job needs its memory."
     )
     hang_timeout_ns: int = key("HangTimeout", Time(SECOND_NS), MINUTE_NS, NODE).doc(
-        "A session that reaches no boundary for this long after its grant was revoked counts as hung. Must be longer "
-        "than any iteration."
+        "A session hangs if it reaches no boundary this long after a revoke. Must be longer than any iteration."
     )
     on_daemon_loss: DaemonLoss = key("OnDaemonLoss", Choice(DaemonLoss), DaemonLoss.RUN).doc(
         "What a task does if salusd does not answer: run without taking turns, or fail. Must match on_loss in "
@@ -169,8 +166,7 @@ class Admission:
     """Admission at submit time"""
 
     unknown_job: UnknownJob = key("UnknownJob", Choice(UnknownJob), UnknownJob.EXCLUSIVE, PARTITION).doc(
-        "What happens to a job without a profile. exclusive: it gets a whole device. declared: it needs --salus-mem. "
-        "refuse: it is refused. requeue: it gets a whole device and is requeued once it is measured."
+        "A job without a profile: exclusive or requeue (a whole device), declared (it needs --salus-mem), refuse."
     )
     probe_tasks: int = key("ProbeTasks", Count(0, 10_000), 0, PARTITION).doc(
         "How many tasks of an array without a profile may run until one of them has been measured. 0: all."

@@ -32,7 +32,7 @@ with an old epoch, or for a session or lane that is gone, changes nothing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
 from nodedaemon.core import events as ev
@@ -49,7 +49,7 @@ from nodedaemon.core.round.timers import report_hung, set_wake
 from nodedaemon.core.state.lanes import Device, LaneState
 from nodedaemon.core.state.sessions import Session
 from nodedaemon.core.state.snapshots import EngineSnapshot, describe
-from nodedaemon.core.state.views import LaneView, SessionView
+from nodedaemon.core.state.views import EngineDeviceView, LaneView, SessionView
 from nodedaemon.core.types import SECOND_NS, DeviceId, DeviceLimits, Epoch, LaneId, SessionId
 
 #: How long to wait before a lane is opened again after its memory could not be allocated.
@@ -113,8 +113,13 @@ class Engine:
         holders = (lane.holder for lane in self._devices[device].open_lanes.values())
         return next((holder for holder in holders if holder is not None and holder.epoch == epoch), None)
 
+    @property
+    def device_views(self) -> Mapping[DeviceId, EngineDeviceView]:
+        """The live devices, read-only."""
+        return self._devices
+
     def devices(self) -> tuple[Device, ...]:
-        """The live state, read-only, for invariants and explanations."""
+        """The live state, for the core itself: invariants, snapshots and explanations."""
         return tuple(self._devices.values())
 
     @property
@@ -188,9 +193,9 @@ class Engine:
         device = round_.device
         match event:
             case ev.DeviceDrained():
-                device.is_drained = True
+                device.drain_reason = event.reason
             case ev.DeviceResumed():
-                device.is_drained = False
+                device.drain_reason = None
             case ev.DeviceLost():
                 device.lost_reason = event.reason
             case ev.DeviceRecovered():

@@ -22,6 +22,8 @@ class DeviceAdded(AboutDevice, frozen=True):
 class DeviceDrained(AboutDevice, frozen=True):
     """An admin wants the device empty. Its sessions continue; arrivals wait."""
 
+    reason: str = ""
+
 
 class DeviceResumed(AboutDevice, frozen=True):
     """An admin opens a drained device again."""

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from nodedaemon.core import events as ev
-from nodedaemon.core.commands import AdmitSession, Command, Grant, OpenLane, ReleaseLane, ReleaseSession
+from nodedaemon.core.commands import AdmitSession, Grant
+from nodedaemon.core.confirmations import confirmation
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.ordering import Breadth
@@ -55,21 +56,8 @@ def boundaries_until_served(
             continue
         if any(isinstance(one, Grant | AdmitSession) and one.session == session_id for one in commands):
             return boundary_count
-        pending.extend(outcome for one in commands if (outcome := _outcome(one)) is not None)
+        pending.extend(event for one in commands if (event := confirmation(one)) is not None)
     return None
-
-
-def _outcome(command: Command) -> ev.Event | None:
-    """The event that reports success of the command; None if the engine waits for no report."""
-    match command:
-        case OpenLane():
-            return ev.LaneOpened(command.lane, command.epoch)
-        case ReleaseLane():
-            return ev.LaneReleased(command.lane, command.epoch)
-        case ReleaseSession():
-            return ev.SessionReleased(command.session)
-        case _:
-            return None
 
 
 def _next_boundary(engine: Engine, session_id: SessionId) -> ev.Event | None:
@@ -93,7 +81,8 @@ def _of_device(device: Device) -> list[Shortfall]:
             Shortfall(f"device {device.id} is lost ({device.lost_reason})", 1, 0, "devices", "see salus doctor")
         )
     if device.is_drained:
-        found.append(Shortfall(f"device {device.id} is drained", 1, 0, "devices", "an admin can run salus resume"))
+        why = f" ({device.drain_reason})" if device.drain_reason else ""
+        found.append(Shortfall(f"device {device.id} is drained{why}", 1, 0, "devices", "an admin can run salus resume"))
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
+from nodedaemon.core.confirmations import confirmation
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.types import Epoch, LaneId, SessionId
 
@@ -59,11 +60,8 @@ class SimulatedNode:
             case cmd.AdmitSession(session, size_bytes):
                 self.admitted.add(session)
                 self.persistent_bytes[session] = size_bytes
-            case cmd.OpenLane(lane, _, _, size_bytes, epoch):
+            case cmd.OpenLane(lane, _, _, size_bytes):
                 self.lane_bytes[lane] = size_bytes
-                self.due.append(ev.LaneOpened(lane, epoch))
-            case cmd.ReleaseLane(lane, epoch):
-                self.due.append(ev.LaneReleased(lane, epoch))
             case cmd.Grant(session, lane, epoch, limit):
                 self.grants[session] = HeldGrant(lane, epoch, limit, None if limit is None else 1)
             case cmd.LimitGrant(session, epoch, count):
@@ -78,11 +76,13 @@ class SimulatedNode:
                 grant.successor = None if successor is None or successor_epoch is None else (successor, successor_epoch)
             case cmd.ReleaseSession(session):
                 self.admitted.discard(session)
-                self.due.append(ev.SessionReleased(session))
             case cmd.WakeAt(_, at_ns):
                 self.wake_ns = at_ns
             case cmd.AllowOverrun(session, persistent_bytes, _):
                 self.persistent_bytes[session] = persistent_bytes
+        event = confirmation(command)
+        if event is not None:
+            self.due.append(event)
 
     def _grant_of(self, session: SessionId, epoch: Epoch) -> HeldGrant:
         grant = self.grants[session]

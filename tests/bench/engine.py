@@ -13,6 +13,7 @@ import time
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
+from nodedaemon.core.confirmations import confirmation
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import GIB, MIB, DeviceId, DeviceLimits, Domain, Epoch, JobId, SessionId
@@ -42,11 +43,9 @@ class EngineDriver:
         pending = [event]
         while pending:
             for command in self.engine.handle(pending.pop(), self.now_ns):
+                if (event := confirmation(command)) is not None:
+                    pending.append(event)
                 match command:
-                    case cmd.OpenLane():
-                        pending.append(ev.LaneOpened(command.lane, command.epoch))
-                    case cmd.ReleaseLane():
-                        pending.append(ev.LaneReleased(command.lane, command.epoch))
                     case cmd.Grant():
                         self.running[command.session] = (command.epoch, None, None)
                     case cmd.Revoke():

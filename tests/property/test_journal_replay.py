@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nodedaemon.core import commands, events
+from nodedaemon.core.confirmations import confirmation
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.state.invariants import check
 from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
@@ -44,13 +45,10 @@ class Shell:
         match command:
             case commands.OpenLane():
                 self.dispatcher.note(MemoryNote(command.lane, command.epoch, f"memory-{command.epoch}"))
-                self.dispatcher.submit(events.LaneOpened(command.lane, command.epoch))
-            case commands.ReleaseLane():
-                self.dispatcher.submit(events.LaneReleased(command.lane, command.epoch))
             case commands.Grant():
                 self.dispatcher.note(MappedNote(command.session, command.lane, command.epoch))
-            case commands.ReleaseSession():
-                self.dispatcher.submit(events.SessionReleased(command.session))
+        if (event := confirmation(command)) is not None:
+            self.dispatcher.submit(event)
 
     def on_refused(self, event, error):
         """The steps are drawn at random, so the engine refuses some of them."""

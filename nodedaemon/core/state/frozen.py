@@ -24,7 +24,7 @@ from nodedaemon.core.state.snapshots import copy_fields
 from nodedaemon.core.state.waiting import WaitList
 from nodedaemon.core.types import DeviceLimits, JobClass, LaneId, SessionId
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(slots=True)

@@ -124,7 +124,8 @@ class DeviceValues:
     id: DeviceId
     limits: DeviceLimits
     clock: ServiceClock
-    is_drained: bool = False
+    #: Why an admin drained the device, possibly empty; None while it is not drained.
+    drain_reason: str | None = None
     lost_reason: str | None = None
     persistent_bytes: int = 0
     held_bytes: int = 0
@@ -153,6 +154,10 @@ class Device(DeviceValues):
     @property
     def free_bytes(self) -> int:
         return self.limits.capacity_bytes - self.persistent_bytes - self.held_bytes
+
+    @property
+    def is_drained(self) -> bool:
+        return self.drain_reason is not None
 
     def next_epoch(self) -> Epoch:
         self.epoch += 1

@@ -60,6 +60,7 @@ class DeviceSnapshot:
     persistent_bytes: int
     held_bytes: int
     is_drained: bool
+    drain_reason: str | None
     lost_reason: str | None
     epoch: Epoch
     arrivals: tuple[SessionId, ...]

@@ -1,7 +1,7 @@
-"""Read-only views of the engine's sessions and lanes, for the shell that carries out its commands.
+"""Read-only views of the engine's devices, sessions and lanes, for the shell that carries out its commands.
 
 A view is the live object behind a type without setters: no copy is made, and it always shows the current state. Get one
-with `Engine.session` or `Engine.lane`. A view of a session that has gone shows its last state.
+with `Engine.device_views`, `Engine.session` or `Engine.lane`. A view of a session that has gone shows its last state.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from nodedaemon.core.state.lanes import LaneState
-from nodedaemon.core.types import DeviceId, Domain, Epoch, JobId, LaneId, SessionId
+from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, JobId, LaneId, SessionId
 
 
 class LaneView(Protocol):
@@ -28,6 +28,17 @@ class LaneView(Protocol):
     def held_bytes(self) -> int: ...
     @property
     def epoch(self) -> Epoch: ...
+
+
+class EngineDeviceView(Protocol):
+    """See `lanes.Device`."""
+
+    @property
+    def limits(self) -> DeviceLimits: ...
+    @property
+    def lost_reason(self) -> str | None: ...
+    @property
+    def open_lanes(self) -> Mapping[LaneId, LaneView]: ...
 
 
 class SessionView(Protocol):

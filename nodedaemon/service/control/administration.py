@@ -23,7 +23,6 @@ class Administration:
         self._configuration = configuration
         self._dispatcher = dispatcher
         self._notifier = notifier
-        self.drain_reasons: dict[DeviceId, str] = {}
         self.reload_error = ""
         self.reload_utc_s = time.time()
 
@@ -41,22 +40,20 @@ class Administration:
 
     def set_policy(self, policy: str, devices: list[DeviceId]) -> None:
         """Set it on every device or on none: the first device refuses an unknown policy."""
-        limits = {device.id: device.limits for device in self._dispatcher.engine.devices()}
+        views = self._dispatcher.engine.device_views
         for device in devices:
-            self._dispatcher.request(events.LimitsChanged(device, replace(limits[device], policy=policy)))
+            self._dispatcher.request(events.LimitsChanged(device, replace(views[device].limits, policy=policy)))
 
     def drain(self, device: DeviceId, reason: str) -> None:
-        self.drain_reasons[device] = reason
-        self._dispatcher.request(events.DeviceDrained(device))
+        self._dispatcher.request(events.DeviceDrained(device, reason))
 
     def resume(self, device: DeviceId) -> None:
-        self.drain_reasons.pop(device, None)
         self._dispatcher.request(events.DeviceResumed(device))
 
     def reload(self) -> list[str]:
         """Read the file again and return the keys that changed. Raises `RequestError`; the old configuration stays."""
         self._notifier.reloading(time.monotonic_ns())
-        limits = {device.id: device.limits for device in self._dispatcher.engine.devices()}
+        limits = {device: view.limits for device, view in self._dispatcher.engine.device_views.items()}
         try:
             config = self._configuration.read_file()
             wanted = self._configuration.limits(config)

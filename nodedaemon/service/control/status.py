@@ -111,7 +111,7 @@ class StatusView:
             used_bytes=reading.used_bytes if reading is not None else None,
             busy_permille=reading.busy_permille if reading is not None else None,
             is_drained=snapshot.is_drained,
-            drain_reason=self._why.drain_reasons.get(snapshot.device, ""),
+            drain_reason=snapshot.drain_reason or "",
             lost_reason=snapshot.lost_reason,
             session_count=len(snapshot.sessions),
             waiting_count=waiting_count + len(snapshot.arrivals),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from nodedaemon.core import events, explain
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.core.state.snapshots import DeviceSnapshot, SessionSnapshot
-from nodedaemon.core.types import DeviceId, JobId
+from nodedaemon.core.types import JobId
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.wire.control import Reason, SessionWhy, WhatIf, WhyAnswer
@@ -21,9 +20,8 @@ OTHERS_TRIED_MAX = 16
 class WhyView:
     """A caller who may not see the blocking job learns only that it belongs to another user."""
 
-    def __init__(self, dispatcher: Dispatcher, drain_reasons: Mapping[DeviceId, str]) -> None:
+    def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
-        self.drain_reasons = drain_reasons
 
     def answer(self, job: JobId, caller: Caller) -> WhyAnswer:
         facts = self._dispatcher.state.jobs.get(job)
@@ -53,9 +51,6 @@ class WhyView:
         for one in explain.reasons(self._dispatcher.engine, session.session):
             what = one.what.replace(hidden, "another user's job") if hidden else one.what
             reasons.append(Reason(what=what, needed=one.needed, free=one.free, unit=one.unit, advice=one.advice))
-        drain_reason = self.drain_reasons.get(device.device, "")
-        if device.is_drained and drain_reason:
-            reasons.append(Reason(what=f"the admin says: {drain_reason}"))
         return reasons
 
     def _changes(self, device: DeviceSnapshot, session: SessionSnapshot, caller: Caller) -> list[WhatIf]:
@@ -67,7 +62,7 @@ class WhyView:
             name = f"job {other.job}" if facts is not None and caller.may_see(facts.uid) else "another user's job"
             changes.append(self._try(f"{name} ends", session, events.SessionLeft(other.session)))
         if session.state is SessionState.WAITING:
-            limits = next(one.limits for one in self._dispatcher.engine.devices() if one.id == device.device)
+            limits = self._dispatcher.engine.device_views[device.device].limits
             for policy in sorted(set(POLICIES) - {device.policy}):
                 change = events.LimitsChanged(device.device, replace(limits, policy=policy))
                 changes.append(self._try(f"policy {policy}", session, change))

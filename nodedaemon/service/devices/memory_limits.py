@@ -16,7 +16,7 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.cgroup import job_group
-from nodedaemon.service.journal.state import JobFacts, JobNote
+from nodedaemon.service.journal.state import JobFacts
 from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
 
@@ -36,9 +36,9 @@ class MemoryLimits:
             return
         if not job.cgroup and not job.is_ended:
             pids = [pid, *(root.pid for root in job.roots)]
-            job.cgroup = next((group for one in pids if one and (group := self._find_group(one))), "")
-            if job.cgroup:
-                self._dispatcher.note(JobNote(job))
+            found = next((group for one in pids if one and (group := self._find_group(one))), "")
+            if found:
+                job = self._dispatcher.change_job(job.job, cgroup=found) or job
         if job.cgroup:
             for uuid in wanted:
                 self._set(uuid, job)

@@ -29,7 +29,6 @@ class DeviceReadings:
         self._overrun_bytes: dict[SessionId, int] = {}
         self._threads: dict[DeviceId, ThreadPoolExecutor] = {}
         self._hung: set[DeviceId] = set()
-        self._lost: set[DeviceId] = set()
         self.latest: dict[DeviceId, Reading] = {}
 
     async def sample(self) -> None:
@@ -47,8 +46,7 @@ class DeviceReadings:
         self.latest[device.uuid] = reading
         for fault in reading.faults:
             self._shell.recorder.report_device("xid", device.uuid, fault)
-        if device.uuid in self._lost:
-            self._lost.discard(device.uuid)
+        if self._is_lost(device.uuid):
             log.info("device recovered", device=device.uuid)
             self._dispatcher.submit(events.DeviceRecovered(device.uuid))
         self._report_foreign_processes(device, reading, pids)
@@ -124,17 +122,12 @@ class DeviceReadings:
         return sum(process.used_bytes for process in reading.processes if process.pid == pid)
 
     def _mark_lost(self, device: DeviceId, reason: str) -> None:
-        if device in self._lost:
-            return
-        self._lost.add(device)
-        log.error("device lost", device=device, why=reason)
-        self._dispatcher.submit(events.DeviceLost(device, reason))
+        if not self._is_lost(device):
+            log.error("device lost", device=device, why=reason)
+            self._dispatcher.submit(events.DeviceLost(device, reason))
 
-    def recall_lost(self) -> None:
-        """After a restart: the next good reading recovers the devices that the engine considers lost."""
-        for device in self._dispatcher.engine.snapshot().devices:
-            if device.lost_reason is not None:
-                self._lost.add(device.device)
+    def _is_lost(self, device: DeviceId) -> bool:
+        return self._dispatcher.engine.device_views[device].lost_reason is not None
 
     def close(self) -> None:
         for thread in self._threads.values():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from accounting.profiles import ProfileView
 from nodedaemon.config import Settings, weight_of
 from nodedaemon.config.choices import UnknownJob
@@ -80,7 +82,7 @@ class LocalJobs:
             name=request.name,
             signature=request.signature,
             device=device,
-            devices=[device],
+            devices=(device,),
             persistent_bytes=persistent_bytes,
             ephemeral_bytes=ephemeral_bytes,
             job_class=job_class,
@@ -88,15 +90,18 @@ class LocalJobs:
             remaining_ns=request.remaining_s * SECOND_NS or None,
             kind=kind,
             is_local=True,
-            roots=[root],
+            roots=(root,),
         )
         if profile is not None:
-            job.profile_persistent_bytes = profile.persistent_bytes
-            job.profile_ephemeral_bytes = profile.ephemeral_bytes
-            job.profile_model_hash, job.profile_input_hash = profile.model_hash, profile.input_hash
-            job.boundary_rule = profile.boundary_rule
-        self._registry.add(job)
-        return job
+            job = replace(
+                job,
+                profile_persistent_bytes=profile.persistent_bytes,
+                profile_ephemeral_bytes=profile.ephemeral_bytes,
+                profile_model_hash=profile.model_hash,
+                profile_input_hash=profile.input_hash,
+                boundary_rule=profile.boundary_rule,
+            )
+        return self._registry.add(job)
 
     def _sizes(
         self, request: RunStart, profile: ProfileView | None, settings: Settings, device: DeviceId

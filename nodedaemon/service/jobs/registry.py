@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from msgspec.structs import replace
+
 from nodedaemon.config import Settings
 from nodedaemon.core.types import JobClass, JobId, SessionId
 from nodedaemon.drivers.process import is_alive as process_is_alive
@@ -41,11 +43,14 @@ class JobRegistry:
         self._dispatcher.note(CounterNote(state.session_next, number + 1))
         return number
 
-    def add(self, job: JobFacts) -> None:
+    def add(self, job: JobFacts) -> JobFacts:
+        """Register the job and return it with its domain and its start."""
         sharing = self.shell.configuration.for_device(job.device).lanes.sharing
-        job.domain = sharing.domain(job.user or str(job.uid), job.account)
-        job.start_utc_ns, job.start_mono_ns = time.time_ns(), self._dispatcher.clock()
-        self._note(job)
+        domain = sharing.domain(job.user or str(job.uid), job.account)
+        job = replace(job, domain=domain, start_utc_ns=time.time_ns(), start_mono_ns=self._dispatcher.clock())
+        self._dispatcher.note(JobNote(job))
+        self.shell.recorder.on_job(job)
+        return job
 
     def add_process(self, job: JobFacts | None, pid: int, uid: int) -> None:
         """A hook names a process of the job: every process that descends from it belongs to the job."""
@@ -54,8 +59,7 @@ class JobRegistry:
             return
         root = ProcessFacts(pid, stat.start_ticks)
         if root not in job.roots:
-            job.roots = [one for one in job.roots if is_alive(one)] + [root]
-            self._dispatcher.note(JobNote(job))
+            job = self._dispatcher.change_job(job.job, roots=(*filter(is_alive, job.roots), root)) or job
         self.confine(job, pid)
 
     def confine(self, job: JobFacts, pid: int) -> None:
@@ -85,9 +89,11 @@ class JobRegistry:
 
     async def end(self, job: JobFacts, timeout_s: float) -> None:
         """End the job and those of its sessions that have no process. Wait up to `timeout_s` for the others to end."""
-        job.is_ended = True
-        self._note(job)
-        self._memory_limits.confine(job)
+        ended = self._dispatcher.change_job(job.job, is_ended=True)
+        if ended is None:
+            return
+        self.shell.recorder.on_job(ended)
+        self._memory_limits.confine(ended)
         attached = []
         for session in self._sessions(job):
             live = self._roster.get(session)
@@ -98,10 +104,6 @@ class JobRegistry:
         if attached:
             await asyncio.wait([asyncio.ensure_future(live.released.wait()) for live in attached], timeout=timeout_s)
         self._dispatcher.note(JobGone(job.job))
-
-    def _note(self, job: JobFacts) -> None:
-        self._dispatcher.note(JobNote(job))
-        self.shell.recorder.on_job(job)
 
     def _sessions(self, job: JobFacts) -> list[SessionId]:
         return [session.session for session in self._dispatcher.state.live_sessions(job.job)]

@@ -69,7 +69,7 @@ class SlurmJobs:
             signature=segment.signature,
             admission=segment.admission,
             device=devices[0],
-            devices=devices,
+            devices=tuple(devices),
             persistent_bytes=segment.persistent_bytes or 0,
             ephemeral_bytes=segment.ephemeral_bytes or 0,
             job_class=job_class,
@@ -77,7 +77,7 @@ class SlurmJobs:
             remaining_ns=None if segment.time_s is None else segment.time_s * SECOND_NS,
             kind="shared" if segment.kind == "shared" else "exclusive",
         )
-        self._registry.add(job)
+        job = self._registry.add(job)
         self._registry.open_sessions(job)
         return job
 

@@ -11,7 +11,7 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.core.state.snapshots import SessionSnapshot
 from nodedaemon.core.types import SECOND_NS, JobId, SessionId
-from nodedaemon.service.journal.state import JobFacts, JobNote
+from nodedaemon.service.journal.state import JobFacts
 from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
 
@@ -36,8 +36,7 @@ class TimeLimits:
             except OperatingError as error:
                 log.warning("time limit not extended", job=job, why=str(error))
                 continue
-            facts.extended_minutes = earned
-            self._dispatcher.note(JobNote(facts))
+            self._dispatcher.change_job(job, extended_minutes=earned)
             log.info("time limit extended", job=job, minutes=minutes)
 
     def _count_waits(self) -> list[tuple[JobId, JobFacts]]:

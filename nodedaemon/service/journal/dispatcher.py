@@ -26,7 +26,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -36,8 +36,9 @@ from nodedaemon.core.errors import OperatingError, PeerError, RequestError, Salu
 from nodedaemon.core.events import Event
 from nodedaemon.core.state.frozen import FORMAT, FrozenEngine, freeze, thaw
 from nodedaemon.core.state.invariants import check
+from nodedaemon.core.types import JobId
 from nodedaemon.service.journal.segments import EventRecord, Journal, Segment, decode_event
-from nodedaemon.service.journal.state import DigestNote, Note, ShellState, decode_note, encode_note
+from nodedaemon.service.journal.state import DigestNote, JobFacts, JobNote, Note, ShellState, decode_note, encode_note
 
 #: Events between two digests in the journal. A digest costs about as much as ten events with a dozen sessions.
 DIGEST_INTERVAL_COUNT = 500
@@ -126,6 +127,14 @@ class Dispatcher:
         self.state.apply(note)
         if self.journal is not None:
             self.journal.append_note(encode_note(note))
+
+    def change_job(self, job: JobId, **changes: Any) -> JobFacts | None:
+        """Change fields of a job and return its new value; None if the job is gone."""
+        if job not in self.state.jobs:
+            return None
+        facts = msgspec.structs.replace(self.state.jobs[job], **changes)
+        self.note(JobNote(facts))
+        return facts
 
     def carry_out(self, command: Command) -> None:
         """Carry out a command of the engine, or one that the shell adds, such as the end of a session."""

@@ -32,8 +32,8 @@ class ProcessFacts(msgspec.Struct, frozen=True):
     start_ticks: int = 0
 
 
-class JobFacts(msgspec.Struct):
-    """A job as Slurm's hooks or `salus run` announced it."""
+class JobFacts(msgspec.Struct, frozen=True):
+    """A job as Slurm's hooks or `salus run` announced it. A change is a new value in a `JobNote`."""
 
     job: JobId
     number: int
@@ -48,7 +48,7 @@ class JobFacts(msgspec.Struct):
     signature: str = ""
     admission: str = ""
     device: DeviceId = DeviceId("")
-    devices: list[DeviceId] = []
+    devices: tuple[DeviceId, ...] = ()
     domain: Domain = Domain("")
     persistent_bytes: int = 0
     ephemeral_bytes: int = 0
@@ -62,7 +62,7 @@ class JobFacts(msgspec.Struct):
     profile_model_hash: str = ""
     profile_input_hash: str = ""
     boundary_rule: str = ""
-    roots: list[ProcessFacts] = []
+    roots: tuple[ProcessFacts, ...] = ()
     start_utc_ns: int = 0
     start_mono_ns: int = 0
     is_ended: bool = False

@@ -28,7 +28,7 @@ from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.wake_timers import WakeTimers
-from nodedaemon.service.journal.state import EndNote, JobNote, SessionFacts
+from nodedaemon.service.journal.state import EndNote, SessionFacts
 from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.sessions.roster import LiveSession
@@ -125,8 +125,7 @@ class Executor:
             self._dispatcher.note(EndNote(facts.session, reason))
             job = self._dispatcher.state.jobs.get(facts.job)
             if job is not None:
-                job.ended_session_count += 1
-                self._dispatcher.note(JobNote(job))
+                self._dispatcher.change_job(job.job, ended_session_count=job.ended_session_count + 1)
             self._shell.recorder.report("ended_by_salus", facts, reason)
         if live is None or live.process is None:
             self.leave(facts.session, reason)

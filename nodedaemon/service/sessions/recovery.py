@@ -128,7 +128,8 @@ class Recovery:
 
     def _repeat_lanes(self) -> None:
         """Repeat the last command for every lane that holds memory."""
-        lanes = [lane for device in self._dispatcher.engine.devices() for lane in device.open_lanes.values()]
+        devices = self._dispatcher.engine.device_views.values()
+        lanes = [lane for device in devices for lane in device.open_lanes.values()]
         for lane in lanes:
             if lane.state is LaneState.RELEASING:
                 self._lanes.release(lane.id)

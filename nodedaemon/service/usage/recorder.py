@@ -75,7 +75,7 @@ class UsageRecorder:
                 now_utc_ns=utc_ns,
                 now_mono_ns=now_ns,
             )
-        for device_state in self._state.engine.devices():
+        for device_state in self._state.engine.device_views.values():
             for lane in device_state.open_lanes.values():
                 self._spans.note_size(lane.id, lane.held_bytes)
                 if lane.device in self._meters:

@@ -8,7 +8,7 @@ import pytest
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.events import DeviceAdded, GrantReturned, GrantWanted, SessionArrived
-from nodedaemon.core.state.frozen import freeze
+from nodedaemon.core.state.frozen import FORMAT, freeze
 from nodedaemon.core.types import DeviceId, DeviceLimits, Domain, Epoch, FaultAction, JobClass, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher, freeze_engine, replay, thaw_engine
 from nodedaemon.service.journal.record_file import RecordWriter
@@ -120,7 +120,7 @@ def test_a_thawed_engine_equals_the_frozen_one():
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (b'"format":2', b'"format":1'),
+        (f'"format":{FORMAT}'.encode(), b'"format":1'),
         (b'"holder":1', b'"holder":9'),
         (b'"arrivals":[]', b'"arrivals":[77]'),
         (b'"job_class":1', b'"job_class":"x"'),

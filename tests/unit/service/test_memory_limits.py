@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+from msgspec.structs import replace
+
 from nodedaemon.core import commands
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.errors import OperatingError
@@ -10,6 +12,7 @@ from nodedaemon.core.state.views import SessionView
 from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.drivers.device import Capabilities
 from nodedaemon.service.devices.memory_limits import MemoryLimits
+from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts, SessionFacts, ShellState
 
 GPU, OTHER = DeviceId("GPU-1"), DeviceId("GPU-2")
@@ -34,8 +37,8 @@ class Gpu:
         return self._is_able
 
 
-def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellState, list[Any]]:
-    job = JobFacts(JobId("7"), 7, 1000, devices=[GPU], device=GPU, roots=[ProcessFacts(42, 1)])
+def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellState]:
+    job = JobFacts(JobId("7"), 7, 1000, devices=(GPU,), device=GPU, roots=(ProcessFacts(42, 1),))
     state = ShellState(Engine())
     state.jobs[job.job] = job
     state.sessions[SessionId(1)] = SessionFacts(
@@ -45,28 +48,27 @@ def make(gpu: Gpu, group: str = GROUP) -> tuple[MemoryLimits, JobFacts, ShellSta
         GPU,
         1000,
     )
-    notes: list[Any] = []
     devices: Any = {GPU: gpu, OTHER: SimpleNamespace(capabilities=Capabilities())}
-    shell: Any = SimpleNamespace(devices=devices, dispatcher=SimpleNamespace(state=state, note=notes.append))
+    shell: Any = SimpleNamespace(devices=devices, dispatcher=Dispatcher(state, lambda: 0))
     limits = MemoryLimits(shell, find_group=lambda pid: group if pid == 42 else "")
-    return limits, job, state, notes
+    return limits, job, state
 
 
 def test_the_limit_is_the_memory_of_the_sessions_and_is_lifted_with_the_job() -> None:
     gpu = Gpu()
-    limits, job, state, notes = make(gpu)
+    limits, job, state = make(gpu)
     limits.confine(job)
     assert gpu.limits == {GROUP: 120}
-    assert [note.facts.cgroup for note in notes] == [GROUP], "noted, because the next daemon must lift it"
-    job.is_ended = True
+    confined = state.jobs[job.job]
+    assert confined.cgroup == GROUP, "noted, because the next daemon must lift it"
     state.sessions.clear()
-    limits.confine(job)
+    limits.confine(replace(confined, is_ended=True))
     assert gpu.limits == {GROUP: None}
 
 
 def test_the_limit_is_raised_for_an_overrun_that_the_engine_allows() -> None:
     gpu = Gpu()
-    limits, job, state, _ = make(gpu)
+    limits, job, state = make(gpu)
     limits.confine(job)
     cast(Any, state.sessions[SessionId(1)].view).persistent_bytes = 300
     nothing: Any = None
@@ -76,15 +78,15 @@ def test_the_limit_is_raised_for_an_overrun_that_the_engine_allows() -> None:
 
 def test_no_limit_is_set_without_a_cgroup_or_driver_limits_and_a_hung_driver_ends_no_job() -> None:
     gpu = Gpu()
-    limits, job, _, _ = make(gpu, group="")
+    limits, job, _ = make(gpu, group="")
     limits.confine(job)
     assert gpu.asked_count == 0
     gpu = Gpu(is_able=False)
-    limits, job, _, _ = make(gpu)
+    limits, job, _ = make(gpu)
     limits.confine(job)
     limits.confine(job)
     assert gpu.asked_count == 1
     gpu = Gpu(is_hung=True)
-    limits, job, _, _ = make(gpu)
+    limits, job, _ = make(gpu)
     limits.confine(job)
     assert gpu.asked_count == 1

@@ -34,8 +34,9 @@ class Node:
     def engine(self):
         return SimpleNamespace(snapshot=lambda: SimpleNamespace(devices=[self]))
 
-    def note(self, note):
-        self.noted.append(note)
+    def change_job(self, job, extended_minutes):
+        self.jobs[job].extended_minutes = extended_minutes
+        self.noted.append(extended_minutes)
 
     def clock(self):
         return self.now_ns
@@ -57,8 +58,7 @@ class Node:
 
 
 @pytest.fixture
-def node(monkeypatch):
-    monkeypatch.setattr("nodedaemon.service.jobs.time_limits.JobNote", lambda facts: facts.extended_minutes)
+def node():
     made = Node()
     made.add("7")
     return made
