@@ -14,3 +14,7 @@ class Viewer:
     uid: int
     user: str
     is_operator: bool = False
+
+
+#: The daemons themselves.
+OPERATOR = Viewer(uid=0, user="root", is_operator=True)

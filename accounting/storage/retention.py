@@ -25,9 +25,7 @@ from accounting.storage.tables import (
     USAGE,
     WATERMARKS,
 )
-from nodedaemon.core.types import SECOND_NS
-
-DAY_NS = 86_400 * SECOND_NS
+from nodedaemon.core.types import DAY_NS
 
 Progress = Callable[[int], None]
 _MAXIMA = {"persistent_bytes_max", "ephemeral_bytes_max", "job_count_max", "capacity_bytes"}

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from accounting.reports.values import JobPage
 from cli.output.moments import format_duration, format_moment
 from cli.output.units import counted
-from nodedaemon.core.types import GIB, MIB, SECOND_NS
+from nodedaemon.core.types import GIB, MIB, MINUTE_NS
 
 BAR_WIDTH = 30
-MINUTE_NS = 60 * SECOND_NS
 
 # Beyond these limits, the job wasted device time or waited too long; jobstats uses the same limits.
 LOW_EFFICIENCY = 0.25

@@ -18,7 +18,7 @@ from cli.output.render import write_json
 
 # Incremented when a name in --json is removed or changes its meaning.
 JSON_SCHEMA = 1
-DERIVED = ("efficiency", "alone_ns", "sharing_gain", "slowdown", "memory_saved_mib_ms", "jain", "queue_wait_mean_ns")
+DERIVED = tuple(name for name, value in vars(Measures).items() if isinstance(value, property))
 
 
 @dataclass(frozen=True)

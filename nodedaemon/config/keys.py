@@ -18,9 +18,6 @@ from nodedaemon.config.choices import (
     UnknownJob,
 )
 from nodedaemon.config.kinds import (
-    DAY_NS,
-    HOUR_NS,
-    MINUTE_NS,
     Choice,
     Count,
     FilePath,
@@ -37,10 +34,13 @@ from nodedaemon.config.kinds import (
 from nodedaemon.config.spec import Scope, key
 from nodedaemon.core.policies import POLICIES
 from nodedaemon.core.types import (
+    DAY_NS,
     GIB,
     GRANULARITY_BYTES,
+    HOUR_NS,
     MIB,
     MILLISECOND_NS,
+    MINUTE_NS,
     POLICY_DEFAULT,
     SECOND_NS,
     FaultAction,

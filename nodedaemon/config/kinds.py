@@ -10,11 +10,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from nodedaemon.config.finding import nearest_of, shown
-from nodedaemon.core.types import MICROSECOND_NS, MILLISECOND_NS, SECOND_NS
-
-MINUTE_NS = 60 * SECOND_NS
-HOUR_NS = 60 * MINUTE_NS
-DAY_NS = 24 * HOUR_NS
+from nodedaemon.core.types import DAY_NS, HOUR_NS, MICROSECOND_NS, MILLISECOND_NS, MINUTE_NS, SECOND_NS
 
 T = TypeVar("T")
 

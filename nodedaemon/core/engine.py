@@ -260,7 +260,6 @@ class Engine:
             weight=event.weight,
             remaining_ns=event.remaining_ns,
             arrival_order=self._arrival_count,
-            arrived_ns=round_.now_ns,
             is_placed=event.is_placed,
         )
         round_.device.sessions[session.id] = round_.device.arrivals[session.id] = session

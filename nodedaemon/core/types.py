@@ -22,6 +22,9 @@ GIB = 1024 * MIB
 MICROSECOND_NS = 1_000
 MILLISECOND_NS = 1_000_000
 SECOND_NS = 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
 
 #: Allocation granularity of a CUDA driver. Every size is rounded up to it first.
 GRANULARITY_BYTES = 2 * MIB
@@ -69,10 +72,6 @@ class Profile:
     ephemeral_bytes: int
     iteration_ns: int | None = None
     run_count: int = 1
-
-    @property
-    def peak_bytes(self) -> int:
-        return self.persistent_bytes + self.ephemeral_bytes
 
 
 @dataclass(frozen=True, slots=True)

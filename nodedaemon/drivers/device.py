@@ -39,8 +39,6 @@ class Reading:
     total_bytes: int
     processes: tuple[ProcessReading, ...] = ()
     busy_permille: int | None = None
-    temperature_celsius: int | None = None
-    power_milliwatts: int | None = None
     faults: tuple[str, ...] = ()
 
 

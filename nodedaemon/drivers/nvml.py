@@ -170,10 +170,6 @@ class Nvml:
                 ProcessReading(row.pid, row.usedGpuMemory) for row in processes if row.usedGpuMemory is not None
             ),
             busy_permille=None if rates is None else int(rates.gpu) * 10,
-            temperature_celsius=self._ask(
-                lambda: int(self._nvml.nvmlDeviceGetTemperature(handle, self._nvml.NVML_TEMPERATURE_GPU))
-            ),
-            power_milliwatts=self._ask(lambda: int(self._nvml.nvmlDeviceGetPowerUsage(handle))),
         )
 
     def _ask(self, question: Callable[[], T]) -> T | None:

@@ -14,7 +14,6 @@ import os
 import select
 import signal
 import socket
-import struct
 from collections.abc import Collection, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import NamedTuple
 
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.drivers.procfs import PROC, read_bytes, read_lines, thread_directories
+from nodedaemon.wire.trust import peer_credentials
 
 _SO_PEERPIDFD = 77
 _DEAD, _STOPPED = "ZX", "Tt"
@@ -30,25 +30,12 @@ _DEAD, _STOPPED = "ZX", "Tt"
 ProcessState = StrEnum("ProcessState", "RUNNING STOPPED GONE")
 
 
-class PeerCredentials(NamedTuple):
-    """The process that made the connection, as the kernel reports it."""
-
-    pid: int
-    uid: int
-    gid: int
-
-
 class ProcessStat(NamedTuple):
     """The contents of /proc/PID/stat. `start_ticks`, counted since boot, never change while a process lives."""
 
     state: str
     parent_pid: int
     start_ticks: int
-
-
-def peer_credentials(connection: socket.socket) -> PeerCredentials:
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return PeerCredentials(*struct.unpack("3i", raw))
 
 
 def read_stat(pid: int, proc: Path = PROC) -> ProcessStat | None:

@@ -15,6 +15,16 @@
 #define SALUS_UNLIMITED    0xffffffffu
 #define SALUS_SLOT_COUNT   63
 
+/* Where the words below keep an epoch, beside a state or a slot, and how long it is there. */
+#define SALUS_EPOCH_SHIFT   16
+#define SALUS_EPOCH_MASK    0xffffffffffff
+#define SALUS_STATE_MASK    0xff
+#define SALUS_SEQUENCE_MASK 0xff00
+#define SALUS_SEQUENCE_STEP 0x100
+/* The upper half of a word of two numbers: lease, launch and returned_counts. */
+#define SALUS_UPPER_SHIFT 32
+#define SALUS_LOWER_MASK  0xffffffffu
+
 /* What a session does, according to its gate page. */
 enum salus_gate_state {
     SALUS_STATE_OUT = 0,     /* holds no grant and asks for none */

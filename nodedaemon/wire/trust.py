@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from nodedaemon.core.errors import OperatingError
 
@@ -70,10 +70,22 @@ def read_own_file(path: Path) -> bytes:
         return file.read()
 
 
+class PeerCredentials(NamedTuple):
+    """The process that made the connection, as the kernel reports it."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_credentials(connection: socket.socket) -> PeerCredentials:
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return PeerCredentials(*struct.unpack("3i", raw))
+
+
 def require_own_server(connection: socket.socket, server: str) -> None:
     """Raise `OperatingError` unless root or the caller listens at the other end. `server` names it in the error."""
-    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, _ = struct.unpack("3i", raw)
+    uid = peer_credentials(connection).uid
     if not is_trusted(uid):
         raise OperatingError(f"{server}: refused: uid {uid} answers there, not root or you; check its address")
 

@@ -16,11 +16,9 @@ from accounting.profiles import list_profiles
 from accounting.records import AdmissionRecord
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
-from accounting.viewer import Viewer
+from accounting.viewer import OPERATOR
 from nodedaemon.config import Config
 from nodedaemon.core.types import Profile
-
-OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,6 @@ import errno
 import os
 import pwd
 import signal
-import socket
-import struct
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -31,6 +29,7 @@ from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, Request, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
+from nodedaemon.wire.trust import peer_credentials
 from slurm_plugin.admitd.answers import SubmitAnswers, refused
 from slurm_plugin.admitd.catalog import catalog_of
 from slurm_plugin.admitd.credentials import verify
@@ -57,11 +56,6 @@ CHECKS_MAX = 8
 CONNECTIONS_MAX = 512
 
 Answer = Callable[[Request], Awaitable[dict[str, Any] | Failure]]
-
-
-def peer_uid(connection: socket.socket) -> int:
-    _pid, uid, _gid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return int(uid)
 
 
 def uids_of(config: Config) -> frozenset[int]:
@@ -102,7 +96,7 @@ class AdmissionServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def serve_unix(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        uid = peer_uid(writer.get_extra_info("socket"))
+        uid = peer_credentials(writer.get_extra_info("socket")).uid
         if uid not in self._uids:
             self.metrics.refused_peers.inc()
             log.warning("connection refused", uid=uid, reason="neither root nor SlurmUser")

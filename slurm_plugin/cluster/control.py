@@ -40,7 +40,6 @@ DEBIAN_PACKAGES = {
 }
 ANSWER_WAIT_S = 90.0
 #: Accounts that every Debian system has. They serve as users of the cluster, so that none must be created.
-USERS = ("games", "news", "uucp", "proxy")
 
 
 def check_host(root: Path | None = None) -> None:

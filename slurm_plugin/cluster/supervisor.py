@@ -256,7 +256,7 @@ class Supervisor:
         elif request.verb == "start":
             self.start(name)
         else:
-            raise RequestError(f"cluster: {request.verb}: no such verb; use status, start, stop or down")
+            raise RequestError(f"cluster: {request.verb}: no such verb; use status, start or stop")
         self.write_state()
         return {"pid": self.children[name].pid}
 
@@ -277,21 +277,17 @@ class Supervisor:
                 for key, _ in selector.select(timeout=1.0):
                     if key.fileobj is not listener:
                         return
-                    if self.serve_one(listener):
-                        return
+                    self.serve_one(listener)
                 # Reap only orphans of ended jobs: the status of our own children is read through their Popen.
                 if all(child.pid is not None for child in self.children.values()):
                     reap_orphans()
 
-    def serve_one(self, listener: socket.socket) -> bool:
-        """Answer one request; True for `down`."""
+    def serve_one(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(5.0)
             try:
                 request = read_request(connection.makefile("rb").readline(REQUEST_BYTES_MAX))
-                if request.verb == "down":
-                    return True
                 answer: dict[str, object] | Failure = {"ok": True, **self.answer(request)}
             except SalusError as error:
                 answer = Failure.of(error)
@@ -299,7 +295,6 @@ class Supervisor:
                 answer = Failure(why=str(error))
             with contextlib.suppress(OSError):
                 connection.sendall(write_answer(answer))
-        return False
 
     def end(self) -> None:
         """End all parts in reverse order, then any process that they left behind."""

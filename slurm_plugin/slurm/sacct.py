@@ -21,7 +21,7 @@ from accounting.reports.selection import JobSelector
 from accounting.reports.summary import is_ours, merge_comments, merge_summary, summarized_run, summary_segment
 from accounting.reports.values import JobPage
 from accounting.storage.database import Database
-from accounting.viewer import Viewer
+from accounting.viewer import OPERATOR
 from nodedaemon.config import Config
 from nodedaemon.config.keys import Slurm as SlurmSettings
 from nodedaemon.core.errors import OperatingError
@@ -34,7 +34,6 @@ SACCT_TIMEOUT_S = 120.0
 SUMMARIES_MAX = 200
 # How long after UsageInterval the last usage of a job may still be in a ledger or spool.
 ARRIVAL_NS = 60 * SECOND_NS
-OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 
 class CommentDamageError(OperatingError):

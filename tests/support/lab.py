@@ -13,14 +13,12 @@ from pathlib import Path
 
 from accounting.profiles import ProfileKey, set_profile
 from accounting.storage.database import open_database
-from accounting.viewer import Viewer
+from accounting.viewer import OPERATOR
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.cluster.control import PrivateCluster
 from slurm_plugin.slurm import GPU_APART_RELEASE, read_release
 from slurm_plugin.slurm.tres import parse_tres
-
-OPERATOR = Viewer(uid=0, user="root", is_operator=True)
 
 
 def wait_for(ready, what, seconds=30.0):

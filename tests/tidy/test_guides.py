@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from nodedaemon.wire.messages import MessageKind
 from tests.tidy.rules import ROOT
 
 PRODUCT = ("accounting", "cli", "emulator", "etc", "nodedaemon", "slurm_plugin")
@@ -109,3 +110,27 @@ def test_a_forgotten_file_is_found():
     assert listed_files(text) == {"nodedaemon/core/engine.py"}
     assert files_with(r"\bclass Engine\b") - listed_files(text) == set()
     assert files_with(r"\bGrantReturned\b") - listed_files(text) != set()
+
+
+#: Frames that `SessionFrames` handles itself, because their sender has no session yet, or that only jobs receive.
+WITHOUT_HANDLER = {"HELLO", "NOTICE"}
+
+
+def message_gaps(protocol: str, assembly: str) -> set[str]:
+    """Kinds of frames without a row in the protocol, or that sessions send and no handler receives."""
+    senders = dict(re.findall(r"^\| (\w+) \| (session|salusd|both) \|", protocol, re.MULTILINE))
+    gaps = {f"{kind.name}: not in docs/protocol.md" for kind in MessageKind if kind.name not in senders}
+    for kind in MessageKind:
+        name = "".join(part.capitalize() for part in kind.name.split("_"))
+        is_received = senders.get(kind.name) in ("session", "both") and kind.name not in WITHOUT_HANDLER
+        if is_received and f"messages.{name}:" not in assembly:
+            gaps.add(f"{kind.name}: no handler")
+    return gaps
+
+
+def test_every_frame_is_in_the_protocol_and_has_a_handler():
+    protocol = (ROOT / "docs/protocol.md").read_text()
+    assembly = (ROOT / "nodedaemon/service/assembly.py").read_text()
+    assert message_gaps(protocol, assembly) == set()
+    assert message_gaps(protocol.replace("| OVERRUN |", "| X |"), assembly) == {"OVERRUN: not in docs/protocol.md"}
+    assert message_gaps(protocol, assembly.replace("messages.Overrun:", "")) == {"OVERRUN: no handler"}

@@ -1,9 +1,10 @@
 """Usage by account: bars of held, occupied and busy time, and a table with users."""
 
 from accounting.reports.values import Report
-from cli.acct.page.chart import BLUE, GREEN, HOUR_NS, ORANGE, Chart, ChartTable, label
+from cli.acct.page.chart import BLUE, GREEN, ORANGE, Chart, ChartTable, label
 from cli.acct.report_fields import Scale, parse_format
 from cli.acct.report_options import TimeUnit
+from nodedaemon.core.types import HOUR_NS
 
 ACCOUNTS_MAX = 40
 COLUMNS = "account,user,jobs,held,occupied,busy,efficiency,gain,slowdown,saved,jain"

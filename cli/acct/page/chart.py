@@ -10,14 +10,13 @@ from html import escape
 from typing import Any
 
 from accounting.reports.values import ReportCharts, Step
-from nodedaemon.core.types import MILLISECOND_NS, SECOND_NS
+from nodedaemon.core.types import MILLISECOND_NS
 
 BLUE, ORANGE, GREEN, VERMILION = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, YELLOW, GREY = "#56B4E9", "#CC79A7", "#F0E442", "#999999"
 PALETTE = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, YELLOW)
 PATTERNS = ("", "/", "x", "-", ".", "+", "\\")
 
-HOUR_NS = 3_600 * SECOND_NS
 # Longer tables are truncated, with a note, so that the page opens on a laptop.
 TABLE_ROWS_MAX = 1000
 

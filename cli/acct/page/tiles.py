@@ -1,9 +1,9 @@
 """The key figures at the top of the page."""
 
 from accounting.reports.values import Report
-from cli.acct.page.chart import HOUR_NS
 from cli.acct.report_fields import Scale
 from cli.output.moments import format_duration
+from nodedaemon.core.types import HOUR_NS
 
 
 def tiles(report: Report) -> list[tuple[str, str, str]]:

@@ -65,7 +65,6 @@ class SessionValues:
     weight: int
     remaining_ns: int | None
     arrival_order: int
-    arrived_ns: int
     state: SessionState = SessionState.ARRIVING
     is_placed: bool = False
     is_stopped: bool = False

@@ -214,14 +214,14 @@ static uint64_t start_successor(bool wants_next, bool *is_relayed)
     *is_relayed = is_relay_useful(slot, wants_next);
     __atomic_store_n(&slot->owed, *is_relayed, __ATOMIC_RELAXED);
     SALUS_POINT(POINT_OWED_WRITTEN);
-    __atomic_store_n(&slot->offer, word >> 16, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&slot->offer, state_epoch(word), __ATOMIC_SEQ_CST);
     SALUS_POINT(POINT_OFFER_WRITTEN);
     __atomic_add_fetch(&slot->bell, 1, __ATOMIC_SEQ_CST);
     SALUS_POINT(POINT_BELL_RAISED);
     if (__atomic_load_n(&slot->sleepers, __ATOMIC_SEQ_CST))
         futex_wake(&slot->bell);
     SALUS_POINT(POINT_WOKEN);
-    return word >> 16;
+    return state_epoch(word);
 }
 
 void gate_note_return(uint32_t iteration_count, uint32_t contended_count)

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 
 from nodedaemon.config import Settings
-from nodedaemon.drivers.process import PeerCredentials
 from nodedaemon.wire.envelope import NotPermittedError
+from nodedaemon.wire.trust import PeerCredentials
 from nodedaemon.wire.users import user_name
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.requests import Requests
@@ -16,6 +15,7 @@ from nodedaemon.service.tasks import BackgroundTasks
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, write_answer
 from nodedaemon.wire.guarded_socket import guard
 from nodedaemon.wire.rate import UserConnections
+from nodedaemon.wire.trust import PeerCredentials, peer_credentials
 
 #: A command that sends no further request for this long, or does not read an answer, loses its connection.
 IDLE_TIMEOUT_S = 300.0

@@ -13,7 +13,6 @@ import msgspec
 
 from nodedaemon.core.errors import PeerError, RequestError, SalusError
 from nodedaemon.core.types import JobId
-from nodedaemon.drivers.process import PeerCredentials
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.configuration import ActiveConfiguration
@@ -28,6 +27,7 @@ from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.wire.control import AdminRequest, JobEnd, JobStart, RunStart, RunWait, TaskRequest, ViewRequest
 from nodedaemon.wire.envelope import Failure, NotFoundError, NotPermittedError, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
+from nodedaemon.wire.trust import PeerCredentials
 
 #: A user may send the requests that are allowed in this many seconds at once.
 BURST_S = 2.0

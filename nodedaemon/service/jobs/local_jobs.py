@@ -16,12 +16,13 @@ from nodedaemon.config.choices import UnknownJob
 from nodedaemon.core.errors import PeerError, RequestError
 from nodedaemon.core.memory import round_up
 from nodedaemon.core.types import SECOND_NS, DeviceId, JobId
-from nodedaemon.drivers.process import PeerCredentials, read_stat
+from nodedaemon.drivers.process import read_stat
 from nodedaemon.service.jobs.environment import JobEnvironment
 from nodedaemon.service.jobs.registry import JobRegistry, is_alive, job_class_of
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.wire.control import RunStart, RunWait
+from nodedaemon.wire.trust import PeerCredentials
 from nodedaemon.wire.users import user_name
 
 Answer = dict[str, Any]

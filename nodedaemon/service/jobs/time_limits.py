@@ -10,12 +10,10 @@ from __future__ import annotations
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.core.state.snapshots import SessionSnapshot
-from nodedaemon.core.types import SECOND_NS, JobId, SessionId
+from nodedaemon.core.types import MINUTE_NS, JobId, SessionId
 from nodedaemon.service.journal.state import JobFacts
 from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
-
-MINUTE_NS = 60 * SECOND_NS
 
 
 class TimeLimits:

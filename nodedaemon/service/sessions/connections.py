@@ -24,7 +24,6 @@ from typing import Protocol
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import SessionId
-from nodedaemon.drivers.process import PeerCredentials, peer_credentials
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.logs import log, on_behalf_of
 from nodedaemon.wire import framing
@@ -32,6 +31,7 @@ from nodedaemon.wire.envelope import PACKET_BYTES_MAX
 from nodedaemon.wire.guarded_socket import DescriptorsPassedError, GuardedListener, GuardedSocket, guard, is_memory
 from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Hello, HelloFlag, Message
 from nodedaemon.wire.rate import UserConnections, UserRate
+from nodedaemon.wire.trust import PeerCredentials, peer_credentials
 
 QUEUE_FRAMES_MAX = 64
 #: Frames read from one connection, or connections accepted, before the daemon turns to other work.

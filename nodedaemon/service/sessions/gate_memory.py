@@ -18,24 +18,30 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from nodedaemon.core.errors import OperatingError, PeerError
+from nodedaemon.drivers.host import SEALS
+from nodedaemon.drivers.process import file_identity
 from nodedaemon.wire.messages import MAGIC
 from nodedaemon.wire.pages import (
+    EPOCH_MASK,
+    EPOCH_SHIFT,
+    LOWER_MASK,
     PAGE_BYTES,
     PAGE_VERSION,
+    SEQUENCE_MASK,
+    SEQUENCE_STEP,
     SLOT_BYTES,
+    STATE_MASK,
     UNLIMITED,
+    UPPER_SHIFT,
     GatePageOffset,
     GateState,
     TurnPageOffset,
     TurnSlotOffset,
 )
 
-SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
 _SEQ_CST = 5
 _FUTEX_WAKE = 1
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "ppc64le": 221}
-_EPOCH_MASK = (1 << 48) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +100,7 @@ class Page:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.identity = page_identity(fd)
+        self.identity = file_identity(os.fstat(fd))
         self._words = _Words(fd)
 
     @classmethod
@@ -142,12 +148,12 @@ class GatePage(Page):
 
     def limit_further(self, epoch: int, iteration_count: int) -> None:
         # Before the start, the count still belongs to the previous grant.
-        has_started = self._words.load(GatePageOffset.STATE) >> 16 == epoch & _EPOCH_MASK
-        started_count = self._words.load(GatePageOffset.STARTED_COUNT) & 0xFFFFFFFF if has_started else 0
+        has_started = _state_epoch(self._words.load(GatePageOffset.STATE)) == epoch & EPOCH_MASK
+        started_count = self._words.load(GatePageOffset.STARTED_COUNT) & LOWER_MASK if has_started else 0
         self._words.store(GatePageOffset.LEASE, _lease(epoch, min(started_count + iteration_count, UNLIMITED - 1)))
 
     def name_successor(self, slot: int, epoch: int) -> None:
-        self._words.store(GatePageOffset.SUCCESSOR, (epoch & _EPOCH_MASK) << 16 | (slot + 1))
+        self._words.store(GatePageOffset.SUCCESSOR, (epoch & EPOCH_MASK) << EPOCH_SHIFT | (slot + 1))
 
     def withdraw_successor(self) -> bool:
         """True if the holder had not taken the successor yet."""
@@ -155,22 +161,21 @@ class GatePage(Page):
 
     def hold_launches(self, limit: int, *, is_held: bool) -> None:
         """Hold the session's kernel launches back, or allow at most `limit` at a time (0: no limit)."""
-        word = limit << 32 | int(is_held)
+        word = limit << UPPER_SHIFT | int(is_held)
         if self._words.exchange(GatePageOffset.LAUNCH, word) != word:
             self._words.wake(GatePageOffset.LAUNCH)
 
     def disarm(self, epoch: int) -> bool:
         """Take an armed epoch back; False when the session runs it or has run it."""
-        if self._words.load(GatePageOffset.STATE) >> 16 >= epoch:
+        if _state_epoch(self._words.load(GatePageOffset.STATE)) >= epoch:
             return False
         self._words.store(GatePageOffset.LEASE, 0)
         for _ in range(1000):
             # The session may be between reading the lease and its swap: a new sequence makes that swap fail.
             word = self._words.load(GatePageOffset.STATE)
-            if word >> 16 >= epoch:
+            if _state_epoch(word) >= epoch:
                 return False
-            following = (word & ~0xFF00) | ((word + 0x100) & 0xFF00)
-            if self._words.swap(GatePageOffset.STATE, word, following):
+            if self._words.swap(GatePageOffset.STATE, word, _following(word)):
                 return True
         # Only a session that keeps changing its word gets here; it counts as running.
         return False
@@ -178,23 +183,22 @@ class GatePage(Page):
     def take_idle(self, epoch: int) -> bool:
         """Take the lease back from an idle session; False if it is not idle."""
         word = self._words.load(GatePageOffset.STATE)
-        if word & 0xFF != GateState.IDLE or word >> 16 != epoch & _EPOCH_MASK:
+        if word & STATE_MASK != GateState.IDLE or _state_epoch(word) != epoch & EPOCH_MASK:
             return False
-        return self._words.swap(
-            GatePageOffset.STATE, word, (word & ~0xFFFF) | ((word + 0x100) & 0xFF00) | GateState.REVOKED
-        )
+        revoked = (_following(word) & ~STATE_MASK) | GateState.REVOKED
+        return self._words.swap(GatePageOffset.STATE, word, revoked)
 
     def read(self) -> GateReading:
         word = self._words.load(GatePageOffset.STATE)
-        kind = word & 0xFF
+        kind = word & STATE_MASK
         returned_counts = self._words.load(GatePageOffset.RETURNED_COUNTS)
         return GateReading(
-            epoch=word >> 16,
+            epoch=_state_epoch(word),
             state=GateState(kind) if kind in GateState._value2member_map_ else None,
             started_count=self._words.load(GatePageOffset.STARTED_COUNT),
             returned_epoch=self._words.load(GatePageOffset.RETURNED_EPOCH),
-            returned_count=returned_counts & 0xFFFFFFFF,
-            returned_contended_count=returned_counts >> 32,
+            returned_count=returned_counts & LOWER_MASK,
+            returned_contended_count=returned_counts >> UPPER_SHIFT,
         )
 
 
@@ -229,7 +233,7 @@ def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
     """
     try:
         is_ours = (
-            page_identity(fd) == identity
+            file_identity(os.fstat(fd)) == identity
             and os.fstat(fd).st_size == PAGE_BYTES
             and fcntl.fcntl(fd, fcntl.F_GET_SEALS) == SEALS
         )
@@ -240,17 +244,21 @@ def adopt_page(kind: type[PageType], fd: int, identity: str) -> PageType:
     return kind(os.dup(fd))
 
 
-def page_identity(fd: int) -> str:
-    status = os.fstat(fd)
-    return f"{status.st_dev}:{status.st_ino}"
-
-
 def _slot_offset(slot: int) -> int:
     return TurnPageOffset.SLOTS + slot * SLOT_BYTES
 
 
+def _state_epoch(word: int) -> int:
+    return word >> EPOCH_SHIFT
+
+
+def _following(word: int) -> int:
+    """The state word with the next sequence."""
+    return (word & ~SEQUENCE_MASK) | ((word + SEQUENCE_STEP) & SEQUENCE_MASK)
+
+
 def _lease(epoch: int, limit: int | None) -> int:
-    return (epoch & 0xFFFFFFFF) << 32 | (UNLIMITED if limit is None else min(limit, UNLIMITED - 1))
+    return (epoch & LOWER_MASK) << UPPER_SHIFT | (UNLIMITED if limit is None else min(limit, UNLIMITED - 1))
 
 
 class _Atomics:

@@ -36,5 +36,5 @@ void salus_page_grant(struct salus_gate_page *gate, struct salus_turn_page *turn
 
 void salus_page_name(struct salus_gate_page *gate, uint32_t slot, uint64_t epoch)
 {
-    __atomic_store_n(&gate->successor, epoch << 16 | (slot + 1), __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate->successor, successor_word(epoch, slot), __ATOMIC_SEQ_CST);
 }

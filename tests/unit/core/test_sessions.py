@@ -11,7 +11,7 @@ from nodedaemon.core.types import Domain, JobClass, JobId, SessionId
 
 
 def make(**other: object) -> Session:
-    fields: dict[str, object] = {"weight": 1, "remaining_ns": None, "arrival_order": 1, "arrived_ns": 0}
+    fields: dict[str, object] = {"weight": 1, "remaining_ns": None, "arrival_order": 1}
     fields.update(other)
     return Session(SessionId(7), JobId("42"), Domain("user:ada"), 0, 0, JobClass.NORMAL, **fields)  # type: ignore[arg-type]
 

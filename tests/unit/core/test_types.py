@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nodedaemon.core.types import JobClass, LaneSharing, Profile, Shortfall
+from nodedaemon.core.types import JobClass, LaneSharing, Shortfall
 
 
 def test_lane_sharing_names_the_trust_domain() -> None:
@@ -13,10 +13,6 @@ def test_lane_sharing_names_the_trust_domain() -> None:
 
 def test_a_user_and_an_account_of_the_same_name_are_different_domains() -> None:
     assert LaneSharing.USER.domain("ada", "x") != LaneSharing.ACCOUNT.domain("x", "ada")
-
-
-def test_the_peak_of_a_profile_is_the_sum_of_its_sizes() -> None:
-    assert Profile(100, 300).peak_bytes == 400
 
 
 def test_a_shortfall_says_what_is_missing_and_what_to_do() -> None:

@@ -49,7 +49,7 @@ def make_recorder(records):
     state.jobs[JobId("7")] = JobFacts(JobId("7"), 7, 1000, signature="sig", device=DEVICE)
     for number in (1, 2):
         session = SessionId(number)
-        view = Session(session, JobId("7"), Domain("user:ada"), 0, 0, JobClass.NORMAL, 1, None, number, 0)
+        view = Session(session, JobId("7"), Domain("user:ada"), 0, 0, JobClass.NORMAL, 1, None, number)
         state.sessions[session] = SessionFacts(
             view, session, JobId("7"), DEVICE, 1000, process=ProcessFacts(number, number)
         )
