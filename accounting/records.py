@@ -340,7 +340,7 @@ def decode(payload: bytes) -> Record:
         raise PeerError(f"cannot read a record in the spool: {error}; the record is skipped and counted") from error
 
 
-def worth(record: Record) -> int:
+def importance(record: Record) -> int:
     """How important a record is: a full spool drops the lowest first and never drops 3.
 
     0: samples. 1: details. 2: starts and events. 3: what held, busy and charge are computed from.

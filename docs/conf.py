@@ -24,7 +24,6 @@ myst_enable_extensions = ["deflist", "colon_fence"]
 myst_heading_anchors = 4
 # `--option` must stay two hyphens, in pages and in manuals.
 smartquotes = False
-# A forge draws the Mermaid diagrams of docs/sessions.md; here they are shown as text.
 highlight_language = "none"
 suppress_warnings = ["misc.highlighting_failure"]
 
@@ -61,6 +60,12 @@ def drop_name_section(app: Sphinx, doctree: nodes.document, _docname: str) -> No
             section.parent.remove(section)
 
 
+def drop_diagrams(_app: Sphinx, _docname: str, source: list[str]) -> None:
+    """Remove Mermaid diagrams, which a forge draws and Sphinx shows as code. The tables below them say the same."""
+    source[0] = re.sub(r"^```mermaid\n.*?^```\n", "", source[0], flags=re.MULTILINE | re.DOTALL)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-resolved", drop_name_section)
+    app.connect("source-read", drop_diagrams)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

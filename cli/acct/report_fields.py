@@ -19,7 +19,7 @@ from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import SECOND_NS
 
 FieldValue = str | int | float | None
-Nature = Literal["text", "count", "moment", "time", "ratio", "part", "memory"]
+FieldType = Literal["text", "count", "moment", "time", "ratio", "part", "memory"]
 
 _PIECE = re.compile(r"(\w+)(?:%(-?\d{1,4}))?")
 _MEMORY_STEPS = "MGTP"
@@ -33,7 +33,7 @@ class Field:
     name: str
     heading: str
     help: str
-    nature: Nature
+    nature: FieldType
     value_of: Callable[[ReportRow], FieldValue]
     width: int = 10
 
@@ -51,7 +51,7 @@ def _text(name: str, heading: str, help_text: str, width: int) -> Field:
     return Field(name, heading, help_text, "text", lambda row: str(getattr(row, name)), width)
 
 
-def _sum(name: str, heading: str, help_text: str, nature: Nature, attribute: str, width: int = 10) -> Field:
+def _sum(name: str, heading: str, help_text: str, nature: FieldType, attribute: str, width: int = 10) -> Field:
     def value_of(row: ReportRow) -> FieldValue:
         value: FieldValue = getattr(row.measures, attribute)
         return value

@@ -102,14 +102,14 @@ def demo(
     """Show Salus at work: a private Slurm cluster, PyTorch jobs submitted with sbatch, and the report. Needs root."""
     output = DemoOutput()
     try:
-        _play(output, report, seconds, is_kept=keep)
+        _run_demo(output, report, seconds, is_kept=keep)
     except KeyboardInterrupt:
         output.say("interrupted; everything was removed")
         raise typer.Exit(128 + signal.SIGINT) from None
     print(report.resolve())
 
 
-def _play(output: DemoOutput, report: Path, seconds: int, *, is_kept: bool) -> None:
+def _run_demo(output: DemoOutput, report: Path, seconds: int, *, is_kept: bool) -> None:
     from slurm_plugin.cluster import control
     from slurm_plugin.cluster.plan import ClusterPlan
 

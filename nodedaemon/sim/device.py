@@ -96,7 +96,7 @@ class SimulatedDevice(ABC, Generic[BusyJob]):
 
     def start(self, number: int, times: JobTimes) -> None:
         """Place a job here. It begins to work as soon as it has started up."""
-        self._settle()
+        self._advance()
         startup_ns = times.job.startup_ns
         if not startup_ns:
             self._begin(number, times)
@@ -109,7 +109,7 @@ class SimulatedDevice(ABC, Generic[BusyJob]):
 
     def report(self) -> None:
         """Report to the meter how much work was done up to now."""
-        self._settle()
+        self._advance()
         if self._meter is not None:
             for job in self._busy():
                 self._meter.serve(job.number, job.times.job, (job.position - job.metered) / WORK_SCALE)
@@ -120,7 +120,7 @@ class SimulatedDevice(ABC, Generic[BusyJob]):
             at_ns = self._clock.now_ns + offset_ns
             self._clock.call_at(at_ns, TimerKind.REQUEST, job.number, partial(self._request, job))
 
-    def _settle(self) -> None:
+    def _advance(self) -> None:
         """Update the progress of every job to the current time."""
         passed_ns, self._settled_ns = self._clock.now_ns - self._settled_ns, self._clock.now_ns
         if passed_ns:

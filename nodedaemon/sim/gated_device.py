@@ -81,15 +81,15 @@ class GatedDevice(SimulatedDevice[GatedJob]):
         self._tick_count = 0
         self.hand_over_count = self.opening_count = 0
         self._event_count = 0
-        self._feed(ev.DeviceAdded(self._device, limits))
+        self._handle(ev.DeviceAdded(self._device, limits))
 
     def _begin(self, number: int, times: JobTimes) -> None:
         """The session arrives."""
-        self._settle()
+        self._advance()
         job = times.job
         pending_count = job.iteration_count if job.request_offsets_ns is None else 0
         self._jobs[number] = GatedJob(number, times, pending_count=pending_count)
-        self._feed(
+        self._handle(
             ev.SessionArrived(
                 session=SessionId(number),
                 device=self._device,
@@ -103,7 +103,7 @@ class GatedDevice(SimulatedDevice[GatedJob]):
             )
         )
 
-    def _feed(self, event: ev.Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         """Let the engine handle an event, and all events that follow from it at this moment."""
         node, now_ns = self._node, self._clock.now_ns
         node.due.append(event)
@@ -150,12 +150,12 @@ class GatedDevice(SimulatedDevice[GatedJob]):
             self._expect_requests(job)
 
     def _request(self, job: GatedJob) -> None:
-        self._settle()
+        self._advance()
         job.requested_ns.append(self._clock.now_ns)
         job.pending_count += 1
         if job.grant is None and not job.is_waiting:
             job.is_waiting = True
-            self._feed(ev.GrantWanted(SessionId(job.number)))
+            self._handle(ev.GrantWanted(SessionId(job.number)))
         else:
             self._plan()
 
@@ -181,10 +181,10 @@ class GatedDevice(SimulatedDevice[GatedJob]):
         self._wake = self._clock.call_at(max(at_ns, self._clock.now_ns), TimerKind.WAKE, self._number, self._tick)
 
     def _tick(self) -> None:
-        self._settle()
+        self._advance()
         self._tick_count += 1
         assert self._tick_count < IDLE_TICKS_MAX, f"simulate: device {self._number}: the engine wakes up for nothing"
-        self._feed(ev.Ticked(self._device))
+        self._handle(ev.Ticked(self._device))
 
     def _busy(self) -> list[GatedJob]:
         return list(self._running.values())
@@ -193,8 +193,8 @@ class GatedDevice(SimulatedDevice[GatedJob]):
         count = job.held_grant().iteration_count + 1 if self._setup.is_single_step else job.target_count
         return count * job.piece
 
-    def _settle(self) -> None:
-        super()._settle()
+    def _advance(self) -> None:
+        super()._advance()
         for job in self._running.values():
             job.held_grant().iteration_count = job.position // job.piece
 
@@ -236,9 +236,9 @@ class GatedDevice(SimulatedDevice[GatedJob]):
         if job.done_count == job.times.job.iteration_count:
             job.times.end_ns = now_ns
             self._node.due.append(returned)
-            self._feed(ev.SessionLeft(SessionId(job.number)))
+            self._handle(ev.SessionLeft(SessionId(job.number)))
         else:
-            self._feed(returned)
+            self._handle(returned)
 
     def _answer_requests(self, job: GatedJob, count: int) -> None:
         iteration_ns = job.times.job.iteration_ns

@@ -54,7 +54,7 @@ class UngatedDevice(SimulatedDevice[UngatedJob]):
         return job.piece
 
     def _request(self, job: UngatedJob) -> None:
-        self._settle()
+        self._advance()
         job.requested_ns.append(self._clock.now_ns)
         if job.times.start_ns is None:
             job.times.start_ns = self._clock.now_ns

@@ -5,8 +5,8 @@
 
 A message is one JSON object: one line on a stream socket, one packet on salusd's session socket. This module owns the
 key names, the size bounds and the kinds of failure. slurm_plugin/hooks/hook.py, slurm_plugin/lua/job_submit.lua and
-slurm_plugin/spank have copies, because they run without our packages; tests/unit/wire/test_envelope.py compares the
-first two with this module.
+slurm_plugin/spank have copies, because they run without our packages; tests/unit/wire/test_envelope.py compares them
+with this module.
 """
 
 from __future__ import annotations

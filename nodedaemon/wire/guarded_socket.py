@@ -7,9 +7,9 @@ SO_LINGER and unsent bytes takes as long as its peer likes, and releasing a larg
 
 1. `recv` peeks at a message before it reads it. A message with descriptors stays in the queue and raises
    `DescriptorsPassedError`. Only `receive_descriptors` accepts them, and only a caller that expects them calls it.
-2. The event loop never closes the last descriptor of a socket. A thread copies the descriptor, the event loop
-   closes its own, and the exit of the thread closes the copy. A socket that is closed by an exit lingers in
-   the background (socket(7)), and any other slow close delays only that thread.
+2. The event loop closes the last descriptor of a socket only if the socket is a stream with an empty queue. Otherwise a
+   thread copies the descriptor, the event loop closes its own, and the exit of the thread closes the copy. A socket
+   that is closed by an exit lingers in the background (socket(7)), and any other slow close delays only that thread.
 
 The listener returns guarded sockets, so asyncio's servers and streams follow both rules unchanged.
 """
@@ -110,9 +110,22 @@ class GuardedSocket(socket.socket):
     def close(self) -> None:
         if self.fileno() < 0:
             return
-        with contextlib.suppress(OSError):  # the peer may be gone
+        if self._is_drained():
+            super().close()
+        else:
+            self.closer.close([self.detach()])
+
+    def _is_drained(self) -> bool:
+        """Shut the connection down; True if nothing of the peer's is queued, so that a close is harmless and fast.
+
+        Nothing can be queued after a shutdown. Only a stream tells an empty queue from an empty message.
+        """
+        try:
             self.shutdown(socket.SHUT_RDWR)
-        self.closer.close([self.detach()])
+            packet, _, flags, _ = self.recvmsg(1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:  # the peer may be gone, and a listener has no queue of its own
+            return False
+        return self.type == socket.SOCK_STREAM and not packet and not flags & socket.MSG_CTRUNC
 
 
 class GuardedListener(GuardedSocket):

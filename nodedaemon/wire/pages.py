@@ -52,11 +52,11 @@ class GatePageOffset:
 class TurnSlotOffset:
     """Of struct salus_turn_slot."""
 
-    BELL = 0
+    WAKE_COUNT = 0
     SLEEPERS = 4
     OFFER = 8
     CPU = 16
-    OWED = 20
+    IS_STARTED_DUE = 20
 
 
 class TurnPageOffset:

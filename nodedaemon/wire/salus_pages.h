@@ -69,13 +69,13 @@ struct salus_gate_page {
     uint64_t reserved3[3];
 };
 
-/* One session's part of the turn page. The session always sleeps on its own `bell`. */
+/* One session's part of the turn page. The session always sleeps on its own `wake_count`. */
 struct salus_turn_slot {
-    uint32_t bell;     /* futex: incremented, then woken */
-    uint32_t sleepers; /* 1: the session may be asleep on `bell`, so a wake-up call is needed */
-    uint64_t offer;    /* epoch that the predecessor hands over */
-    uint32_t cpu;      /* where the session ran last */
-    uint32_t owed;     /* 1: the session that wrote `offer` expects this one to send STARTED */
+    uint32_t wake_count;     /* futex: incremented, then woken */
+    uint32_t sleepers;       /* 1: the session may be asleep on `wake_count`: wake it */
+    uint64_t offer;          /* epoch that the predecessor hands over */
+    uint32_t cpu;            /* where the session ran last */
+    uint32_t is_started_due; /* 1: whoever wrote `offer` expects STARTED from this session */
     uint32_t reserved[10];
 };
 

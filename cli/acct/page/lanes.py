@@ -10,7 +10,7 @@ from cli.output.moments import format_moment
 ROW_HEIGHT = 26
 HEIGHT_MAX = 1600
 #: A shorter gap between two records comes from the timer and is not shown.
-TOUCH_NS = 250_000_000
+JOIN_GAP_NS = 250_000_000
 HOVER = "job %{customdata[0]}<br>from %{base|%F %T}<br>lane of %{customdata[1]}<extra>%{fullData.name}</extra>"
 
 
@@ -63,7 +63,7 @@ def _joined(spans: list[LaneSpan]) -> list[LaneSpan]:
     for span in spans:
         key = (span.node, span.device, span.lane, span.job)
         before = joined[last[key]] if key in last else None
-        if before is not None and span.job and span.start_utc_ns <= before.end_utc_ns + TOUCH_NS:
+        if before is not None and span.job and span.start_utc_ns <= before.end_utc_ns + JOIN_GAP_NS:
             end_utc_ns = max(before.end_utc_ns, span.end_utc_ns)
             joined[last[key]] = msgspec.structs.replace(before, end_utc_ns=end_utc_ns)
         else:

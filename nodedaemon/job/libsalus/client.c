@@ -137,7 +137,7 @@ int client_ask(enum salus_overrun_kind what, uint64_t persistent_bytes, uint64_t
 void receive_answer(uint32_t serial, const struct salus_allow *allow)
 {
     if (allow)
-        lending_raise_caps(allow->persistent_bytes, allow->ephemeral_bytes);
+        lending_set_caps(allow->persistent_bytes, allow->ephemeral_bytes);
     pthread_mutex_lock(&client.answer_lock);
     client.serial_answer = serial;
     client.is_allowed = allow != NULL;
@@ -342,7 +342,7 @@ static int resume(void)
     __atomic_store_n(&client.fd, fd, __ATOMIC_SEQ_CST);
     pthread_mutex_unlock(&client.send_lock);
     session.may_relay = packet.frame.welcome.flags & SALUS_WELCOME_RELAY;
-    lending_raise_caps(packet.frame.welcome.persistent_bytes, packet.frame.welcome.ephemeral_bytes);
+    lending_set_caps(packet.frame.welcome.persistent_bytes, packet.frame.welcome.ephemeral_bytes);
     gate_send_want();
     return 0;
 }
@@ -364,7 +364,7 @@ static int reconnect(void)
     for (;;) {
         if (wait_stop(wait_ms))
             return -ECANCELED;
-        gate_nudge();
+        gate_rewake();
         error = resume();
         if (!error || error == -EACCES)
             return error;

@@ -85,7 +85,7 @@ static bool advance(uint64_t key)
  * must enter, which may wait. */
 static bool is_entered(struct salus_entry *entry)
 {
-    if (__atomic_load_n(&entry->is_calm, __ATOMIC_SEQ_CST))
+    if (__atomic_load_n(&entry->is_fast_path, __ATOMIC_SEQ_CST))
         return true;
     __atomic_sub_fetch(&entry->depth, 1, __ATOMIC_SEQ_CST);
     follower.pending = SALUS_FOLLOWER_ENTER;

@@ -30,8 +30,8 @@
  *              all counts, boundary_ns and returned_epoch: the session
  *   turn slot  cpu, sleepers: the session that owns the slot
  *              offer: the predecessor; salusd clears it when it assigns the slot
- *              owed: the predecessor; the owner of the slot takes it by exchange with 0
- *              bell: anyone; it only increases
+ *              is_started_due: the predecessor; the owner of the slot takes it by exchange with 0
+ *              wake_count: anyone; it only increases
  *
  * `state` changes by compare-and-swap, and every change increments its sequence, so a swap that is
  * based on an old value fails. (The sequence has 8 bits. A thread would have to stop between two
@@ -39,9 +39,9 @@
  *
  * Memory order. All words that decide who holds the lane are accessed with sequentially consistent
  * operations. Counts are relaxed: the sequentially consistent change of `state` that follows makes
- * them visible. A sleeper writes `sleepers`, then sleeps if `bell` still has the value that it read
- * before it looked for a grant. A waker increments `bell`, then reads `sleepers`. At least one of
- * the two sees what the other wrote, so no wake-up is lost.
+ * them visible. A sleeper writes `sleepers`, then sleeps if `wake_count` still has the value that
+ * it read before it looked for a grant. A waker increments `wake_count`, then reads `sleepers`. At
+ * least one of the two sees what the other wrote, so no wake-up is lost.
  *
  * No grant runs twice. A waiter starts an epoch only if (1) the epoch is newer than its last one,
  * (2) `grant` or `offer` names it, (3) it matches the epoch half of `lease`, and (4) the swap of
@@ -104,9 +104,9 @@ static void store_relaxed(uint64_t *word, uint64_t value)
     __atomic_store_n(word, value, __ATOMIC_RELAXED);
 }
 
-void gate_set_calm(bool is_calm)
+void gate_set_calm(bool is_fast_path)
 {
-    __atomic_store_n(&gate->entry.is_calm, is_calm, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate->entry.is_fast_path, is_fast_path, __ATOMIC_SEQ_CST);
 }
 
 static void begin_iteration(uint64_t now_ns)
@@ -160,11 +160,11 @@ void gate_set_state(enum salus_gate_state state)
         ;
 }
 
-void gate_ring(void)
+void gate_wake(void)
 {
     if (gate->slot) {
-        __atomic_add_fetch(&gate->slot->bell, 1, __ATOMIC_SEQ_CST);
-        futex_wake(&gate->slot->bell);
+        __atomic_add_fetch(&gate->slot->wake_count, 1, __ATOMIC_SEQ_CST);
+        futex_wake(&gate->slot->wake_count);
     }
 }
 
@@ -190,10 +190,10 @@ static bool is_relay_useful(const struct salus_turn_slot *slot, bool wants_next)
            __atomic_load_n(&slot->cpu, __ATOMIC_RELAXED) == (uint32_t)sched_getcpu();
 }
 
-void gate_nudge(void)
+void gate_rewake(void)
 {
     if (gate->slot && __atomic_load_n(&gate->slot->sleepers, __ATOMIC_RELAXED))
-        futex_wake(&gate->slot->bell);
+        futex_wake(&gate->slot->wake_count);
 }
 
 /* Starts the successor that salusd has named. Returns its epoch, or 0. `is_relayed`: the successor
@@ -212,14 +212,14 @@ static uint64_t start_successor(bool wants_next, bool *is_relayed)
     slot = &gate->turn->slots[index];
     gate->peer_slot = index;
     *is_relayed = is_relay_useful(slot, wants_next);
-    __atomic_store_n(&slot->owed, *is_relayed, __ATOMIC_RELAXED);
+    __atomic_store_n(&slot->is_started_due, *is_relayed, __ATOMIC_RELAXED);
     SALUS_POINT(POINT_OWED_WRITTEN);
     __atomic_store_n(&slot->offer, state_epoch(word), __ATOMIC_SEQ_CST);
     SALUS_POINT(POINT_OFFER_WRITTEN);
-    __atomic_add_fetch(&slot->bell, 1, __ATOMIC_SEQ_CST);
-    SALUS_POINT(POINT_BELL_RAISED);
+    __atomic_add_fetch(&slot->wake_count, 1, __ATOMIC_SEQ_CST);
+    SALUS_POINT(POINT_WAKE_COUNTED);
     if (__atomic_load_n(&slot->sleepers, __ATOMIC_SEQ_CST))
-        futex_wake(&slot->bell);
+        futex_wake(&slot->wake_count);
     SALUS_POINT(POINT_WOKEN);
     return state_epoch(word);
 }
@@ -298,7 +298,7 @@ static bool try_start(void)
     /* salusd adds a new limit to this count, so it must be 0 before the grant starts. */
     store_relaxed(&gate->page->started_count, 0);
     pthread_mutex_lock(&session.memory_lock);
-    /* The receiver may still be handling MAP; it rings the bell when the lane is mapped. */
+    /* The receiver may still be handling MAP; it wakes the session when the lane is mapped. */
     is_started = lane->mapped_bytes && lane->id == load(&gate->page->lane) &&
                  lane->epoch == load(&gate->page->lane_epoch) &&
                  state_swap(&gate->page->state, &seen, epoch, SALUS_STATE_RUNNING);
@@ -314,7 +314,7 @@ static bool try_start(void)
         if (!gate->lease_seen)
             gate->lease_seen = lease;
         if (load(&gate->slot->offer) == epoch &&
-            __atomic_exchange_n(&gate->slot->owed, 0, __ATOMIC_RELAXED))
+            __atomic_exchange_n(&gate->slot->is_started_due, 0, __ATOMIC_RELAXED))
             __atomic_store_n(&gate->started_due_epoch, epoch, __ATOMIC_RELAXED);
         SALUS_POINT(POINT_OWED_TAKEN);
         lane_open(lane);
@@ -333,14 +333,14 @@ static bool is_spin_useful(void)
            __atomic_load_n(&gate->turn->slots[index].cpu, __ATOMIC_RELAXED) != gate->slot->cpu;
 }
 
-static void spin(uint32_t bell)
+static void spin(uint32_t wake_count)
 {
     uint64_t end_ns = clock_ns() + SPIN_NS;
     int turn;
 
     do {
         for (turn = 0; turn < 64; turn++) {
-            if (__atomic_load_n(&gate->slot->bell, __ATOMIC_ACQUIRE) != bell)
+            if (__atomic_load_n(&gate->slot->wake_count, __ATOMIC_ACQUIRE) != wake_count)
                 return;
 #if defined(__x86_64__)
             __builtin_ia32_pause();
@@ -367,7 +367,7 @@ static int wait_turn(uint64_t since_ns)
     __atomic_store_n(&gate->slot->cpu, (uint32_t)sched_getcpu(), __ATOMIC_RELAXED);
     SALUS_POINT(POINT_CPU_STORED);
     for (;;) {
-        uint32_t bell = __atomic_load_n(&gate->slot->bell, __ATOMIC_SEQ_CST);
+        uint32_t wake_count = __atomic_load_n(&gate->slot->wake_count, __ATOMIC_SEQ_CST);
 
         if (session.phase != PHASE_GATED) {
             gate_set_state(SALUS_STATE_OUT);
@@ -376,14 +376,14 @@ static int wait_turn(uint64_t since_ns)
         if (try_start())
             break;
         if (may_spin && is_spin_useful()) {
-            spin(bell);
+            spin(wake_count);
             may_spin = false;
             continue;
         }
         __atomic_store_n(&gate->slot->sleepers, 1, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_RAISED);
         /* No time-out, which would cost a sixth of a hand-over; the receiver nudges instead. */
-        error = futex_wait(&gate->slot->bell, bell, NULL);
+        error = futex_wait(&gate->slot->wake_count, wake_count, NULL);
         __atomic_store_n(&gate->slot->sleepers, 0, __ATOMIC_SEQ_CST);
         SALUS_POINT(POINT_SLEEPERS_LOWERED);
         /* A signal that arrived just before the sleep did not interrupt it; then a nudge does. */
@@ -439,7 +439,7 @@ static int renew(bool is_boundary, uint64_t now_ns)
 
     if (session.phase != PHASE_GATED)
         return -ENOTCONN;
-    if (gate->is_pausing)
+    if (gate->is_idle_check)
         idle_end();
     if (!gate->lease_seen) {
         if (!is_boundary)
@@ -474,7 +474,7 @@ int gate_enter(void)
 {
     int answer;
 
-    if (gate->lease_seen && !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED))
+    if (gate->lease_seen && !__atomic_load_n(&gate->is_idle_check, __ATOMIC_RELAXED))
         return 0;
     pthread_mutex_lock(&session.gate_lock);
     answer = renew(false, clock_ns());
@@ -488,7 +488,7 @@ static bool is_lease_open(void)
     uint64_t word = load(&gate->page->lease);
 
     return __builtin_expect(word == gate->lease_seen && has_room(word) &&
-                                !__atomic_load_n(&gate->is_pausing, __ATOMIC_RELAXED),
+                                !__atomic_load_n(&gate->is_idle_check, __ATOMIC_RELAXED),
                             1);
 }
 
@@ -522,7 +522,7 @@ int gate_leave(void)
     int answer = 0;
 
     pthread_mutex_lock(&session.gate_lock);
-    if (gate->is_pausing)
+    if (gate->is_idle_check)
         idle_end();
     if (gate->lease_seen) {
         gate_end_iteration(clock_ns());

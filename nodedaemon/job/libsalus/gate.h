@@ -31,7 +31,7 @@ void gate_end_iteration(uint64_t now_ns);
 
 /* For idle.c: sets whether entries may skip the gate, stores the counts of a grant that is being
  * returned, and sets the state, whatever its current sequence is. */
-void gate_set_calm(bool is_calm);
+void gate_set_calm(bool is_fast_path);
 void gate_note_return(uint32_t iteration_count, uint32_t contended_count);
 void gate_set_state(enum salus_gate_state state);
 
@@ -53,11 +53,11 @@ static inline void gate_mark_activity(void)
 }
 
 /* Wakes the thread of this process that waits in the gate. */
-void gate_ring(void);
+void gate_wake(void);
 
 /* Called by the receiver once per second: wakes a waiting thread in case its wake-up was lost. That
- * happens if the predecessor was killed or stopped between incrementing the bell and waking. */
-void gate_nudge(void);
+ * happens if the predecessor was killed or stopped between incrementing `wake_count` and waking. */
+void gate_rewake(void);
 
 /* Sends WANT if a thread waits; again after a reconnect. */
 void gate_send_want(void);

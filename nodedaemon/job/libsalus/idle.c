@@ -4,10 +4,10 @@
  * The receiver thread stashes the survivors and changes the state from RUNNING to IDLE. From then
  * on salusd may change it to REVOKED without asking. An entry that arrives meanwhile must not run
  * in a lane that is about to be lent to another session. The receiver therefore first sets
- * `is_pausing` and clears `is_calm`, so that entries take the slow path and gate_lock. Then it
- * issues a barrier on all threads, and only then checks that no entry is open and no activity was
- * counted. The next entry ends the idle time: it changes IDLE back to RUNNING, or finds REVOKED and
- * asks for a new grant. An iteration that was interrupted in this way continues under the new
+ * `is_idle_check` and clears `is_fast_path`, so that entries take the slow path and gate_lock. Then
+ * it issues a barrier on all threads, and only then checks that no entry is open and no activity
+ * was counted. The next entry ends the idle time: it changes IDLE back to RUNNING, or finds REVOKED
+ * and asks for a new grant. An iteration that was interrupted in this way continues under the new
  * grant.
  */
 #define _GNU_SOURCE
@@ -27,7 +27,7 @@ void idle_end(void)
 {
     uint64_t seen = __atomic_load_n(&gate->page->state, __ATOMIC_SEQ_CST);
 
-    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate->is_idle_check, 0, __ATOMIC_SEQ_CST);
     if (!gate->lease_seen)
         return;
     pthread_mutex_lock(&session.memory_lock);
@@ -61,9 +61,9 @@ bool idle_try(uint64_t activity)
 
     if (pthread_mutex_trylock(&session.gate_lock))
         return false;
-    if (session.phase != PHASE_GATED || !gate->lease_seen || gate->is_pausing)
+    if (session.phase != PHASE_GATED || !gate->lease_seen || gate->is_idle_check)
         goto unlock;
-    __atomic_store_n(&gate->is_pausing, 1, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate->is_idle_check, 1, __ATOMIC_SEQ_CST);
     gate_set_calm(false);
     if (!fence_all_threads() || __atomic_load_n(&gate->entry.depth, __ATOMIC_SEQ_CST) ||
         __atomic_load_n(&gate->entry.activity, __ATOMIC_SEQ_CST) != activity)
@@ -81,7 +81,7 @@ bool idle_try(uint64_t activity)
     SALUS_POINT(POINT_IDLE);
     goto unlock;
 resume:
-    __atomic_store_n(&gate->is_pausing, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&gate->is_idle_check, 0, __ATOMIC_SEQ_CST);
     gate_set_calm(true);
 unlock:
     pthread_mutex_unlock(&session.gate_lock);

@@ -131,10 +131,10 @@ void lending_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes,
         client_send_fault(text, false);
         return;
     }
-    gate_ring();
+    gate_wake();
 }
 
-void lending_raise_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
+void lending_set_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes)
 {
     struct lane *lane;
     uint64_t limit_bytes = ephemeral_bytes;

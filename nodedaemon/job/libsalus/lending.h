@@ -25,6 +25,6 @@ void lending_map(int fd, uint64_t lane, uint64_t epoch, uint64_t lane_bytes,
                  uint64_t ephemeral_bytes);
 
 /* Sets the caps from ALLOW or WELCOME. A larger share of the mapped lane is usable at once. */
-void lending_raise_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
+void lending_set_caps(uint64_t persistent_bytes, uint64_t ephemeral_bytes);
 
 #endif

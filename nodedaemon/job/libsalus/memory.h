@@ -4,7 +4,8 @@
  * A backend decides where the framework's blocks go and gets memory from the system. Each library
  * has one: memory_host.c places PyTorch's CPU blocks, memory_cuda.c places device memory. memory.c
  * is common to both: which threads use the lane, blocks in the lane, private blocks, the cap, and
- * all counters. Functions take session.memory_lock themselves unless they say otherwise.
+ * all counters. A backend also implements lane.h: lane.c and stash.c for the host, cuda_lane.c for
+ * CUDA. Functions take session.memory_lock themselves unless they say otherwise.
  */
 #ifndef SALUS_MEMORY_H
 #define SALUS_MEMORY_H

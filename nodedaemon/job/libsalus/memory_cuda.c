@@ -19,9 +19,9 @@
 #define SMALL_BYTES_MAX (1ull << 20)
 #define LANE_ALIGN      512
 
-static struct blocks blocks;  /* by address */
-static struct blocks handles; /* memory that the program created with cuMemCreate */
-static struct blocks shadows; /* ungated: offset + 1 in the measuring region, by address */
+static struct blocks blocks;          /* by address */
+static struct blocks handles;         /* memory that the program created with cuMemCreate */
+static struct blocks measured_blocks; /* ungated: offset + 1 in the measuring region, by address */
 
 int memory_hook(void)
 {
@@ -58,7 +58,7 @@ static bool note_shadow(uint64_t address, uint64_t size_bytes)
     offset_bytes =
         region_allocate(&lane->region, size_bytes, LANE_ALIGN, session.gate.iteration_count);
     if (offset_bytes != REGION_NONE) {
-        blocks_note(&shadows, address, offset_bytes + 1);
+        blocks_note(&measured_blocks, address, offset_bytes + 1);
         memory_count_lane_block(size_bytes);
     }
     pthread_mutex_unlock(&session.memory_lock);
@@ -70,7 +70,7 @@ static void forget_shadow(uint64_t address)
     uint64_t place, size_bytes;
 
     pthread_mutex_lock(&session.memory_lock);
-    place = blocks_forget(&shadows, address);
+    place = blocks_forget(&measured_blocks, address);
     if (place && session.lane) {
         size_bytes = region_free(&session.lane->region, place - 1);
         if (size_bytes != REGION_NONE)
@@ -118,7 +118,7 @@ static int release(uint64_t address)
 
     if (memory_free_in_lane(address))
         return CUDA_OK;
-    if (shadows.used_count)
+    if (measured_blocks.used_count)
         forget_shadow(address);
     noted = memory_forget_private(&blocks, address);
     return noted & BLOCK_OWN_RANGE ? own_free(address) : REAL(cuMemFree_v2)(address);

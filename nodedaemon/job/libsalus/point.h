@@ -15,8 +15,8 @@ enum salus_point {
     POINT_STATE_LEFT,       /* state says WAITING or OUT */
     POINT_SUCCESSOR_TAKEN,  /* successor exchanged with 0 */
     POINT_OWED_WRITTEN,     /* decided who reports to salusd, nothing offered */
-    POINT_OFFER_WRITTEN,    /* offer written, bell not incremented */
-    POINT_BELL_RAISED,      /* bell incremented, not woken */
+    POINT_OFFER_WRITTEN,    /* offer written, wake_count not incremented */
+    POINT_WAKE_COUNTED,     /* wake_count incremented, not woken */
     POINT_WOKEN,            /* successor woken, RETURN not sent */
     POINT_RETURN_SENT,      /* RETURN sent, not waiting yet */
     POINT_CPU_STORED,       /* waiter: cpu written */

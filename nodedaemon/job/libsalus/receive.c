@@ -112,7 +112,7 @@ static void serve(struct packet *packet)
 }
 
 /* Records when activity last changed; true if the session has been idle for long enough. */
-static bool is_resting(uint64_t *activity, uint64_t *since_ns)
+static bool is_session_idle(uint64_t *activity, uint64_t *since_ns)
 {
     uint64_t now_ns = clock_ns();
     uint64_t seen = __atomic_load_n(&session.gate.entry.activity, __ATOMIC_SEQ_CST);
@@ -150,9 +150,9 @@ int receive_until_end(int fd, int stop_fd)
         }
         if (!count && clock_ns() - nudged_ns >= NUDGE_MS * 1000000ull) {
             nudged_ns = clock_ns();
-            gate_nudge();
+            gate_rewake();
         }
-        if (session.idle_release_ns && is_resting(&activity, &since_ns))
+        if (session.idle_release_ns && is_session_idle(&activity, &since_ns))
             idle_try(activity);
     }
 }

@@ -319,8 +319,8 @@ static uint32_t link_used(struct region *region, uint32_t before, uint64_t offse
 
 /* Makes [offset, offset + size) of the free extent `index` a used extent of its own; two nodes are
  * reserved. */
-static uint32_t carve(struct region *region, uint32_t index, uint64_t offset_bytes,
-                      uint64_t size_bytes)
+static uint32_t split_block(struct region *region, uint32_t index, uint64_t offset_bytes,
+                            uint64_t size_bytes)
 {
     struct region_extent *extent = at(region, index);
     uint64_t tail_bytes = extent->offset_bytes + extent->size_bytes - offset_bytes - size_bytes;
@@ -373,7 +373,7 @@ uint64_t region_allocate(struct region *region, uint64_t size_bytes, uint64_t al
     if (offset_bytes + size_bytes > region->limit_bytes)
         return REGION_NONE;
 
-    index = carve(region, index, offset_bytes, size_bytes);
+    index = split_block(region, index, offset_bytes, size_bytes);
     extent = at(region, index);
     extent->is_promoted = false;
     extent->wanted_bytes = wanted_bytes;

@@ -111,12 +111,13 @@ SALUS_API void salus_exit(void);
 /*
  * What salus_enter and salus_exit read and change. If a call is too expensive, the thread that
  * passes the boundaries may do the same itself: increment `activity`, then increment `depth`
- * (enter) or decrement it (exit). If `is_calm` is 0 after entering, it must decrement `depth` again
- * and call salus_enter.
+ * (enter) or decrement it (exit). If `is_fast_path` is 0 after entering, it must decrement `depth`
+ * again and call salus_enter.
  */
 struct salus_entry {
     uint64_t activity; /* incremented by entry points and blocks; idle if unchanged for long */
-    uint64_t is_calm; /* 1: a grant is held or not needed, and no check for idleness is under way */
+    uint64_t
+        is_fast_path; /* 1: a grant is held or not needed, and no check for idleness is under way */
     uint64_t depth;   /* open entry points */
 };
 SALUS_API struct salus_entry *salus_entry_words(void);

@@ -226,7 +226,7 @@ static int count_iteration(bool is_boundary, uint64_t now_ns)
     gate_end_iteration(now_ns);
     gate->iteration_count++;
     gate->iteration_since_ns = now_ns;
-    __atomic_store_n(&gate->entry.is_calm, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&gate->entry.is_fast_path, 1, __ATOMIC_RELAXED);
     return 0;
 }
 
@@ -298,7 +298,7 @@ bool session_try_boundary(uint64_t now_ns)
 {
     struct gate *gate = &session.gate;
 
-    if (!__atomic_load_n(&gate->entry.is_calm, __ATOMIC_RELAXED) || has_unreported_spill() ||
+    if (!__atomic_load_n(&gate->entry.is_fast_path, __ATOMIC_RELAXED) || has_unreported_spill() ||
         __atomic_load_n(&gate->started_due_epoch, __ATOMIC_RELAXED))
         return false;
     memory_mark_thread();
@@ -318,8 +318,8 @@ void session_detach(void)
     struct lane *lane;
 
     session.phase = PHASE_OFF;
-    __atomic_store_n(&session.gate.entry.is_calm, 0, __ATOMIC_SEQ_CST);
-    gate_ring();
+    __atomic_store_n(&session.gate.entry.is_fast_path, 0, __ATOMIC_SEQ_CST);
+    gate_wake();
     pthread_mutex_lock(&session.memory_lock);
     lane = session.lane;
     session.lane = NULL;
@@ -339,7 +339,7 @@ static void end_session(const char *fault)
     /* From now on a waiting thread leaves the gate and its lock, and the cap no longer applies. */
     session.phase = PHASE_OFF;
     session.counts.cap_persistent_bytes = 0;
-    gate_ring();
+    gate_wake();
     if (fault)
         client_send_fault(fault, true);
     if (session.gate.page)

@@ -55,7 +55,7 @@ struct gate {
     struct salus_entry entry;
     bool is_asking;             /* WANT was sent; stays set if the wait is interrupted */
     uint64_t started_due_epoch; /* STARTED must be sent for this epoch; 0: none */
-    uint32_t is_pausing;        /* the receiver checks for idleness: entries take the slow path */
+    uint32_t is_idle_check;     /* the receiver checks for idleness: entries take the slow path */
 };
 
 struct session {

@@ -41,13 +41,13 @@ BARE_STEPS = 3
 # More forwards without gradients before a step than this are a rollout or an evaluation, not part of the iteration.
 PREAMBLE_FORWARDS_MAX = 8
 # A loader that was not entered in this many iterations is no longer the anchor.
-LOADER_PATIENCE = 32
+LOADER_ITERATIONS_MAX = 32
 LOADER_REFUSALS = 4
 # After this many iterations without the opening forward, another forward becomes the opening one.
 OPENINGS_MISSED = 3
 # Forwards between a step and the opening forward trail the previous iteration if they always occur. If they occur only
 # sometimes, they may belong to the next iteration, and there is no boundary.
-TRAILS_BEFORE_BELIEF = 8
+TRAILS_REQUIRED = 8
 TRAILS_BEFORE_BELIEF_WITH_LOADER = 2
 RULE_VERSION = 1
 # Numbers in the first part of a `learned()` text, after the version.
@@ -324,7 +324,7 @@ class BoundaryRule:
         if self._opening_has_led or self._has_backward or self._trailing.issuperset(self._interval):
             return
         self._trailing_streak += 1
-        if self._trailing_streak >= TRAILS_BEFORE_BELIEF:
+        if self._trailing_streak >= TRAILS_REQUIRED:
             self._trailing |= set(self._interval) - {forward}
             self._open_by -= self._trailing
             self._is_open = bool(self._open_by)
@@ -337,7 +337,7 @@ class BoundaryRule:
             # Batches are fetched ahead in the middle of iterations: the loader shows no boundary.
             self._loader_is_anchor = False
             return False
-        return self._suppressed < LOADER_PATIENCE
+        return self._suppressed < LOADER_ITERATIONS_MAX
 
 
 def _freeze(value: Any) -> Any:

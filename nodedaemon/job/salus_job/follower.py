@@ -12,9 +12,9 @@ from typing import Any, Callable, ClassVar, List, Optional, Tuple
 from salus_job import layouts
 from salus_job.boundary import BoundaryRule
 
-MISSES_BEFORE_REST = 16
-REST_MIN = 64
-REST_MAX = 4096
+MISSES_BEFORE_BACKOFF = 16
+BACKOFF_MIN = 64
+BACKOFF_MAX = 4096
 
 # Calling conventions of Python's C interface.
 METH_NOARGS, METH_O, METH_FASTCALL = 0x4, 0x8, 0x80
@@ -94,7 +94,7 @@ class LoopFollower:
         if fires:
             self._end_iteration(rule)
         elif len(self._recorded) > layouts.FOLLOWER_EVENTS_MAX - 1:
-            self._take_rest()
+            self._back_off()
 
     def invalidate(self) -> None:
         """A key may no longer identify its object: expect no event. Safe at any instruction (garbage collection)."""
@@ -105,7 +105,7 @@ class LoopFollower:
         """Replay the events that the rule has missed. From now on, events go to the rule again."""
         missed = self._events[: max(0, self._state.at)]
         self._state.at = -1
-        self._misses = 0 if self._state.lap_count > MISSES_BEFORE_REST else self._misses + 2
+        self._misses = 0 if self._state.lap_count > MISSES_BEFORE_BACKOFF else self._misses + 2
         self._recorded, self._previous, self._rule_state = [], None, None
         for name, arguments in missed:
             getattr(rule, name)(*arguments)
@@ -125,13 +125,13 @@ class LoopFollower:
             return
         self._previous, self._rule_state = recorded, rule_state
         self._misses += 1
-        if self._misses >= MISSES_BEFORE_REST:
-            self._take_rest()
+        if self._misses >= MISSES_BEFORE_BACKOFF:
+            self._back_off()
 
-    def _take_rest(self) -> None:
+    def _back_off(self) -> None:
         """It is no use to compare a loop that does not repeat itself: try again later, at growing intervals."""
         self._misses += 1
-        self._rest = min(REST_MIN << max(0, self._misses - MISSES_BEFORE_REST), REST_MAX)
+        self._rest = min(BACKOFF_MIN << max(0, self._misses - MISSES_BEFORE_BACKOFF), BACKOFF_MAX)
         self._recorded, self._previous, self._rule_state = [], None, None
 
 

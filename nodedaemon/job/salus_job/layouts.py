@@ -67,7 +67,7 @@ class Counters(ctypes.Structure):
 
 class Entry(ctypes.Structure):
     _fields_: ClassVar[FieldList] = [
-        *_fields(ctypes.c_uint64, "activity is_calm depth"),
+        *_fields(ctypes.c_uint64, "activity is_fast_path depth"),
     ]
 
 

@@ -39,7 +39,7 @@ class JobSession:
         entry = self.entry
         entry.activity += 1
         entry.depth += 1
-        if entry.is_calm:
+        if entry.is_fast_path:
             return 0
         entry.depth -= 1
         answer = self._enter()
@@ -50,7 +50,7 @@ class JobSession:
 
     def change_thread(self) -> None:
         """This thread passes the boundaries from now on, and its blocks go to the lane."""
-        if self.entry.is_calm:
+        if self.entry.is_fast_path:
             # While the gate is calm, this does not wait. It only tells libsalus which thread this is.
             self._enter()
             self.leave_entry()
@@ -68,7 +68,7 @@ class JobSession:
         # The boundary lies before an entry point, which is now in progress.
         entry = self.entry
         entry.depth = 1
-        if entry.is_calm or answer < 0:
+        if entry.is_fast_path or answer < 0:
             return int(answer)
         # Another thread held the interpreter's lock for longer than IdleRelease, so the session was considered idle.
         entry.depth = 0

@@ -216,7 +216,7 @@ class TurnPage(Page):
         return page
 
     def ring(self, slot: int) -> None:
-        self._words.ring(_slot_offset(slot) + TurnSlotOffset.BELL)
+        self._words.ring(_slot_offset(slot) + TurnSlotOffset.WAKE_COUNT)
 
     def clear(self, slot: int) -> None:
         """Remove the offer of the previous owner of the slot."""

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from accounting.profiles import ProfileView
-from accounting.records import Record, decode, encode, worth
+from accounting.records import Record, decode, encode, importance
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.logs import log
@@ -46,7 +46,7 @@ class Ledger:
         self.last_error = ""
 
     def record(self, record: Record) -> None:
-        self.spool.append(RecordValue(worth(record)), encode(record))
+        self.spool.append(RecordValue(importance(record)), encode(record))
 
     def flush_soon(self) -> None:
         self._wanted.set()

@@ -1,8 +1,8 @@
 """A bounded spool on disk: records wait here until the database accepts them.
 
-A segment `NNNNNNNN.V` holds records of one value class V. A batch is one segment; it is deleted after the database has
-accepted it. When the spool is full, it drops the oldest segment of the lowest value first (`accounting.records.worth`)
-and counts every dropped record. It never drops a record for one of lower value.
+A segment `NNNNNNNN.V` holds records of importance V (`accounting.records.importance`). A batch is one segment; it is
+deleted after the database has accepted it. When the spool is full, it drops the oldest segment of the lowest importance
+first and counts every dropped record. It never drops a record for a less important one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HELD_RECORDS_MAX = 2000
 
 
 class RecordValue(IntEnum):
-    """How much a record is worth if not all can be kept, as `worth` returns it. The lowest is dropped first."""
+    """How important a record is if not all can be kept, as `importance` returns it. The lowest is dropped first."""
 
     READING = 0
     ITERATION = 1

@@ -19,9 +19,9 @@ from tests.support.watched_loop import FUNCTIONAL, PHASES, TRAINING, Operation, 
 def library() -> Iterator[Any]:
     """libsalus without a session, in the state of an uncontended lease."""
     library = binding.load(str(LIBSALUS / "libsalus.so"))
-    library.salus_entry_words().contents.is_calm = 1
+    library.salus_entry_words().contents.is_fast_path = 1
     yield library
-    library.salus_entry_words().contents.is_calm = 0
+    library.salus_entry_words().contents.is_fast_path = 0
     library.salus_follower_state().contents.thread = 0
 
 
@@ -68,7 +68,7 @@ def test_only_boundaries_of_a_followed_loop_reach_the_session(library: Any) -> N
 def test_an_entry_reaches_the_session_while_the_gate_is_not_calm(library: Any) -> None:
     loop = WatchedLoop(library)
     loop.run(TRAINING * 8)
-    library.salus_entry_words().contents.is_calm = 0
+    library.salus_entry_words().contents.is_fast_path = 0
     logged = len(loop.session.log)
     loop.run(TRAINING)
     assert loop.session.log[logged:] == ["boundary", "enter"]

@@ -69,7 +69,7 @@ class RecordedWatch(Watch):
         super().__init__()
         self._adaptor = adaptor
         self._library = binding.load()
-        self._library.salus_entry_words().contents.is_calm = 1
+        self._library.salus_entry_words().contents.is_fast_path = 1
         self.follower = LoopFollower(self._library)
         adaptor.install_hooks(self)
 

@@ -30,8 +30,8 @@ void salus_page_grant(struct salus_gate_page *gate, struct salus_turn_page *turn
 {
     salus_page_arm(gate, lane, lane_epoch, epoch, limit_count);
     __atomic_store_n(&gate->grant, epoch, __ATOMIC_SEQ_CST);
-    __atomic_add_fetch(&turn->slots[slot].bell, 1, __ATOMIC_SEQ_CST);
-    futex_wake(&turn->slots[slot].bell);
+    __atomic_add_fetch(&turn->slots[slot].wake_count, 1, __ATOMIC_SEQ_CST);
+    futex_wake(&turn->slots[slot].wake_count);
 }
 
 void salus_page_name(struct salus_gate_page *gate, uint32_t slot, uint64_t epoch)

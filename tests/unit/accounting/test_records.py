@@ -28,7 +28,7 @@ def test_an_end_is_worth_more_than_a_start_and_a_start_more_than_a_sample() -> N
     start = JobRecord(key=KEY)
     end = JobRecord(key=KEY, end_utc_ns=9)
     sample = LaneSpanRecord(**SESSION, session=1, lane=1, lane_bytes=1, span_ns=1)
-    assert records.worth(sample) < records.worth(start) < records.worth(end) == records.worth(USAGE)
+    assert records.importance(sample) < records.importance(start) < records.importance(end) == records.importance(USAGE)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\x00", b"\xc1", records.encode(USAGE)[:-3]])

@@ -1,7 +1,7 @@
 """The Gantt chart of lanes: a job's stays become bars, with one row per job that takes turns in a lane."""
 
 from accounting.reports.values import LaneSpan
-from cli.acct.page.lanes import TOUCH_NS, _joined, _short_names, _tracks
+from cli.acct.page.lanes import JOIN_GAP_NS, _joined, _short_names, _tracks
 
 SECOND_NS = 1_000_000_000
 
@@ -20,7 +20,7 @@ def test_pieces_of_a_stay_become_one_bar_and_a_real_gap_is_kept():
         ("8", 0, 2),
         ("7", 6, 8),
     ]
-    assert TOUCH_NS < SECOND_NS
+    assert JOIN_GAP_NS < SECOND_NS
 
 
 def test_other_users_jobs_are_not_joined():

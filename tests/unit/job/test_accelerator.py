@@ -91,7 +91,7 @@ class FakeLibrary:
         self.calls, self.live, self.ranges = calls, (0, 0), ([], [])
         self.reserved: tuple[int, int] | None = None
         self.salus_enter = lambda: 0
-        self.salus_entry_words = lambda: ctypes.pointer(Entry(is_calm=1))
+        self.salus_entry_words = lambda: ctypes.pointer(Entry(is_fast_path=1))
         self.salus_bye = self.salus_persist_begin = self.salus_persist_end = lambda: None
 
     def salus_boundary(self) -> int:

@@ -7,11 +7,13 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError
+from nodedaemon.wire.control import TaskRequest
 from nodedaemon.wire.envelope import (
     FAILURE_KINDS,
     PACKET_BYTES_MAX,
@@ -143,6 +145,22 @@ def test_hooks_and_the_spank_plugin_have_the_same_size_bound(hook):
     assert hook.PACKET_BYTES_MAX == PACKET_BYTES_MAX
     header = (ROOT / "slurm_plugin" / "spank" / "salus_spank.h").read_text()
     assert re.search(r"#define SALUS_PACKET_MAX +(\d+)", header)[1] == str(PACKET_BYTES_MAX)
+
+
+def spank_requests():
+    """The requests that the SPANK plugin formats, with every value filled in."""
+    source = (ROOT / "slurm_plugin" / "spank" / "dispatch.c").read_text()
+    for literals in re.findall(r'snprintf\(request, sizeof request,\s*((?:"(?:[^"\\]|\\.)*"\s*)+),', source):
+        text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', literals)).replace('\\"', '"')
+        yield re.sub(r"%[ud]", "7", text).replace("%s", "task_exit").encode()
+
+
+def test_the_spank_plugin_writes_the_same_request():
+    requests = [read_request(one) for one in spank_requests()]
+    assert {request.verb for request in requests} == {"task_env", "task_exit"}
+    for request in requests:
+        assert set(request.fields) <= set(TaskRequest.__struct_fields__)
+        msgspec.convert(request.fields, TaskRequest, strict=False)
 
 
 def test_lua_sends_requests_and_shows_refusals(tmp_path):

@@ -4,11 +4,14 @@ import asyncio
 import os
 import select
 import socket
+import tempfile
 import threading
 import time
 from pathlib import Path
 
-from nodedaemon.wire.guarded_socket import ExitCloser, is_memory
+import pytest
+
+from nodedaemon.wire.guarded_socket import ExitCloser, guard, is_memory
 
 
 def test_only_memory_and_devices_that_are_open_count_as_memory(tmp_path):
@@ -53,6 +56,37 @@ def test_a_program_can_be_started_while_a_thread_closes_a_socket():
         return is_closed
 
     assert asyncio.run(asyncio.wait_for(start_program(), 30)), "the thread keeps the pipe"
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "is_at_once"),
+    [
+        (socket.SOCK_STREAM, b"", True),
+        (socket.SOCK_STREAM, b"x", False),
+        # On a socket with packets, an empty one may be queued, with descriptors.
+        (socket.SOCK_SEQPACKET, b"", False),
+    ],
+)
+def test_only_a_stream_with_an_empty_queue_is_closed_at_once(kind, message, is_at_once):
+    async def close():
+        directory = tempfile.TemporaryDirectory()
+        path = f"{directory.name}/s"
+        with directory, socket.socket(socket.AF_UNIX, kind) as plain, socket.socket(socket.AF_UNIX, kind) as peer:
+            plain.bind(path)
+            plain.listen()
+            listener = guard(plain)
+            peer.connect(path)
+            ours, _ = listener.accept()
+            if message:
+                peer.send(message)
+            known = set(threading.enumerate())
+            ours.close()
+            is_thread_started = bool(set(threading.enumerate()) - known)
+            await asyncio.wait_for(asyncio.get_running_loop().sock_recv(nonblocking(peer), 1), 10)
+            listener.close()
+        return not is_thread_started
+
+    assert asyncio.run(close()) is is_at_once
 
 
 def nonblocking(one):
