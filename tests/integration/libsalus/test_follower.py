@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from salus_job import binding
 from salus_job.boundary import BoundaryRule
-from salus_job.follower import MISSES_BEFORE_REST, LoopFollower
+from salus_job.follower import MISSES_BEFORE_BACKOFF, LoopFollower
 
 from tests.support.lane_session import LIBSALUS
 from tests.support.watched_loop import FUNCTIONAL, PHASES, TRAINING, Operation, Phase, WatchedLoop
@@ -87,7 +87,7 @@ def test_the_rule_gets_the_events_that_it_missed_when_the_loop_changes(library: 
 
 def test_the_follower_pauses_while_a_loop_never_repeats_itself(library: Any) -> None:
     loop = WatchedLoop(library)
-    for number in range(4 * MISSES_BEFORE_REST):
+    for number in range(4 * MISSES_BEFORE_BACKOFF):
         loop.run([("forward", 0, True, True)] * (1 + number % 5) + [("backward",), ("step", 0)])
     assert not loop.follower.is_following
     assert loop.follower._rest > 0
