@@ -15,6 +15,7 @@ import typer
 from nodedaemon.config.kinds import Kind
 from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
+from nodedaemon.wire.text import visible_lines
 
 T = TypeVar("T")
 
@@ -97,6 +98,6 @@ def run(app: typer.Typer, name: str, arguments: list[str] | None = None) -> int:
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else ExitCode.OK if end.code is None else ExitCode.FAILED
     except SalusError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {visible_lines(str(error))}", file=sys.stderr)
         return exit_code_of(error)
     return ExitCode.OK

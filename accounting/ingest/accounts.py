@@ -22,7 +22,7 @@ SACCTMGR_ARGUMENTS = ("-n", "-P", "show", "associations", f"format={SACCTMGR_FIE
 def read_associations(text: str, *, now_utc_ns: int) -> list[AccountRecord]:
     """The accounts in the output of `sacctmgr -n -P show associations`; user associations are skipped."""
     found: dict[tuple[str, str], AccountRecord] = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         cells = [clean_text(cell.strip()) for cell in line.split("|")]
         if len(cells) != len(SACCTMGR_FIELDS.split(",")) or cells[3] or not cells[0] or not cells[1]:
             continue

@@ -1,16 +1,19 @@
 """Compares the jobs in the database with Slurm's: adds missing jobs, adopts Slurm's times, and reports differences.
 
-Reads the output of `sacct -D -X -P`. Slurm decides when a job ran, so that held time equals elapsed x allocation to
-the second. A difference beyond the tolerance is reported before Slurm's value replaces ours.
+Slurm decides when a job ran, so that held time equals elapsed x allocation to the second. A difference beyond the
+tolerance is reported before Slurm's value replaces ours. A row that cannot be read or stored is skipped and counted,
+because it must not keep the other jobs from being compared.
 """
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, func, select
 
 from accounting.ingest.ledger import LedgerWriter
@@ -18,8 +21,9 @@ from accounting.records import JobKey, JobRecord, Source, clean_text
 from accounting.storage.catalog import Row
 from accounting.storage.database import Database, chunks
 from accounting.storage.tables import CLUSTERS, JOBS, SESSIONS, USAGE
-from nodedaemon.core.errors import RequestError
+from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.types import SECOND_NS
+from nodedaemon.wire.envelope import UnreachableError
 from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 
 # The fields that we request. With SLURM_TIME_FORMAT=%s, sacct prints times as seconds since the epoch.
@@ -27,10 +31,17 @@ SACCT_FIELDS = (
     "JobIDRaw,JobID,Cluster,User,UID,Account,Partition,QOS,JobName,State,ExitCode,Submit,Eligible,Start,End,ElapsedRaw,"
     "Suspended,AllocTRES,ReqTRES,AdminComment"
 )
-SACCT_OPTIONS = ("-a", "-D", "-X", "-P", "--delimiter=\x1f", "-o", SACCT_FIELDS)
+SACCT_OPTIONS = ("-a", "-D", "-X")
 
 NEVER_NS = 2**62
-_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?")
+# Slurm's ids and counts have 32 bits, and so have the columns for counts.
+NUMBER_MAX = 2**31 - 1
+ID_MAX = 2**32 - 1
+# In nanoseconds, a later time does not fit into 64 bits.
+TIME_MAX_S = NEVER_NS // SECOND_NS
+# What sacct prints for a time that has not come yet.
+_NO_TIME = frozenset({"", "unknown", "none", "n/a"})
+_DURATION = re.compile(r"(?:(\d{1,9})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,9})(?:\.\d+)?", re.ASCII)
 _ARRAY = re.compile(r"(\d+)_(\d+)")
 _HET = re.compile(r"(\d+)\+(\d+)")
 
@@ -41,6 +52,13 @@ class SacctRow(msgspec.Struct, frozen=True, kw_only=True):
     record: JobRecord
     elapsed_s: int
     admin_comment: str = ""
+
+
+class SacctTable(NamedTuple):
+    """The runs with gres/salus in sacct's output, and how many rows could not be read."""
+
+    rows: list[SacctRow]
+    bad_count: int = 0
 
 
 @dataclass(frozen=True)
@@ -55,37 +73,63 @@ class JobMismatch:
 
 @dataclass
 class Reconciled:
-    """The result of a comparison. `filled` were missing from our database, `unknown` from sacct."""
+    """The result of a comparison. `filled` were missing from our database, `unknown` from sacct.
+
+    `skipped` could not be stored.
+    """
 
     compared_count: int = 0
     filled: list[JobKey] = field(default_factory=list)
     disagreements: list[JobMismatch] = field(default_factory=list)
     unknown: list[JobKey] = field(default_factory=list)
+    skipped: list[JobKey] = field(default_factory=list)
 
 
-def read_sacct(text: str, *, cluster: str) -> list[SacctRow]:
-    """The runs with gres/salus in sacct's output, including its heading. `cluster` is for rows that name no cluster."""
-    lines = text.splitlines()
-    if not lines:
-        return []
-    separator = "\x1f" if "\x1f" in lines[0] else "|"
-    names = [name.strip() for name in lines[0].split(separator)]
+def read_sacct(text: str, *, cluster: str) -> SacctTable:
+    """The runs in a file that `sacct -P` wrote, with its heading.
+
+    sacct does not quote names, so a name in such a file can pass for other columns or for a row. salus-admitd reads
+    sacct's output with `read_rows` and a delimiter that users cannot guess.
+    """
+    if not text:
+        return SacctTable([])
+    # Only a newline ends a row. str.splitlines would also split at characters that a job's name may contain.
+    lines = text.split("\n")
+    names = [name.strip() for name in lines[0].split("|")]
     missing = {"JobIDRaw", "Start", "End", "AllocTRES"} - set(names)
     if missing:
         raise RequestError(
             f"cannot read sacct output: the heading lacks {', '.join(sorted(missing))}; "
             f"run sacct with -P -o {SACCT_FIELDS}"
         )
-    tables: list[dict[str, str]] = []
-    for number, line in enumerate(lines[1:], 2):
-        if not line.strip():
-            continue
-        # A job's name may contain the separator, which sacct does not quote. Reject such a line rather than guess.
-        cells = line.split(separator)
-        if len(cells) != len(names):
-            raise RequestError(f"cannot read sacct output: line {number} has {len(cells)} columns, not {len(names)}")
-        tables.append(dict(zip(names, cells, strict=True)))
-    return _numbered([table for table in tables if _device_count(table)], cluster)
+    rows = [line.split("|") for line in lines[1:] if line]
+    whole = [dict(zip(names, cells, strict=True)) for cells in rows if len(cells) == len(names)]
+    table = read_rows(whole, cluster=cluster)
+    return SacctTable(table.rows, table.bad_count + len(rows) - len(whole))
+
+
+def read_rows(rows: Iterable[dict[str, str]], *, cluster: str) -> SacctTable:
+    """The runs with gres/salus in rows of sacct by field. A row that names no cluster belongs to `cluster`.
+
+    The runs of each job are numbered in the order of their starts: -D lists every requeue, but without a number.
+    """
+    found: list[tuple[SacctRow, int | None]] = []
+    bad_count = 0
+    for row in rows:
+        try:
+            if _device_count(row):
+                found.append((_read_row(row, cluster), _integer(row.get("Restarts", ""))))
+        except (ValueError, OverflowError):
+            bad_count += 1
+    found.sort(key=lambda one: (one[0].record.key.job_id, one[0].record.start_utc_ns or NEVER_NS))
+    counts: Counter[int] = Counter()
+    numbered: list[SacctRow] = []
+    for run, restart_count in found:
+        job_id = run.record.key.job_id
+        key = replace(run.record.key, restart_count=counts[job_id] if restart_count is None else restart_count)
+        counts[job_id] += 1
+        numbered.append(replace(run, record=replace(run.record, key=key)))
+    return SacctTable(numbered, bad_count)
 
 
 def reconcile(
@@ -112,10 +156,24 @@ def reconcile(
             found.disagreements += _compare(key, stored, row, tolerance_s)
     found.unknown = [JobKey(cluster=run[0], job_id=run[1], restart_count=run[2]) for run in sorted(set(ours) - seen)]
     if not is_dry:
-        writer = LedgerWriter(database)
         for part in chunks(rows):
-            writer.write([row.record for row in part])
+            found.skipped += _store(database, [row.record for row in part])
     return found
+
+
+def _store(database: Database, records: Sequence[JobRecord]) -> list[JobKey]:
+    """Write `records` and return the keys of those that the database does not accept."""
+    try:
+        LedgerWriter(database).write(records)
+    except UnreachableError:
+        raise
+    except OperatingError:
+        if len(records) == 1:
+            return [records[0].key]
+        # Halve the batch until the bad records are alone.
+        middle = len(records) // 2
+        return _store(database, records[:middle]) + _store(database, records[middle:])
+    return []
 
 
 def settled(database: Database, keys: Sequence[JobKey]) -> set[JobKey]:
@@ -157,58 +215,42 @@ def _last_reports(connection: Connection, job_ids: list[int]) -> dict[int, tuple
     return {row[0]: (int(row[1]), until.get(row[0])) for row in connection.execute(sessions)}
 
 
-def _numbered(tables: list[dict[str, str]], cluster: str) -> list[SacctRow]:
-    """Number the runs of each job in the order of their starts: -D lists every requeue, but without a number."""
-    order = sorted(tables, key=lambda table: (int(table["JobIDRaw"]), _utc_ns(table["Start"]) or NEVER_NS))
-    counts: Counter[tuple[str, str]] = Counter()
-    rows: list[SacctRow] = []
-    for table in order:
-        name = table.get("Cluster") or cluster
-        job = (name, table["JobIDRaw"])
-        restart_count = _integer(table.get("Restarts", ""))
-        if restart_count is None:
-            restart_count = counts[job]
-        counts[job] += 1
-        rows.append(_row(table, name, restart_count))
-    return rows
-
-
-def _row(table: dict[str, str], cluster: str, restart_count: int) -> SacctRow:
-    start_ns, sluid = _utc_ns(table["Start"]), table.get("SLUID", "")
-    array, het = _ARRAY.fullmatch(table.get("JobID", "")), _HET.fullmatch(table.get("JobID", ""))
-    comment = table.get("AdminComment", "")
+def _read_row(row: dict[str, str], cluster: str) -> SacctRow:
+    """ValueError if the row is not what sacct prints for a job of `cluster`."""
+    job_id, name = _integer(row["JobIDRaw"], ID_MAX), row.get("Cluster") or cluster
+    if not job_id or name.lower() != cluster.lower():
+        raise ValueError("not a job of this cluster")
+    start_ns, end_ns, sluid = _utc_ns(row["Start"]), _utc_ns(row["End"]), row.get("SLUID", "")
+    array, het = _ARRAY.fullmatch(row.get("JobID", "")), _HET.fullmatch(row.get("JobID", ""))
+    comment = row.get("AdminComment", "")
     segment = parse_segment(comment) or AdmissionSegment()
     record = JobRecord(
-        key=JobKey(
-            cluster=cluster,
-            job_id=int(table["JobIDRaw"]),
-            restart_count=restart_count,
-            sluid=sluid if sluid.startswith("s") else "",
-        ),
+        key=JobKey(cluster=name, job_id=job_id, sluid=clean_text(sluid) if sluid.startswith("s") else ""),
         source=Source.SLURM,
-        user=clean_text(table.get("User", "")),
-        uid=_integer(table.get("UID", "")),
-        account=clean_text(table.get("Account", "")),
-        partition=clean_text(table.get("Partition", "")),
-        qos=clean_text(table.get("QOS", "")),
-        name=table.get("JobName", ""),
+        user=clean_text(row.get("User", "")),
+        uid=_integer(row.get("UID", ""), ID_MAX),
+        account=clean_text(row.get("Account", "")),
+        partition=clean_text(row.get("Partition", "")),
+        qos=clean_text(row.get("QOS", "")),
+        name=row.get("JobName", ""),
         # "CANCELLED by 1000" is a state and the user who cancelled the job.
-        state=clean_text(table.get("State", "").partition(" ")[0]),
-        exit_code=_integer(table.get("ExitCode", "").partition(":")[0]),
+        state=clean_text(row.get("State", "").partition(" ")[0]),
+        exit_code=_integer(row.get("ExitCode", "").partition(":")[0]),
         signature=clean_text(segment.signature),
         admission=clean_text(segment.admission),
-        array_job_id=int(array[1]) if array else None,
-        array_task_id=int(array[2]) if array else None,
-        het_job_id=int(het[1]) if het else None,
-        het_offset=int(het[2]) if het else None,
-        device_count=_device_count(table),
-        submit_utc_ns=_utc_ns(table.get("Submit", "")),
-        eligible_utc_ns=_utc_ns(table.get("Eligible", "")),
+        array_job_id=_integer(array[1], ID_MAX) if array else None,
+        array_task_id=_integer(array[2], ID_MAX) if array else None,
+        het_job_id=_integer(het[1], ID_MAX) if het else None,
+        het_offset=_integer(het[2], ID_MAX) if het else None,
+        device_count=_device_count(row),
+        submit_utc_ns=_optional_utc_ns(row.get("Submit", "")),
+        eligible_utc_ns=_optional_utc_ns(row.get("Eligible", "")),
         start_utc_ns=start_ns,
-        end_utc_ns=_utc_ns(table["End"]) if start_ns is not None else None,
-        suspended_ns=_seconds(table.get("Suspended", "")) * SECOND_NS,
+        end_utc_ns=end_ns if start_ns is not None else None,
+        suspended_ns=_seconds(row.get("Suspended", "")) * SECOND_NS,
     )
-    return SacctRow(record=record, elapsed_s=_integer(table.get("ElapsedRaw", "")) or 0, admin_comment=comment)
+    elapsed_s = _integer(row.get("ElapsedRaw", ""), TIME_MAX_S) or 0
+    return SacctRow(record=record, elapsed_s=elapsed_s, admin_comment=comment)
 
 
 def _compare(key: JobKey, stored: Row, row: SacctRow, tolerance_s: int) -> list[JobMismatch]:
@@ -244,27 +286,37 @@ def _stored(
     return {run: row for run, row in found.items() if run[0] in clusters}
 
 
-def _device_count(table: dict[str, str]) -> int:
+def _device_count(row: dict[str, str]) -> int:
     for name in ("AllocTRES", "ReqTRES"):
-        for part in table.get(name, "").split(","):
+        for part in row.get(name, "").split(","):
             tres, _, count = part.partition("=")
             # A typed entry such as gres/salus:model=1 counts the same devices again.
-            if tres == "gres/salus" and count.isdigit():
-                return int(count)
+            if tres == "gres/salus":
+                return _integer(count) or 0
     return 0
 
 
-def _integer(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+def _integer(text: str, largest: int = NUMBER_MAX) -> int | None:
+    """A number in ASCII digits; None if it is not one, or is too large."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(largest))):
+        return None
+    return int(text) if int(text) <= largest else None
 
 
 def _utc_ns(text: str) -> int | None:
-    if text.isdigit():
-        return int(text) * SECOND_NS
+    """A time; None if it has not come yet, and ValueError if it is not a time."""
+    if text.lower() in _NO_TIME:
+        return None
+    seconds = _integer(text, TIME_MAX_S)
+    if seconds is None:
+        seconds = int(datetime.fromisoformat(text).astimezone().timestamp())
+    return max(0, seconds) * SECOND_NS
+
+
+def _optional_utc_ns(text: str) -> int | None:
     try:
-        return int(datetime.fromisoformat(text).astimezone().timestamp()) * SECOND_NS
-    except ValueError:
-        # sacct prints Unknown, None or N/A for what has not happened yet.
+        return _utc_ns(text)
+    except (ValueError, OverflowError):
         return None
 
 
@@ -273,4 +325,4 @@ def _seconds(text: str) -> int:
     if match is None:
         return 0
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return min(((days * 24 + hours) * 60 + minutes) * 60 + seconds, TIME_MAX_S)

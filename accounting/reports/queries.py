@@ -181,9 +181,7 @@ def _usage_sums(
         sa.select(
             *dimensions.values(),
             *(sa.func.sum(usage.c[name]).label(name) for name in (*SUMMED, "usage_count")),
-            sa.func.sum(usage.c.iteration_count * solo + sa.case((is_known, usage.c.outside_ns))).label(
-                "known_alone_ns"
-            ),
+            sa.func.sum(_iterations_alone(usage, solo) + usage.c.outside_ns).label("known_alone_ns"),
             sa.func.sum(sa.case((is_known, usage.c.occupied_ns))).label("known_occupied_ns"),
             sa.func.sum(sa.case((is_known, usage.c.active_ns))).label("known_present_ns"),
             sa.func.sum(sa.case((is_known, usage.c.usage_count))).label("known_count"),
@@ -195,6 +193,16 @@ def _usage_sums(
         .where(*job_conditions(selection), *_node_condition(selection))
         .group_by(*dimensions.values())
     )
+
+
+def _iterations_alone(usage: FromClause, solo: sa.ColumnElement[int | None]) -> sa.ColumnElement[int | None]:
+    """How long the iterations would have taken alone; NULL if the solo iteration time is unknown.
+
+    Sharing makes no iteration faster, so this is at most the time for which they ran. Jobs report the number and the
+    solo time of their iterations themselves. The division avoids a product that does not fit into 64 bits.
+    """
+    counts, running = usage.c.iteration_count, usage.c.running_ns
+    return sa.case((solo == 0, number(0)), (counts <= running // solo, counts * solo), (solo > 0, running))
 
 
 def _usage_at_edges(selection: Selection, dimensions: Dimensions) -> sa.Select[Any]:
@@ -333,7 +341,7 @@ def _part(row: Mapping[Any, Any], start_ns: int, end_ns: int) -> Measures:
     return msgspec.structs.replace(
         part,
         known_count=1,
-        known_alone_ns=values["iteration_count"] * row["solo_ns"] + values["outside_ns"],
+        known_alone_ns=min(values["iteration_count"] * row["solo_ns"], values["running_ns"]) + values["outside_ns"],
         known_occupied_ns=values["occupied_ns"],
         known_present_ns=active_ns,
     )

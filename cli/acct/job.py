@@ -15,6 +15,7 @@ from cli.remote.accounting import ask, may_open
 from nodedaemon.config import Config
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.envelope import NotPermittedError
+from nodedaemon.wire.text import visible
 
 
 def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> list[JobPage]:
@@ -34,7 +35,7 @@ def print_job(config: Config, text: str, clusters: str, *, is_json: bool) -> lis
     for number, page in enumerate(pages):
         if number:
             print()
-        print("\n".join(line.replace("\x1b", "\ufffd") for line in page_lines(page, style)))
+        print("\n".join(page_lines(page, style)))
     return pages
 
 
@@ -46,4 +47,5 @@ def store_summary(config: Config, pages: list[JobPage]) -> None:
     from slurm_plugin.slurm.sacct import store_summary as store
 
     page = pages[-1]
-    print(f"AdminComment of job {page.job_id}: {store(accounting_commands(config.settings.slurm), page)}")
+    comment = store(accounting_commands(config.settings.slurm), page)
+    print(f"AdminComment of job {page.job_id}: {visible(comment)}")

@@ -9,6 +9,7 @@ from accounting.reports.values import JobPage
 from cli.output.moments import format_duration, format_moment
 from cli.output.units import counted
 from nodedaemon.core.types import GIB, MIB, MINUTE_NS
+from nodedaemon.wire.text import visible
 
 BAR_WIDTH = 30
 
@@ -19,7 +20,8 @@ LONG_GATE_WAIT = 0.25
 
 def page_lines(page: JobPage, moment_style: str = "standard") -> list[str]:
     """The page of one run."""
-    return [*_head(page, moment_style), "", *_times(page), *_memory(page), *_admission(page), *_notes(page)]
+    lines = [*_head(page, moment_style), "", *_times(page), *_memory(page), *_admission(page), *_notes(page)]
+    return [visible(line) for line in lines]
 
 
 def bar(part: float | None) -> str:

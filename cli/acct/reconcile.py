@@ -11,9 +11,11 @@ import typer
 from cli.entry import ExitCode
 from cli.output.moments import parse_moment
 from cli.output.render import Json, write_json
+from cli.output.units import counted
 from cli.remote.accounting import opened
 from cli.site.config import config_of
 from nodedaemon.core.errors import RequestError
+from nodedaemon.wire.text import visible
 
 if TYPE_CHECKING:
     from accounting.ingest.reconcile import Reconciled
@@ -45,21 +47,24 @@ def reconcile(
     window = (parse_moment(starttime, now), parse_moment(endtime, now))
     cluster, now_utc_ns = config.settings.cluster.name, time.time_ns()
     commands = sacct.accounting_commands(config.settings.slurm)
-    rows = (
+    table = (
         comparison.read_sacct(_read(from_sacct), cluster=cluster)
         if from_sacct is not None
         else sacct.read_runs(commands, window, cluster=cluster)
     )
     stored = sacct.StoredSummaries()
     with opened(config) as database:
-        found = comparison.reconcile(database, rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
+        found = comparison.reconcile(database, table.rows, window=window, tolerance_s=tolerance, is_dry=dry_run)
         if not dry_run and from_sacct is None:
             LedgerWriter(database).write(sacct.read_accounts(commands, now_utc_ns=now_utc_ns))
-            stored = sacct.store_summaries(commands, config, database, rows, now_utc_ns=now_utc_ns)
+            stored = sacct.store_summaries(commands, config, database, table.rows, now_utc_ns=now_utc_ns)
+    skipped_count = table.bad_count + len(found.skipped)
+    if skipped_count:
+        print(f"salus-acct: {counted(skipped_count, 'row')} of sacct skipped: not readable", file=sys.stderr)
     for failure in stored.failures:
-        print(f"salus-acct: summary not stored: {failure}", file=sys.stderr)
+        print(f"salus-acct: summary not stored: {visible(failure)}", file=sys.stderr)
     if json:
-        write_json(_as_json(found, stored.count))
+        write_json({**_as_json(found, stored.count), "skipped": skipped_count})
     else:
         _print(found, "missing" if dry_run else "added", stored.count)
     if dry_run and (found.filled or found.disagreements or found.unknown):
@@ -85,13 +90,16 @@ def _print(found: "Reconciled", verb: str, summary_count: int) -> None:
         f"differences, {len(found.unknown)} unknown to sacct, {summary_count} summaries stored"
     )
     for d in found.disagreements:
-        print(f"  job {d.job.job_id} restart {d.job.restart_count}: {d.what}: {d.ours} in Salus, {d.slurms} in Slurm")
+        difference = visible(f"{d.what}: {d.ours} in Salus, {d.slurms} in Slurm")
+        print(f"  job {d.job.job_id} restart {d.job.restart_count}: {difference}")
     for key in found.unknown:
         print(f"  job {key.job_id} restart {key.restart_count}: sacct has no such run")
 
 
 def _read(path: Path) -> str:
     try:
-        return sys.stdin.read() if str(path) == "-" else path.read_text(errors="replace")
+        # As bytes: text mode would turn a carriage return in a job's name into a newline.
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
         raise RequestError(f"cannot read sacct output: {path}: {error.strerror}") from error
+    return content.decode(errors="replace")

@@ -15,6 +15,7 @@ from cli.acct.report_fields import ReportColumn, Scale
 from cli.acct.report_options import OutputOptions
 from cli.output.moments import format_duration, format_moment
 from cli.output.render import write_json
+from nodedaemon.wire.text import visible
 
 # Incremented when a name in --json is removed or changes its meaning.
 JSON_SCHEMA = 1
@@ -70,7 +71,7 @@ def write_table(report: Report, layout: Layout, out: IO[str]) -> None:
     style = layout.scale.moment_style
     if layout.options.with_heading:
         window = f"{format_moment(report.start_utc_ns, style)} .. {format_moment(report.end_utc_ns, style)}"
-        clusters = ",".join(report.clusters) or "-"
+        clusters = visible(",".join(report.clusters)) or "-"
         unit = f"   time in {layout.scale.unit}" if layout.scale.unit else ""
         print(f"Salus report  cluster={clusters}  {window}   devices: {report.summary.device_count}{unit}", file=out)
         heading = "  ".join(_pad(column.field.heading, column) for column in layout.columns).rstrip()
@@ -104,7 +105,7 @@ def _write_notes(report: Report, out: IO[str]) -> None:
 
 
 def _cells(row: ReportRow, layout: Layout) -> list[str]:
-    return [layout.scale.text(column.field, row) for column in layout.columns]
+    return [visible(layout.scale.text(column.field, row)) for column in layout.columns]
 
 
 def stems(depths: Sequence[int]) -> list[str]:
@@ -125,7 +126,7 @@ def _line(row: ReportRow, layout: Layout, stem: str) -> str:
     if row.depth and not row.job:
         # The first column names the member of the group: a user of an account, or an account of a user.
         is_by_account = layout.columns[0].field.name == "account"
-        cells[0] = stem + ((row.user or row.account) if is_by_account else row.account)
+        cells[0] = stem + visible((row.user or row.account) if is_by_account else row.account)
     return "  ".join(_pad(cell, column) for cell, column in zip(cells, layout.columns, strict=True)).rstrip()
 
 
@@ -139,7 +140,6 @@ def _total_row(report: Report, layout: Layout) -> ReportRow:
 def _pad(text: str, column: ReportColumn) -> str:
     from rich.cells import cell_len, set_cell_size
 
-    text = text.replace("\n", " ").replace("\x1b", "\ufffd")
     length = cell_len(text)
     if length > column.width:
         # As in sacct, a long name is truncated and marked with a plus. A number is never truncated.
@@ -150,4 +150,4 @@ def _pad(text: str, column: ReportColumn) -> str:
 
 
 def _flat(cell: str, delimiter: str) -> str:
-    return cell.replace("\n", " ").replace(delimiter, "/" if delimiter == "|" else " ")
+    return cell.replace(delimiter, "/" if delimiter == "|" else " ")

@@ -21,6 +21,7 @@ from nodedaemon.wire.control import (
     WhyAnswer,
 )
 from nodedaemon.wire.envelope import NotFoundError, UnreachableError
+from nodedaemon.wire.text import visible
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, in bytes and nanoseconds.")]
 Parsable = Annotated[
@@ -84,7 +85,7 @@ def status(
         elif heading == "sessions":
             print("\nno sessions")
     for line in notes_of(node):
-        print(line)
+        print(visible(line))
 
 
 def notes_of(node: NodeStatus) -> list[str]:
@@ -166,7 +167,7 @@ def why(
     if json:
         write_json(msgspec.to_builtins(answer))
         return
-    print("\n".join(why_lines(answer)))
+    print("\n".join(visible(line) for line in why_lines(answer)))
 
 
 def why_lines(answer: WhyAnswer) -> list[str]:

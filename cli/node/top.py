@@ -20,6 +20,7 @@ from cli.output.render import write_json
 from cli.output.units import percent_text, size_text, span_text
 from cli.remote.salusd import DaemonClient, connect
 from nodedaemon.wire.control import DeviceStatus, LaneStatus, NodeStatus, SessionStatus
+from nodedaemon.wire.text import visible
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -112,7 +113,7 @@ def view_lines(node: NodeStatus, width: int, order: str, *, is_ascii: bool) -> "
 
     clock = time.strftime("%H:%M:%S", time.localtime(node.now_utc_ns / 1e9))
     lines = [Text(f"salus top  {node.node}  {clock}  {len(node.sessions)} sessions  order {order}", style="bold")]
-    lines += [Text(f"! {note}", style="red") for note in notes_of(node)]
+    lines += [Text(visible(f"! {note}"), style="red") for note in notes_of(node)]
     for device in node.devices:
         lines.append(Text(""))
         lines += _device_lines(device, width, is_ascii=is_ascii)
@@ -141,7 +142,10 @@ def _device_lines(device: DeviceStatus, width: int, *, is_ascii: bool) -> "list[
         "".join(f" {letter} {size_text(value)}" for letter, value, _ in parts) + f" free {size_text(device.free_bytes)}"
     )
     bar = _bar(parts, device.capacity_bytes, max(10, width - len(sizes) - 4), is_ascii=is_ascii)
-    return [Text(head, style="bold" if device.lost_reason is None else "bold red"), Text("  ") + bar + Text(sizes)]
+    return [
+        Text(visible(head), style="bold" if device.lost_reason is None else "bold red"),
+        Text("  ") + bar + Text(sizes),
+    ]
 
 
 def _bar(parts: tuple[tuple[str, int, str], ...], total: int, width: int, *, is_ascii: bool) -> "Text":
@@ -170,7 +174,7 @@ def _lane_line(
     text = f" {size_text(lane.size_bytes):>6} {lane.state:<9} runs {running}, {waiting} wait"
     letters = max(6, min(30, width - len(text) - 12))
     bar = _bar((("E", lane.size_bytes, "green"),), device.capacity_bytes, letters, is_ascii=is_ascii)
-    return Text(f"  lane {lane.lane:<3} ") + bar + Text(text)
+    return Text(f"  lane {lane.lane:<3} ") + bar + Text(visible(text))
 
 
 def _session_heading(width: int) -> str:
@@ -183,16 +187,17 @@ def _session_lines(session: SessionStatus, width: int) -> "list[Text]":
 
     styles = {"running": "green", "revoked": "green", "waiting": "yellow", "arriving": "magenta"}
     state = session.state + ("*" if session.is_stopped else "")
+    job, user, why = (visible(text) for text in (session.job, session.user, session.reason))
     text = (
-        f"  {session.job[:12] or '-':<12} {session.user[:8] or '-':<8} {session.lane or '-':>4} {state[:9]:<9}"
+        f"  {job[:12] or '-':<12} {user[:8] or '-':<8} {session.lane or '-':>4} {state[:9]:<9}"
         f" {size_text(session.persistent_bytes):>6} {size_text(session.ephemeral_bytes):>6}"
         f" {percent_text(session.share_permille):>6}/{percent_text(session.entitled_permille):<6}"
     )
     style = styles.get(session.state, "")
     text += f" {span_text(session.waiting_ns or session.waited_ns):>8}"
     if width >= WIDTH_WIDE:
-        return [Text(f"{text}  {session.reason}", style=style)]
-    reason = [Text(f"    waits: {session.reason}", style=style)] if session.reason else []
+        return [Text(f"{text}  {why}", style=style)]
+    reason = [Text(f"    waits: {why}", style=style)] if why else []
     return [Text(text, style=style), *reason]
 
 

@@ -12,6 +12,8 @@ from typing import IO, Annotated, Literal, NamedTuple
 
 import typer
 
+from nodedaemon.wire.text import visible, visible_json
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Parsable = Annotated[bool, typer.Option("--parsable2", "-P", help="Print columns separated by |.")]
 
@@ -46,12 +48,12 @@ def form_of(*, parsable: bool = False, json: bool = False) -> Form:
 
 
 def text_of(cell: Cell) -> str:
-    """A cell as text: empty for None, yes or no for a bool."""
+    """A cell as text on one line: empty for None, yes or no for a bool."""
     if cell is None:
         return ""
     if isinstance(cell, bool):
         return "yes" if cell else "no"
-    return str(cell)
+    return visible(str(cell))
 
 
 def write_rows(
@@ -76,13 +78,12 @@ def write_rows(
 
 def write_json(value: object, *, stream: IO[str] | None = None) -> None:
     """Write one indented JSON document with a final newline."""
-    json.dump(value, stream or sys.stdout, indent=2, ensure_ascii=False)
-    print(file=stream or sys.stdout)
+    print(visible_json(json.dumps(value, indent=2, ensure_ascii=False)), file=stream or sys.stdout)
 
 
 def _flat(text: str) -> str:
-    # A row of -P is one line with a fixed number of bars, even if a job's name contains one.
-    return text.replace("\n", " ").replace("|", "/")
+    # A row of -P has a fixed number of bars, even if a job's name contains one.
+    return text.replace("|", "/")
 
 
 def _write_table(rows: Iterable[Mapping[str, Cell]], columns: Sequence[Column], stream: IO[str]) -> None:

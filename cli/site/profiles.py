@@ -18,6 +18,7 @@ from nodedaemon.config.kinds import Size, Time
 from nodedaemon.core.errors import RequestError
 from nodedaemon.core.types import MIB
 from nodedaemon.wire.envelope import NotFoundError
+from nodedaemon.wire.text import visible
 
 if TYPE_CHECKING:
     from accounting.profiles import ProfileChange, ProfileView
@@ -75,14 +76,14 @@ def show(context: typer.Context, signature: Signature, user: User = "", model: M
         return
     for profile in found:
         solo_ns = profile.solo_iteration_ns
-        print(describe(profile.key))
+        print(visible(describe(profile.key)))
         print(f"  admission uses   {_sizes(profile.persistent_bytes, profile.ephemeral_bytes)}")
         print("                   (plus headroom and rounding)")
-        print(f"  because          {profile.why()}")
+        print(f"  because          {visible(profile.why())}")
         print(f"  measured         {_sizes(profile.measured_persistent_bytes, profile.measured_ephemeral_bytes)}")
         print(f"  live bytes       {_sizes(profile.live_persistent_bytes, profile.live_ephemeral_bytes)}")
         print(f"  solo iteration   {'n/a' if solo_ns is None else f'{solo_ns / 1e6:.3f} ms'}")
-        print(f"  boundary rule    {profile.boundary_rule or 'not learned'}")
+        print(f"  boundary rule    {visible(profile.boundary_rule) or 'not learned'}")
         print(f"  version          {profile.version}, changed {format_moment(profile.changed_utc_ns)}")
 
 

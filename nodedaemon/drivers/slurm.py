@@ -16,20 +16,19 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import JobId
 from nodedaemon.drivers.cgroup import parse_listpids
 from nodedaemon.wire.control import JobAtStart
+from nodedaemon.wire.delimited import new_delimiter, squeue_format, squeue_rows
 from nodedaemon.wire.segment import find_segment
 
 #: States in which a job holds its devices or its Epilog runs.
 HOLDING_STATES = frozenset(
     {"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "STAGE_OUT", "SIGNALING", "RESIZING"}
 )
-# Fixed widths and no text that a user chose: no column can be mistaken for another.
 _COLUMNS = (("JobID", 32), ("State", 32), ("RestartCnt", 16))
-# Admins choose account, QOS and partition, and SlurmUser writes admin_comment; their widths are fixed too.
 _START_COLUMNS = (
     *_COLUMNS, ("UserID", 16), ("tres-per-node", 512), ("Account", 64), ("QOS", 64), ("Partition", 64),
     ("admin_comment", 2048),
 )  # fmt: skip
-_SALUS_TRES = re.compile(r"(?:^|,)gres[:/]salus(?:[:=,]|$)")
+SALUS_TRES = re.compile(r"(?:^|,)gres[:/]salus(?:[:=,]|$)")
 
 
 class UnknownJobError(OperatingError):
@@ -81,7 +80,7 @@ class NodeCommands:
             raise OperatingError(f"Slurm: squeue: job {job}: an empty answer; is slurmctld up?")
         for state, restarts, uid, tres, account, qos, partition, comment in rows:
             segment = find_segment(comment)
-            if state in HOLDING_STATES and segment and _SALUS_TRES.search(tres) and uid.isdigit():
+            if state in HOLDING_STATES and segment and SALUS_TRES.search(tres) and uid.isdigit():
                 return JobAtStart(
                     uid=int(uid),
                     restart=int(restarts) if restarts.isdigit() else 0,
@@ -104,15 +103,13 @@ class NodeCommands:
 
     async def _squeue(self, job: JobId, columns: tuple[tuple[str, int], ...], *options: str) -> list[list[str]]:
         """The columns of a job after its id. The id of an array also selects its tasks, which are left out."""
-        wanted = ",".join(f"{name}:{width}" for name, width in columns)
-        status, output, errors = await self._run(
-            "squeue", "--noheader", *options, f"--jobs={job}", f"--Format={wanted}"
-        )
+        delimiter = new_delimiter()
+        wanted = squeue_format(columns, delimiter)
+        status, output, errors = await self._run("squeue", "--noheader", *options, f"--jobs={job}", wanted)
         if status != 0:
             kind = UnknownJobError if "Invalid job id" in errors else OperatingError
             raise kind(f"Slurm: squeue: job {job}: {_last(errors)}; is slurmctld up?")
-        rows = [_cells(line, columns) for line in output.splitlines()]
-        return [cells for number, *cells in rows if number == job]
+        return [cells for number, *cells in squeue_rows(output, columns, delimiter) if number == job]
 
     async def extend_limit(self, job: JobId, minutes: int) -> None:
         """Add `minutes` to a running job's time limit."""
@@ -145,14 +142,6 @@ class NodeCommands:
         return process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
 
 
-def _cells(line: str, columns: tuple[tuple[str, int], ...]) -> list[str]:
-    cells, place = [], 0
-    for _, width in columns:
-        cells.append(line[place : place + width].strip())
-        place += width
-    return cells
-
-
 def _last(errors: str) -> str:
-    lines = errors.strip().splitlines()
-    return lines[-1] if lines else "an empty answer"
+    lines = errors.strip().split("\n")
+    return lines[-1] or "an empty answer"

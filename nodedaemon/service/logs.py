@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from nodedaemon.wire.rate import KindBudget
+from nodedaemon.wire.text import visible_fields
 
 #: These come first on a line, so that a reader sees at once what the line is about.
 KEY_ORDER = ("timestamp", "level", "event", "job", "session", "device")
@@ -65,6 +66,7 @@ def configure(*, is_json: bool = False, level: str = "info", stream: Any = None)
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *([] if is_json else [visible_fields]),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),

@@ -29,6 +29,7 @@ from nodedaemon.core.errors import OperatingError, RequestError, SalusError
 from nodedaemon.core.types import SECOND_NS
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, Request, read_request, write_answer
 from nodedaemon.wire.rate import UserRate
+from nodedaemon.wire.text import visible_fields
 from nodedaemon.wire.trust import peer_credentials
 from slurm_plugin.admitd.answers import SubmitAnswers, refused
 from slurm_plugin.admitd.catalog import catalog_of
@@ -86,6 +87,8 @@ class AdmissionServer:
         export("summaries", "Summaries written to AdminComment.", lambda: counters.summary_count)
         export("summaries_left_out", "Summaries not written, to protect the comments of other tools.",
                lambda: counters.left_out_count)  # fmt: skip
+        export("sacct_rows_skipped", "Rows of sacct that the last comparison could not read or store.",
+               lambda: counters.skipped_count)  # fmt: skip
         export("upkeep_failures", "Upkeep rounds that failed.", lambda: counters.failure_count)
         self.rate = UserRate()
         self.submit_rate = UserRate()
@@ -278,6 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="salus-admitd", description="Salus's admission service.")
     parser.add_argument("-f", "--config-file", type=Path, help="configuration file; overrides SALUS_CONF")
     arguments = parser.parse_args()
+    structlog.configure(processors=[visible_fields, *structlog.get_config()["processors"]])
     try:
         path = locate(arguments.config_file)
         asyncio.run(serve(load_or_raise(path), path))

@@ -21,6 +21,7 @@ from accounting.storage.database import Database
 from nodedaemon.config import Config
 from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import SECOND_NS
+from nodedaemon.wire.envelope import UnreachableError
 from slurm_plugin.slurm.cli import SlurmCommands
 from slurm_plugin.slurm.sacct import read_accounts, read_runs, store_summaries
 
@@ -42,6 +43,7 @@ class UpkeepCounters:
 
     summary_count: int = 0
     left_out_count: int = 0
+    skipped_count: int = 0
     failure_count: int = 0
 
 
@@ -70,16 +72,12 @@ class Upkeep:
         """Correct our records from Slurm's for the runs since the last round, and write summaries of ended jobs."""
         back_ns = LOOK_BACK_NS if self._compared_utc_ns else FIRST_LOOK_BACK_NS
         window = ((self._compared_utc_ns or now_ns) - back_ns, now_ns)
-        rows = read_runs(self._commands, window, cluster=self._config.settings.cluster.name)
+        table = read_runs(self._commands, window, cluster=self._config.settings.cluster.name)
         database = self._open_database()
-        # A running job appears in every round; write only rows that have changed.
-        changed = [row for row in rows if self._written.get(row.record.key) != row]
-        if changed:
-            for mismatch in reconcile(database, changed, window=window).disagreements:
-                log.info("records corrected", job=mismatch.job.job_id, what=mismatch.what, ours=mismatch.ours,
-                         slurms=mismatch.slurms)  # fmt: skip
-        self._written = {row.record.key: row for row in rows}
+        rows, skipped = table.rows, self._correct(database, table.rows, window)
+        self._written = {row.record.key: row for row in rows if row.record.key not in skipped}
         self._compared_utc_ns = now_ns
+        self._report_skipped(table.bad_count + len(skipped))
         stored = store_summaries(self._commands, self._config, database, rows, now_utc_ns=now_ns)
         self.counters.summary_count += stored.count
         self.counters.left_out_count = stored.left_out_count
@@ -89,6 +87,31 @@ class Upkeep:
         if now_ns - self._accounts_utc_ns >= ACCOUNTS_INTERVAL_NS:
             self._accounts_utc_ns = now_ns
             LedgerWriter(database).write(read_accounts(self._commands, now_utc_ns=now_ns))
+
+    def _correct(self, database: Database, rows: list[SacctRow], window: tuple[int, int]) -> set[JobKey]:
+        """Write the rows that have changed, and return those that could not be stored."""
+        # A running job appears in every round.
+        changed = [row for row in rows if self._written.get(row.record.key) != row]
+        if not changed:
+            return set()
+        try:
+            found = reconcile(database, changed, window=window)
+        except UnreachableError:
+            # The next round covers this time again.
+            raise
+        except Exception:
+            # A row that we fail on must not be in every later window, or no job would be compared any more.
+            self._compared_utc_ns = window[1]
+            raise
+        for mismatch in found.disagreements:
+            log.info("records corrected", job=mismatch.job.job_id, what=mismatch.what, ours=mismatch.ours,
+                     slurms=mismatch.slurms)  # fmt: skip
+        return set(found.skipped)
+
+    def _report_skipped(self, count: int) -> None:
+        if count and count != self.counters.skipped_count:
+            log.warning("rows of sacct skipped: they could not be read or stored", count=count)
+        self.counters.skipped_count = count
 
     def retain(self, now_ns: int) -> None:
         """Roll up and purge old records by RollUpAfter and PurgeAfter."""

@@ -114,13 +114,18 @@ def leave_marker(socket_path: str, request: dict[str, object]) -> None:
     job = str(request["job"])
     marker = marker_path(socket_path, "jobs", job)
     os.makedirs(os.path.dirname(marker), mode=0o755, exist_ok=True)  # noqa: PTH103, PTH120
-    with open(marker + ".new", "wb") as file:  # noqa: PTH123
+    with open(marker + ".new", "wb", opener=_open_private) as file:
         file.write(write_request(request))
     os.replace(marker + ".new", marker)  # noqa: PTH105
     try:  # noqa: SIM105 - contextlib is not loaded
         os.unlink(marker_path(socket_path, "ended", job))  # noqa: PTH108
     except FileNotFoundError:
         pass
+
+
+def _open_private(path: str, flags: int) -> int:
+    # The SPANK plugin, in the user's process, only looks whether the file exists. What is in it concerns only root.
+    return os.open(path, flags, 0o600)
 
 
 def end_marker(socket_path: str, job: str) -> bool:

@@ -18,11 +18,11 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, 
 
 import hook  # type: ignore[import-not-found]
 
-# Fixed widths, so that a name chosen by a user cannot pass for another column.
 COLUMNS = (
     ("account", "Account", 64),
     ("qos", "QOS", 64),
     ("restart", "RestartCnt", 16),
+    ("tres", "tres-per-node", 512),
     ("segment", "admin_comment", 2048),
 )
 SQUEUE_TIMEOUT_S = 5.0
@@ -35,7 +35,9 @@ class Squeue:
     """A query to slurmctld that runs while this process loads what it needs next."""
 
     def __init__(self, job: str) -> None:
-        wanted = ",".join(f"{name}:{width}" for _, name, width in COLUMNS)
+        # Users choose some of the texts, but not the delimiter; see nodedaemon/wire/delimited.py.
+        self._delimiter = "x" + os.urandom(16).hex()
+        wanted = ",".join(f"{name}:{width}{self._delimiter}" for _, name, width in COLUMNS)
         self._deadline = time.monotonic() + SQUEUE_TIMEOUT_S
         self._output, theirs = os.pipe()
         try:
@@ -48,8 +50,8 @@ class Squeue:
         finally:
             os.close(theirs)
 
-    def answer(self) -> str:
-        """The first line of its output; OSError if it failed or took too long."""
+    def answer(self) -> list[str]:
+        """The cells of the first row, or [] without one; OSError if it failed or took too long."""
         import select  # noqa: PLC0415 - see hook.py
         import signal  # noqa: PLC0415
 
@@ -67,31 +69,37 @@ class Squeue:
         os.close(self._output)
         if os.waitpid(self._pid, 0)[1] != 0:
             raise OSError("it failed")
-        return output.decode(errors="replace").split("\n")[0]
+        cells = output.decode(errors="replace").split(self._delimiter)
+        return [cell.strip(" ") for cell in cells[: len(COLUMNS)]] if len(cells) > len(COLUMNS) else []
 
 
 def ask_slurm(job: str) -> dict[str, str]:
-    """Account, QOS and our segment of admin_comment, which only root and SlurmUser can write; {} without an answer."""
+    """The columns of the job, with only our segment of admin_comment; {} without an answer."""
     try:
         question = Squeue(job)
         # Loaded here, while slurmctld answers.
         import json  # noqa: F401, PLC0415
         import socket  # noqa: F401, PLC0415
 
-        line = question.answer()
+        cells = question.answer()
     except OSError as error:
         hook.say(f"prolog: job {job}: squeue: {error}")
         return {}
-    if not line:
+    if not cells:
         # squeue reports some errors with exit status 0 and an empty answer.
         return {}
-    fields, place = {}, 0
-    for key, _, width in COLUMNS:
-        text = line[place : place + width].strip()
-        fields[key] = "" if text == "(null)" else text
-        place += width
+    fields = {key: "" if cell == "(null)" else cell for (key, _, _), cell in zip(COLUMNS, cells)}  # noqa: B905 - 3.8
     fields["segment"] = find_segment(fields["segment"])
     return fields
+
+
+def has_salus(tres: str) -> bool:
+    """Whether tres-per-node names gres/salus. A copy of SALUS_TRES in nodedaemon/drivers/slurm.py without `re`; tested.
+
+    A segment alone is not enough: a user's own program can write an admin_comment when it submits a job.
+    """
+    marks = [gres.replace("/", ":").replace("=", ":").split(":")[:2] for gres in tres.split(",")]
+    return ["gres", "salus"] in marks
 
 
 def find_segment(comment: str) -> str:
@@ -108,7 +116,7 @@ def request_of(environment: os._Environ[str], wait_s: float) -> dict[str, object
         return None
     fields = ask_slurm(job)
     # Without Slurm's answer the job may be ours: salusd asks Slurm again about a job without a segment.
-    if fields and not fields["segment"]:
+    if fields and not (fields["segment"] and has_salus(fields["tres"])):
         return None
     return {
         "verb": "job_start",

@@ -102,6 +102,13 @@ local function apply(record, answer)
   return slurm.SUCCESS
 end
 
+-- The comment without words that look like ours. A user's own program can write admin_comment when it submits a job.
+local function without_our_words(comment)
+  return (comment:gsub("%S+", function(word)
+    return (word:find("^salus:") or word:find("^salus%-sum:")) and "" or nil
+  end))
+end
+
 -- A copy of merge_word in nodedaemon/wire/segment.py; a test compares them.
 local function merge_segment(comment, segment)
   local is_found = false
@@ -131,6 +138,8 @@ local function without_answer(record, why)
 end
 
 local function submit(record, uid)
+  local comment = record.admin_comment
+  if type(comment) == "string" and comment ~= "" then record.admin_comment = without_our_words(comment) end
   local fields = fields_of(record, FIELDS)
   if not is_ours(fields) then return slurm.SUCCESS end
   local answer, why = ask("submit", { uid = uid, job = fields, options = options_of(record),

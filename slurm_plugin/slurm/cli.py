@@ -46,17 +46,17 @@ class SlurmCommands:
         program = str(Path(self._directory, argv[0])) if self._directory else argv[0]
         try:
             done = subprocess.run(
-                [program, *argv[1:]], capture_output=True, text=True, errors="replace", timeout=self._timeout_s,
-                check=False, env=self._environment,
-            )  # fmt: skip
+                [program, *argv[1:]], capture_output=True, timeout=self._timeout_s, check=False, env=self._environment
+            )
         except subprocess.TimeoutExpired as error:
             raise SlurmError(f"Slurm: {argv[0]}: no answer in {self._timeout_s:g} s; see slurmctld's log") from error
         except OSError as error:
             raise SlurmError(f"Slurm: {argv[0]}: {error.strerror}; set SlurmBinDir or PATH") from error
         if done.returncode != 0:
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            raise SlurmError(f"Slurm: {' '.join(argv[:3])}: {lines[-1] if lines else f'exit status {done.returncode}'}")
-        return done.stdout
+            last = (done.stderr or done.stdout).decode(errors="replace").strip().rpartition("\n")[2]
+            raise SlurmError(f"Slurm: {' '.join(argv[:3])}: {last or f'exit status {done.returncode}'}")
+        # Not in text mode, which would turn a carriage return in a name into a newline.
+        return done.stdout.decode(errors="replace")
 
     def release(self) -> tuple[int, int]:
         """Major and minor version, as (22, 5)."""

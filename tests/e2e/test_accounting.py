@@ -67,7 +67,7 @@ def sacct_table(cluster):
         return lab.run(*command, SLURM_TIME_FORMAT="%s").stdout
 
     def is_written():
-        rows = read_sacct(table(), cluster=cluster.plan.name)
+        rows = read_sacct(table(), cluster=cluster.plan.name).rows
         # Look at every run: the first run of a requeued job ended long before the second.
         return len(rows) >= 9 and all(row.record.end_utc_ns is not None for row in rows)
 
@@ -98,7 +98,7 @@ def ask(lab, question, user):
 
 def test_held_time_agrees_with_sacct_to_the_second_for_every_job(reconciled):
     lab, ids, text = reconciled
-    rows = read_sacct(text, cluster=lab.cluster.plan.name)
+    rows = read_sacct(text, cluster=lab.cluster.plan.name).rows
     database = open_database(f"sqlite:///{lab.cluster.plan.path('db', 'salus.db')}")
     held = stored_held_s(database, [row.record.key for row in rows])
     database.close()
@@ -114,7 +114,9 @@ def test_held_time_agrees_with_sacct_to_the_second_for_every_job(reconciled):
 def test_a_job_past_its_time_limit_is_released_and_counted_up_to_its_end(sacct_table):
     lab, ids, text = sacct_table
     (row,) = [
-        row for row in read_sacct(text, cluster=lab.cluster.plan.name) if str(row.record.key.job_id) == ids["timeout"]
+        row
+        for row in read_sacct(text, cluster=lab.cluster.plan.name).rows
+        if str(row.record.key.job_id) == ids["timeout"]
     ]
     assert lab.ask("sacct", "-X", "-n", "-P", "-j", ids["timeout"], "-o", "State").strip() == "TIMEOUT"
     assert 1 <= sacct_held_s(row) < 60
@@ -125,7 +127,7 @@ def test_a_job_past_its_time_limit_is_released_and_counted_up_to_its_end(sacct_t
 
 def test_the_report_counts_what_sacct_counts(reconciled):
     lab, ids, text = reconciled
-    rows = read_sacct(text, cluster=lab.cluster.plan.name)
+    rows = read_sacct(text, cluster=lab.cluster.plan.name).rows
     jobs = ",".join(ids.values())
     done = acct(lab, "report", "cluster", "-P", "-n", "-o", "held", "-t", "Seconds", "-j", jobs)
     assert done.stdout.strip() == str(sum(sacct_held_s(row) for row in rows)), done.stderr
@@ -148,7 +150,9 @@ def test_users_see_their_own_jobs_and_operators_all(reconciled):
 def test_every_job_has_its_summary_in_the_admin_comment_without_a_command(sacct_table):
     lab, ids, text = sacct_table
     # Rows of the same job are in the order of its runs, so this keeps the last run.
-    held = {str(row.record.key.job_id): sacct_held_s(row) for row in read_sacct(text, cluster=lab.cluster.plan.name)}
+    held = {
+        str(row.record.key.job_id): sacct_held_s(row) for row in read_sacct(text, cluster=lab.cluster.plan.name).rows
+    }
     jobs = set(held) - {ids["cancel"]}
     wait_for(
         lambda: all(re.search(r" salus-sum:1;(run=\d+;)?held=\d+;", _comment(lab, job)) for job in jobs),

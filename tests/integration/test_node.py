@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support.salusd import ROOT
+from tests.support.squeue import squeue_script
 from tests.support.workers import overlaps
 
 
@@ -136,11 +137,8 @@ def test_a_job_gets_the_bytes_of_its_segment_even_if_slurm_did_not_answer_its_pr
     """Many jobs that start at once make slurmctld slow. Without its segment, the job would wait for a whole device."""
     segment = "salus:1;P=4194304;E=4194304;K=shared"
     squeue = tmp_path / "squeue"
-    squeue.write_text(f"""#!/bin/sh
-mkdir "{tmp_path}/asked" 2>/dev/null && exit 1
-printf '%-32s%-32s%-16s%-16s%-512s%-64s%-64s%-64s%-2048s\\n' \\
-    9 RUNNING 0 {os.getuid()} gres:salus:1 physics normal main "{segment}"
-""")
+    row = ["9", "RUNNING", "0", str(os.getuid()), "gres:salus:1", "physics", "normal", "main", segment]
+    squeue.write_text(f"#!/bin/sh\nmkdir '{tmp_path}/asked' 2>/dev/null && exit 1\n{squeue_script(row)}\n")
     squeue.chmod(0o755)
     tmp_path.chmod(0o755)
     daemon = salusd(config=f"SlurmBinDir={tmp_path}")

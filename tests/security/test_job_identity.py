@@ -10,6 +10,7 @@ import pytest
 from tests.support.attacker import ATTACKER
 from tests.support.device_kind import IS_CUDA
 from tests.support.salusd import wait_until
+from tests.support.squeue import squeue_script
 
 pytestmark = pytest.mark.skipif(IS_CUDA, reason="one kind of device is enough")
 
@@ -64,8 +65,8 @@ def delegate():
 def daemon(salusd, tmp_path):
     """A daemon that knows jobs 42 and 77 of the attacker. Slurm knows no other job that has a device."""
     tmp_path.joinpath("scontrol").write_text("#!/bin/sh\necho PID JOBID STEPID LOCALID GLOBALID\n")
-    row = f"{'99':32}{'RUNNING':32}{'0':16}{ATTACKER!s:16}{'N/A':512}{'':192}{'(null)':2048}"
-    tmp_path.joinpath("squeue").write_text(f"#!/bin/sh\necho '{row}'\n")
+    row = ["99", "RUNNING", "0", str(ATTACKER), "N/A", "", "", "", "(null)"]
+    tmp_path.joinpath("squeue").write_text(f"#!/bin/sh\n{squeue_script(row)}\n")
     for name in ("scontrol", "squeue"):
         tmp_path.joinpath(name).chmod(0o755)
     started = salusd(config=f"LocalJobs=no\nSlurmBinDir={tmp_path}\nPrologTimeout=5")

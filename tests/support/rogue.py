@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 from nodedaemon.wire import framing
-from nodedaemon.wire.messages import Hello, Map, Return, Unmap, Unmapped, Want
+from nodedaemon.wire.messages import Hello, Map, ProfileReport, Return, Unmap, Unmapped, Want
 from tests.support.worker import MIB, start_run
 
 
@@ -97,6 +97,12 @@ class Rogue:
         """Send RETURN with a hand-over that did not happen and more iterations than are possible."""
         for epoch in range(1, 20):
             framing.send(self.connection, Return(epoch, 0, 2**63, 2**32 - 1, 2**32 - 1, 1, 0))
+        return {}
+
+    def lie_profile(self, iteration_ns: int = 2**64 - 1) -> dict[str, object]:
+        """Report more memory, and longer iterations, than are possible."""
+        huge = 2**64 - 1
+        framing.send(self.connection, ProfileReport(huge, huge, huge, huge, iteration_ns, huge))
         return {}
 
     def lie_leave(self) -> dict[str, object]:

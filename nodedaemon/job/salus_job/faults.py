@@ -15,7 +15,9 @@ _is_reported = False
 
 def warn(text: str) -> None:
     if os.environ.get("SALUS_VERBOSE", "") not in ("", "0"):
-        sys.stderr.write("salus: %s\n" % text)
+        # A reason from the daemon may contain a name that another user chose.
+        shown = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+        sys.stderr.write("salus: %s\n" % shown)
 
 
 def report(text: str) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -72,7 +73,9 @@ class PrologFiles:
     def write(self, request: JobStart) -> None:
         self._folder.mkdir(mode=0o755, exist_ok=True)
         new = self._folder / f"{request.job}.new"
-        new.write_bytes(msgspec.json.encode(request))
+        # Only root may read it, as with the Prolog's own file.
+        with open(new, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(msgspec.json.encode(request))
         new.replace(self._folder / request.job)
         (self._ended / request.job).unlink(missing_ok=True)
 

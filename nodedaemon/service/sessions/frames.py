@@ -17,9 +17,10 @@ from nodedaemon.drivers.process import Process
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
 from nodedaemon.service.logs import log
+from nodedaemon.service.sessions.bounds import bounded_count
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.greeting import SessionGreeting
-from nodedaemon.service.sessions.handover import ITERATION_COUNT_MAX, Handover
+from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.service.sessions.resume import SessionResume
 from nodedaemon.service.sessions.roster import LiveSession
@@ -107,7 +108,7 @@ class GrantFrames:
             self._handover.settle_offers_to(facts.session)
         if facts.view.epoch != message.epoch:
             return
-        iteration_count = min(message.iteration_count, ITERATION_COUNT_MAX)
+        iteration_count = bounded_count(message.iteration_count, facts, self._dispatcher.clock())
         handed_over = Epoch(message.successor_epoch) if message.handed_over else None
         if handed_over is not None and handed_over not in facts.view.offers:
             raise PeerError(f"hand-over refused: session {facts.session}: epoch {handed_over} was not offered")

@@ -26,13 +26,11 @@ from nodedaemon.core import events
 from nodedaemon.core.types import Epoch, SessionId
 from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.state import SessionFacts
+from nodedaemon.service.sessions.bounds import bounded_count
 from nodedaemon.service.sessions.gate_memory import GateReading
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.shell import Shell
 from nodedaemon.wire.pages import GateState
-
-#: Upper bound for the iterations of one grant that a page may claim: a lease of a day at 1 ms per iteration has fewer.
-ITERATION_COUNT_MAX = 100_000_000
 
 
 class Handover:
@@ -72,7 +70,7 @@ class Handover:
         successor_epoch = facts.view.successor_epoch
         if successor_epoch is not None and live.page.withdraw_successor():
             self._disarm(facts.view.offers[successor_epoch], successor_epoch)
-        count = self._count_under(live.page.read(), epoch)
+        count = self._count_under(live.page.read(), facts)
         self._dispatcher.submit(events.GrantReturned(facts.session, epoch, count, wants_next=False))
         return True
 
@@ -97,7 +95,7 @@ class Handover:
         if reading.epoch != facts.view.epoch or reading.state in (GateState.RUNNING, GateState.IDLE):
             return False
         epoch = facts.view.epoch
-        count = self._count_under(reading, epoch)
+        count = self._count_under(reading, facts)
         contended_count = min(reading.returned_contended_count, count) if reading.returned_epoch == epoch else 0
         wants_next = reading.state is GateState.WAITING
         started = self.settle(live, facts)
@@ -120,11 +118,11 @@ class Handover:
         started = self.settle(live, facts)
         reading = live.page.read() if live.page is not None else None
         if started is not None:
-            count = min(reading.started_count, ITERATION_COUNT_MAX) if reading is not None else 0
+            count = self._bounded(reading.started_count, facts) if reading is not None else 0
             event = events.GrantReturned(facts.session, epoch, count, wants_next=False, handed_over=started)
             self._dispatcher.submit(event)
         elif reading is not None and reading.epoch == epoch:
-            return self._count_under(reading, epoch)
+            return self._count_under(reading, facts)
         return 0
 
     def _replace_successor(self, live: LiveSession, facts: SessionFacts) -> bool:
@@ -165,7 +163,10 @@ class Handover:
         # A live session that has not reconnected after a restart may be running: wait for it.
         return live.page is not None and live.page.disarm(epoch)
 
-    @staticmethod
-    def _count_under(reading: GateReading, epoch: int) -> int:
-        is_returned = reading.returned_epoch == epoch
-        return min(reading.returned_count if is_returned else reading.started_count, ITERATION_COUNT_MAX)
+    def _count_under(self, reading: GateReading, facts: SessionFacts) -> int:
+        """The iterations that the page claims under the session's grant."""
+        is_returned = reading.returned_epoch == facts.view.epoch
+        return self._bounded(reading.returned_count if is_returned else reading.started_count, facts)
+
+    def _bounded(self, count: int, facts: SessionFacts) -> int:
+        return bounded_count(count, facts, self._dispatcher.clock())

@@ -27,6 +27,7 @@ from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
 from nodedaemon.service.logs import log
 from nodedaemon.service.node import NodeIdentity
+from nodedaemon.service.sessions.bounds import bounded_profile
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
 from nodedaemon.service.usage.ledger import Ledger
@@ -188,14 +189,15 @@ class UsageRecorder:
         job = self._state.jobs.get(facts.job)
         if job is None or not job.signature:
             return
-        ephemeral_bytes = min(profile.ephemeral_bytes, BYTES_MAX)
+        device = self._devices[facts.device]
+        profile = bounded_profile(profile, facts, device.usable_bytes, self._clock())
         # The memory of an ungated process includes what would otherwise be in a lane.
-        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else ephemeral_bytes)
+        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else profile.ephemeral_bytes)
         self._sizes[facts.session] = (
-            max(0, own_bytes, min(profile.persistent_bytes, BYTES_MAX)),
-            ephemeral_bytes,
-            min(profile.live_persistent_bytes, BYTES_MAX),
-            min(profile.live_ephemeral_bytes, BYTES_MAX),
+            max(0, own_bytes, profile.persistent_bytes),
+            profile.ephemeral_bytes,
+            profile.live_persistent_bytes,
+            profile.live_ephemeral_bytes,
         )
         sums = self._job_sizes(facts)
         is_alone = sum(1 for session in self._state.sessions.values() if session.device == facts.device) == 1
@@ -205,14 +207,14 @@ class UsageRecorder:
                 job=self.job_key(job),
                 user=job.user or str(job.uid),
                 signature=job.signature,
-                device_model=self._devices[facts.device].model,
+                device_model=device.model,
                 measured_utc_ns=self._utc_ns(),
                 persistent_bytes=sums[0],
                 ephemeral_bytes=sums[1],
                 live_persistent_bytes=sums[2],
                 live_ephemeral_bytes=sums[3],
-                solo_iteration_ns=min(profile.iteration_ns, BYTES_MAX) if is_alone and profile.iteration_ns else None,
-                iteration_count=min(profile.iteration_count, BYTES_MAX),
+                solo_iteration_ns=profile.iteration_ns if is_alone and profile.iteration_ns else None,
+                iteration_count=profile.iteration_count,
                 boundary_rule=profile.rule,
                 model_hash=model_hash,
                 input_hash=input_hash,

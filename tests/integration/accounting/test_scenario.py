@@ -2,10 +2,11 @@
 
 import itertools
 
+import msgspec
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
-from accounting.records import JobRecord, decode, encode
+from accounting.records import JobRecord, UsageRecord, decode, encode
 from accounting.reports import queries
 from accounting.reports.charts import make_charts
 from accounting.reports.report import ReportKind, make_report
@@ -51,6 +52,17 @@ def test_held_busy_and_occupied_of_each_account_and_user(filled: Database) -> No
     found = {group: seconds(row, "held_ns", "busy_ns", "occupied_ns", "suspended_ns") for group, row in rows.items()}
     assert found == expected
     assert seconds(ReportRow(measures=report(filled).total), "held_ns", "occupied_ns") == (7900, 6400)
+
+
+def test_a_false_number_of_iterations_breaks_no_report(database: Database) -> None:
+    """Times the solo iteration time, it does not fit into 64 bits."""
+    batch = records()
+    liar = next(place for place, one in enumerate(batch) if isinstance(one, UsageRecord) and one.iteration_count)
+    batch[liar] = msgspec.structs.replace(batch[liar], iteration_count=2**62)
+    LedgerWriter(database).write(batch)
+    for kind in ReportKind:
+        for row in report(database, kind).rows:
+            assert row.measures.known_alone_ns <= row.measures.known_present_ns
 
 
 def test_a_tree_has_every_level_of_slurms_accounts_and_sums_at_each(filled: Database) -> None:

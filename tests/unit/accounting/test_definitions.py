@@ -78,6 +78,20 @@ def test_four_jobs_that_only_take_turns_gain_nothing(database: Database) -> None
     assert (found.efficiency, found.jain) == (1.0, 1.0)
 
 
+@pytest.mark.parametrize("count", [10**6, 2**40, 2**62])
+def test_no_number_of_iterations_makes_the_gain_larger_than_the_number_of_jobs(database: Database, count: int) -> None:
+    # A job reports its iterations itself. This many of one second each did not happen in 30 seconds.
+    device = meter(2)
+    for number in range(2):
+        device.change(number, RUN, 0)
+    device.change(0, OUT, 30 * S, iteration_count=count)
+    device.change(1, OUT, 30 * S, iteration_count=30)
+    found = total(database, [*job_records(2, 30), *device.close(T0 + 30 * S, 30 * S)])
+    assert (found.sharing_gain, found.slowdown) == (2.0, 1.0)
+    part = Selection(start_utc_ns=T0 + 10 * S, end_utc_ns=T0 + 20 * S)
+    assert make_report(database, ROOT, "cluster", part, now_utc_ns=END).total.sharing_gain == 2.0
+
+
 def test_lanes_that_run_in_parallel_gain_their_speed_up(database: Database) -> None:
     # Two jobs run at once, each as fast as alone: twice the work in the same time.
     device = meter(2)

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from accounting.ingest.ledger import LedgerWriter
+from accounting.records import JobRecord
 from accounting.storage import schema
 from accounting.storage.database import open_database
 from cli import entry, main
 from cli.acct import main as acct
-from tests.support.scenario import records
+from tests.support.scenario import T0, S, key, records
 
 DAY = ["-S", "2026-11-01", "-E", "2026-11-02"]
 
@@ -65,6 +66,27 @@ def test_parsable_output_has_one_line_per_row(filled: Path, capsys: pytest.Captu
     ]
     assert run(filled, "report", "user", "-p", "-n", "-o", "user,held", "-t", "Seconds", *DAY) == 0
     assert capsys.readouterr().out.splitlines() == ["ada|4200|", "ben|1800|", "cyd|1900|"]
+
+
+def test_names_do_not_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database = open_database(f"sqlite:///{tmp_path}/salus.db")
+    schema.upgrade(database)
+    name = "a\x1b[2J\rb\x9b\u2028c\u202e\x7f\nd"
+    job = JobRecord(key=key(7), user=name, account=name, name=name, start_utc_ns=T0, end_utc_ns=T0 + S)
+    LedgerWriter(database).write([job])
+    database.close()
+    conf = tmp_path / "salus.conf"
+    conf.write_text(f"ClusterName=alpha\nStorageUrl=sqlite:///{tmp_path}/salus.db\n")
+    fields = ("-o", "user%60,account%60", *DAY)
+    for words in (
+        ("report", "job", *fields), ("report", "job", "-P", *fields), ("report", "job", "--csv", *fields),
+        ("report", "job", "--json", *DAY), ("report", *DAY), ("job", "7"), ("job", "7", "--json"), ("job", name),
+    ):  # fmt: skip
+        assert (run(conf, *words) == 0) == (words[-1] != name)
+        written = capsys.readouterr()
+        for text in (written.out, written.err):
+            assert all(line.isprintable() for line in text.split("\n")), words
+        assert "[2J" in written.out + written.err
 
 
 def test_units_of_time_are_those_of_sreport(filled: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,7 +28,7 @@ def test_json_keeps_types_and_only_the_columns():
 
 
 def test_parsable_rows_are_one_line_with_a_fixed_number_of_bars():
-    assert _written(Form.PARSABLE) == "JobID|Bytes|Gated\n12|1024|yes\n[red]a/b c||no\n"
+    assert _written(Form.PARSABLE) == "JobID|Bytes|Gated\n12|1024|yes\n[red]a/b\\nc||no\n"
 
 
 def test_a_table_shows_markup_as_text_and_has_no_colour_in_a_pipe():
@@ -36,6 +36,18 @@ def test_a_table_shows_markup_as_text_and_has_no_colour_in_a_pipe():
     assert "[red]a|b" in text
     assert "\x1b" not in text
     assert text.splitlines()[0].split() == ["JobID", "Bytes", "Gated"]
+
+
+@pytest.mark.parametrize("form", Form)
+def test_a_name_does_not_act_on_the_terminal(form):
+    name = "\x1b[2J\r\x9bb\u2028\u202e\x7f"
+    stream = io.StringIO()
+    write_rows([{"job": name}], COLUMNS, form, stream=stream)
+    assert all(line.isprintable() for line in stream.getvalue().split("\n"))
+    if form is Form.JSON:
+        assert json.loads(stream.getvalue())[0]["job"] == name
+    else:
+        assert r"\x1b[2J\r\x9bb\u2028\u202e\x7f" in stream.getvalue()
 
 
 def test_no_color_is_honoured_on_a_terminal(monkeypatch):

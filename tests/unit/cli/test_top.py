@@ -1,5 +1,6 @@
 """The live view at 80 columns, without colour, from a literal status."""
 
+import msgspec
 import pytest
 
 from cli.node.top import view_lines
@@ -98,3 +99,16 @@ def test_permille_are_printed_as_percent():
 
 def test_a_count_of_one_has_a_singular_noun():
     assert [counted(count, "file") for count in (0, 1, 2)] == ["0 files", "1 file", "2 files"]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_names_do_not_act_on_the_terminal(width):
+    name = "\x1b[2J\r\x9b\u202e"
+    lines = view_lines(
+        msgspec.structs.replace(
+            NODE, sessions=[msgspec.structs.replace(NODE.sessions[1], job=name, user=name, reason=name)]
+        ),
+        width, "share", is_ascii=True,
+    )  # fmt: skip
+    assert all(line.plain.isprintable() for line in lines)
+    assert "[2J" in "".join(line.plain for line in lines)

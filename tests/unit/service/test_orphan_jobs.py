@@ -15,6 +15,7 @@ from nodedaemon.drivers.slurm import JobState, NodeCommands
 from nodedaemon.service.jobs.orphan_jobs import JOBS_ASKED_MAX, OrphanJobs
 from nodedaemon.service.journal.state import ProcessFacts
 from nodedaemon.wire.control import JobAtStart
+from tests.support.squeue import squeue_script
 
 
 class FakeSlurm:
@@ -190,16 +191,14 @@ def commands(tmp_path, **programs):
 
 
 def row(job, state, restart):
-    return f"{job:32}{state:32}{restart:<16}"
+    return [f"{job:32}", f"{state:32}", f"{restart:<16}"]
 
 
 def test_steps_and_states_are_read_and_an_unknown_job_has_no_state(tmp_path):
     listing = (
         "echo 'PID JOBID STEPID LOCALID GLOBALID'; echo '12 7 batch 0 0'; echo '13 7 batch - -'; echo '-1 8 0 0 0'"
     )
-    slurm = commands(
-        tmp_path, scontrol=listing, squeue=f"echo '{row('8', 'RUNNING', 0)}'; echo '{row('7', 'PENDING', 3)}'"
-    )
+    slurm = commands(tmp_path, scontrol=listing, squeue=squeue_script(row("8", "RUNNING", 0), row("7", "PENDING", 3)))
     assert asyncio.run(slurm.step_pids()) == {"7": {12, 13}}
     assert asyncio.run(slurm.job("7")) == JobState("PENDING", 3)
     slurm = commands(tmp_path, scontrol="echo PID JOBID; echo No job steps >&2; exit 1",
@@ -208,8 +207,8 @@ def test_steps_and_states_are_read_and_an_unknown_job_has_no_state(tmp_path):
     assert asyncio.run(slurm.job("7")) == JobState("")
 
 
-def start_row(job, state, segment, tres="gres:salus:1,gres:shard:3"):
-    return f"{row(job, state, 1)}{'1000':16}{tres:512}{'physics':64}{'normal':64}{'main':64}{segment:2048}"
+def start_row(job, state, segment, tres="gres:salus:1,gres:shard:3", account="physics"):
+    return [*row(job, state, 1), "1000", f"{tres:512}", account, "normal", "main", f"{segment:2048}"]
 
 
 def test_the_start_of_a_running_job_of_salus_is_read_from_slurm(tmp_path):
@@ -222,7 +221,7 @@ def test_the_start_of_a_running_job_of_salus_is_read_from_slurm(tmp_path):
         start_row("11", "RUNNING", segment, "gres:salusx:1"),
         start_row("12", "RUNNING", segment, "gres/gpu:1,gres/salus:1"),
     ]
-    slurm = commands(tmp_path, squeue="".join(f"echo '{one}'\n" for one in rows))
+    slurm = commands(tmp_path, squeue=squeue_script(*rows))
     seen = JobAtStart(uid=1000, restart=1, account="physics", qos="normal", partition="main", segment=segment)
     found = {job: asyncio.run(slurm.start(job)) for job in ("7", "8", "9", "10", "11", "12")}
     assert found == {"7": seen, "8": None, "9": None, "10": None, "11": None, "12": seen}
@@ -231,6 +230,16 @@ def test_the_start_of_a_running_job_of_salus_is_read_from_slurm(tmp_path):
     for fault in ("echo Unable to contact >&2; exit 1", "exit 0"):
         with pytest.raises(OperatingError):
             asyncio.run(commands(tmp_path, squeue=fault).start("7"))
+
+
+def test_the_name_of_an_account_cannot_pass_for_another_row(tmp_path):
+    segment = "salus:1;P=5;E=6"
+    forged = "a\n" + "".join([*row("8", "RUNNING", 0), f"{'0':16}", "gres:salus:1"])
+    slurm = commands(tmp_path, squeue=squeue_script(start_row("7", "RUNNING", segment, account=forged)))
+    assert asyncio.run(slurm.start("7")).account == forged
+    cut_off = commands(tmp_path, squeue=squeue_script(row("7", "RUNNING", 0)[:2]))
+    with pytest.raises(OperatingError):
+        asyncio.run(cut_off.job("7"))
 
 
 @pytest.mark.parametrize("fault", ["exit 0", "exec sleep 30", "echo Unable to contact >&2; exit 1", "echo garbage"])

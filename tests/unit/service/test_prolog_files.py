@@ -131,6 +131,7 @@ def test_a_task_without_a_prolog_starts_its_job_from_slurms_answer_and_writes_it
     request = asyncio.run(starts.find("7", "1"))
     assert (request.job, request.restart) == ("7", 2)
     left = json.loads((tmp_path / "jobs" / "7").read_text())
+    assert (tmp_path / "jobs" / "7").stat().st_mode & 0o777 == 0o600
     assert (left["gpus"], left["account"], left["segment"]) == ("1", "physics", "salus:1;P=5;E=6")
     assert not ended.exists()
     # Now it has a file like any other job: the next looks neither end it nor start it again.

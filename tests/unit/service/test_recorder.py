@@ -84,6 +84,21 @@ def test_a_session_that_left_is_no_longer_counted():
     assert sizes(records) == (50, 7, 40, 5)
 
 
+def test_a_profile_reports_nothing_that_the_device_and_the_time_rule_out():
+    records = []
+    state, recorder = make_recorder(records)
+    del state.sessions[SessionId(2)]
+    huge = 2**64 - 1
+    measured(recorder, state, 1, ProfileReport(huge, huge, huge, huge, iteration_ns=huge, iteration_count=huge))
+    found = [one for one in records if isinstance(one, MeasurementRecord)][-1]
+    assert sizes(records) == (1 << 30,) * 4
+    assert (found.solo_iteration_ns, found.iteration_count) == (None, (PROFILE_INTERVAL_NS + 1) // 1000 + 1)
+    # As long as the session has lived is possible.
+    measured(recorder, state, 1, ProfileReport(1, 1, 1, 1, iteration_ns=PROFILE_INTERVAL_NS + 1, iteration_count=1))
+    found = [one for one in records if isinstance(one, MeasurementRecord)][-1]
+    assert (found.solo_iteration_ns, found.iteration_count) == (PROFILE_INTERVAL_NS + 1, 1)
+
+
 class GrantedAtOnce:
     """Opens lanes at once and remembers the epoch of every grant, and the last revoke that names a successor."""
 

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 HOOKS = Path(__file__).parents[3] / "slurm_plugin" / "hooks"
+# The delimiter begins with the last x of --Format: the rest is hexadecimal.
 SQUEUE = """#!/bin/sh
-printf '%-64s%-64s%-16s%s\\n' acct normal 2 "$SEGMENT"
+d=x${3##*x}
+printf '%-64s%s%-64s%s%-16s%s%-512s%s%-2048s%s\\n' "$ACCOUNT" $d normal $d 2 $d "$TRES" $d "$SEGMENT" $d
 """
 
 
@@ -49,14 +52,15 @@ def place(tmp_path):
     return tmp_path
 
 
-def run(place, hook, segment="salus:1;adm=x;P=7", **environment):
+def run(place, hook, segment="salus:1;adm=x;P=7", umask=0o022, **environment):
     variables = {
         "PATH": f"{place}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_UID": "5", "SLURM_JOB_USER": "games",
-        "SLURM_JOB_GPUS": "1", "SEGMENT": segment, **environment,
+        "SLURM_JOB_GPUS": "1", "SEGMENT": segment, "ACCOUNT": "acct", "TRES": "gres:salus:1,gres:shard:3",
+        **environment,
     }  # fmt: skip
     return subprocess.run(
         [sys.executable, "-I", "-S", HOOKS / f"{hook}.py", "--socket", place / "s", "--connect", "0.1", "--wait", "5"],
-        env=variables, capture_output=True, text=True, timeout=30, check=False,
+        env=variables, capture_output=True, text=True, timeout=30, check=False, umask=umask,
     )  # fmt: skip
 
 
@@ -95,6 +99,27 @@ def test_a_daemon_that_is_down_or_refuses_or_answers_nonsense_never_fails_a_prol
 def test_jobs_that_are_not_ours_leave_no_trace(place, hook):
     for segment, gpus in (("", "0"), ("nothing of ours", "0"), ("salus:1;adm=x", "")):
         assert run(place, hook, segment=segment, SLURM_JOB_GPUS=gpus).returncode == 0
+    assert not (place / "jobs").exists()
+
+
+def test_the_file_of_a_job_is_readable_only_by_its_owner_and_its_directory_by_all(place):
+    for expected in ("jobs", "ended"):
+        run(place, "prolog" if expected == "jobs" else "epilog", umask=0)
+        folder = place / expected
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o755
+        assert stat.S_IMODE((folder / "7").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("account", ["a\nb", "é" * 20, "x" * 64, "a\x1fb", "\n7 RUNNING\n"])
+def test_the_name_of_an_account_cannot_pass_for_other_columns(place, account):
+    assert run(place, "prolog", ACCOUNT=account).returncode == 0
+    left = json.loads((place / "jobs" / "7").read_text())
+    assert (left["account"], left["qos"], left["segment"]) == (account, "normal", "salus:1;adm=x;P=7")
+
+
+@pytest.mark.parametrize("tres", ["", "(null)", "N/A", "gres:gpu:1", "gres/salusx:1"])
+def test_a_job_without_salus_in_its_tres_is_not_announced_whatever_its_comment_says(place, tres):
+    assert run(place, "prolog", TRES=tres).returncode == 0
     assert not (place / "jobs").exists()
 
 

@@ -3,25 +3,40 @@
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from sqlalchemy import select
 
 from accounting.ingest.ledger import LedgerWriter
+from accounting.ingest.reconcile import SACCT_FIELDS
 from accounting.reports.report import make_report
 from accounting.reports.selection import Selection
 from accounting.storage import schema
 from accounting.storage.database import Database, open_database
+from accounting.storage.tables import JOBS
 from accounting.viewer import Viewer
 from nodedaemon.config import Config, load_or_raise
+from nodedaemon.wire.envelope import UnreachableError
 from nodedaemon.wire.segment import SUMMARY_MARK
-from slurm_plugin.admitd.upkeep import Upkeep
+from slurm_plugin.admitd.upkeep import FIRST_LOOK_BACK_NS, LOOK_BACK_NS, Upkeep
 from slurm_plugin.slurm import SlurmError
+from slurm_plugin.slurm.cli import SlurmCommands
+from slurm_plugin.slurm.sacct import read_runs, store_summaries
 from tests.support.lab import wait_for
 from tests.support.scenario import END, T0, S, dump, records
 
 ROOT = Viewer(uid=0, user="root", is_operator=True)
-FIELDS = "JobIDRaw,JobID,Cluster,User,Account,Partition,State,Start,End,ElapsedRaw,AllocTRES,AdminComment"
-HEAD = FIELDS.replace(",", "\x1f")
+FIELDS = SACCT_FIELDS.split(",")
+
+
+def delimiter_of(option: str) -> str:
+    """The delimiter in an option of sacct or squeue. It begins with the last x: the rest is hexadecimal."""
+    return f"x{option.rpartition('x')[2]}"
+
+
+def delimited(rows: list[list[str]], delimiter: str) -> str:
+    return "".join("".join(cell + delimiter for cell in row) + "\n" for row in rows)
 
 
 class FakeSlurm:
@@ -34,28 +49,27 @@ class FakeSlurm:
         self.changes: list[tuple[str, ...]] = []
         #: Job numbers of array tasks by their names.
         self.raws: dict[str, str] = {}
+        self.names: dict[str, str] = {}
+        #: Rows of sacct that are not like those of a job.
+        self.odd_rows: list[dict[str, str]] = []
         self.state = "COMPLETED"
         #: 22.05 does not change a job that has ended; later releases do.
         self.is_strict = True
 
     def run(self, *argv: str) -> str:
         match argv:
-            case ("sacct", "-X", "-n", "-P", "-j", job, "-o", "JobIDRaw,AdminComment"):
-                return f"9999|not this one\n{job if job.isdigit() else self.raws[job]}|{self.kept[job]}\n"
-            case ("sacct", *_):
-                lines = [
-                    "\x1f".join(
-                        [self.raws.get(job, job), job, "alpha", "ada", "vision", part, self.state,
-                         str(T0 // S + start), str(T0 // S + end),
-                         str(end - start), "gres/salus=1", self.kept[job]]
-                    )
-                    for job, part, start, end in self.rows
-                ]  # fmt: skip
-                return "\n".join([HEAD, *lines])
-            case ("scontrol", "show", "job", job):
-                if job not in self.living:
-                    raise SlurmError("Slurm: scontrol show job: Invalid job id specified")
-                return f"JobId={job} JobName=x\n   UserId=ada(1)\n   AdminComment={self.living[job]} \n"
+            case ("sacct", "-n", "-p", delimiter, "-X", "-j", job, "-o", "JobIDRaw,AdminComment"):
+                rows = [["9999", "not this one"], [self.raws.get(job, job), self.kept[job]]]
+                return delimited(rows, delimiter_of(delimiter))
+            case ("sacct", "-n", "-p", delimiter, *_):
+                found = [*self.odd_rows, *(self._row(*row) for row in self.rows)]
+                return delimited([[row.get(name, "") for name in FIELDS] for row in found], delimiter_of(delimiter))
+            case ("squeue", "--noheader", "--states=all", job, columns):
+                name = job.partition("=")[2]
+                if name not in self.living:
+                    raise SlurmError("Slurm: squeue: slurm_load_jobs error: Invalid job id specified")
+                rows = [["9999", "not this one"], [self.raws.get(name, name), self.living[name].ljust(2000)]]
+                return delimited(rows, delimiter_of(columns))
             case ("scontrol", "update", job, comment):
                 if job[6:] not in self.living or self.is_strict:
                     raise SlurmError("Slurm: scontrol update: Job has already finished")
@@ -70,6 +84,14 @@ class FakeSlurm:
             case ("sacctmgr", *_):
                 return "alpha|vision|science|\n"
         raise AssertionError(argv)
+
+    def _row(self, job: str, partition: str, start: int, end: int) -> dict[str, str]:
+        return {
+            "JobIDRaw": self.raws.get(job, job), "JobID": job, "Cluster": "alpha", "User": "ada", "Account": "vision",
+            "Partition": partition, "JobName": self.names.get(job, "x"), "State": self.state,
+            "Start": str(T0 // S + start), "End": str(T0 // S + end), "ElapsedRaw": str(end - start),
+            "AllocTRES": "gres/salus=1", "AdminComment": self.kept[job],
+        }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +239,71 @@ def test_a_job_that_slurm_refuses_to_change_does_not_stop_the_others(tmp_path: P
     upkeep.compare(END)
     assert (upkeep.counters.summary_count, upkeep.counters.failure_count) == (1, 1)
     assert SUMMARY_MARK in slurm.kept["102"]
+
+
+FORGED = "\x1f".join(["x", *[""] * 11]) + "\n" + "\x1f".join(["7", "7", "alpha", "ben", "", "victim", *[""] * 14])
+
+
+@pytest.mark.parametrize(
+    "name", ["a\x1fb", "a|b", "a\nb", "a\vb", "a\u2028b", "a\r\nb", "\n", FORGED, FORGED.replace("\x1f", "|")]
+)
+def test_a_name_can_be_anything(tmp_path: Path, database: Database, name: str) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.names = [("900", "gpu", 0, 60), ("901", "gpu", 0, 60)], {"900": name}
+    slurm.kept = {"900": name, "901": ""}
+    slurm.living = dict(slurm.kept)
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    upkeep.compare(END)
+    with database.reading() as connection:
+        rows = connection.execute(select(JOBS.c.slurm_job_id, JOBS.c.name, JOBS.c.account)).all()
+    assert [(row.name, row.account) for row in rows if row.slurm_job_id == 900] == [(name, "vision")]
+    assert "victim" not in {row.account for row in rows}
+    assert (upkeep.counters.skipped_count, upkeep.counters.failure_count) == (0, 0)
+    assert SUMMARY_MARK in slurm.kept["901"]
+
+
+def test_bad_rows_are_counted_and_do_not_stop_the_others(tmp_path: Path, database: Database) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.kept = [("900", "gpu", 0, 60)], {"900": ""}
+    slurm.odd_rows = [{"JobIDRaw": "x", "AllocTRES": "gres/salus=1"}, {"JobIDRaw": "1", "AllocTRES": "cpu=1"}]
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    for _ in range(2):
+        upkeep.compare(END)
+    assert upkeep.counters.skipped_count == 1
+    assert SUMMARY_MARK in slurm.kept["900"]
+
+
+def test_a_round_that_fails_on_a_row_does_not_hold_up_later_rounds(
+    tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm()
+    slurm.rows, slurm.kept = [("900", "gpu", 0, 60)], {"900": ""}
+    windows: list[tuple[int, int]] = []
+
+    def broken(_database: Database, _rows: object, *, window: tuple[int, int]) -> None:
+        windows.append(window)
+        raise failure
+
+    monkeypatch.setattr("slurm_plugin.admitd.upkeep.reconcile", broken)
+    upkeep = upkeep_of(tmp_path, database, slurm)
+    for failure in (UnreachableError("no database"), ValueError("a bug"), ValueError("a bug")):
+        with pytest.raises(type(failure)):
+            upkeep.compare(END)
+    look_backs = [window[1] - window[0] for window in windows]
+    # Without a database, the next round covers the same time.
+    assert look_backs == [FIRST_LOOK_BACK_NS, FIRST_LOOK_BACK_NS, LOOK_BACK_NS]
+
+
+def test_a_job_that_is_not_in_the_database_does_not_stop_the_summaries_of_others(
+    tmp_path: Path, database: Database
+) -> None:
+    slurm = FakeSlurm()
+    slurm.rows = [("700", "gpu", 0, 60), ("101", "gpu", 0, 3600)]
+    slurm.kept = {"700": "", "101": ""}
+    rows = read_runs(cast(SlurmCommands, slurm), (0, END), cluster="alpha").rows
+    stored = store_summaries(cast(SlurmCommands, slurm), config_of(tmp_path), database, rows, now_utc_ns=END)
+    assert (stored.count, len(stored.failures)) == (1, 1)
+    assert "job 700" in stored.failures[0]
 
 
 def test_roll_up_and_purge_follow_their_keys(tmp_path: Path, database: Database) -> None:

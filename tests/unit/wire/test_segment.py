@@ -1,6 +1,7 @@
 """A segment of admin_comment is read as it was written, and Python, the Prolog and Lua agree on its format."""
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nodedaemon.drivers.slurm import SALUS_TRES
 from nodedaemon.wire.segment import (
     SEGMENT_MARK,
     SUMMARY_MARK,
@@ -24,6 +26,7 @@ HOOKS = Path(__file__).parents[3] / "slurm_plugin" / "hooks"
 SETTINGS = """return { socket = "/nonexistent/salus.sock", timeout_s = 0.5, timeouts_max = 3, pause_s = 10,
   on_loss = "exclusive", whole_device = "shard:48" }"""
 
+OUR_WORDS = re.compile(r"(?<!\S)salus(?:-sum)?:\S*", re.ASCII)
 NAMES = st.text("abcdefghijklmnop:0123456789+._-", min_size=1, max_size=20)
 SIZES = st.none() | st.integers(0, 2**50)
 SEGMENTS = st.builds(
@@ -97,9 +100,24 @@ def test_the_prolog_finds_the_same_segment(prolog, comment):
     assert prolog.find_segment(comment) == find_segment(comment)
 
 
+@pytest.mark.parametrize(
+    "tres", ["gres:salus:1,gres:shard:3", "gres/gpu:1,gres/salus=1", "gres:salus", "gres/salusx", "salus", "N/A", ""]
+)
+def test_the_prolog_and_salusd_agree_on_what_a_share_is(prolog, tres):
+    assert prolog.has_salus(tres) == bool(SALUS_TRES.search(tres))
+
+
 @given(comment=COMMENTS)
 def test_lua_writes_the_same_comment(job_submit, comment):
     answer = job_submit.submit(tres_per_node="gres:salus:1", admin_comment=comment)
     assert answer["code"] == 0, answer
     assert answer["record"]["tres_per_node"] == "gres:salus:1,gres:shard:48"
-    assert answer["record"]["admin_comment"] == merge_word(comment, SEGMENT_MARK, f"{SEGMENT_MARK};K=lost")
+    kept = OUR_WORDS.sub("", comment)
+    assert answer["record"]["admin_comment"] == merge_word(kept, SEGMENT_MARK, f"{SEGMENT_MARK};K=lost")
+
+
+@given(comment=COMMENTS)
+def test_lua_removes_our_words_from_the_comment_of_every_job(job_submit, comment):
+    answer = job_submit.submit(admin_comment=comment)
+    assert (answer["code"], answer["record"]["admin_comment"]) == (0, OUR_WORDS.sub("", comment))
+    assert not find_segment(answer["record"]["admin_comment"])
