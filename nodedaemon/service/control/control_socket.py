@@ -8,12 +8,12 @@ import socket
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.requests import Requests
-from nodedaemon.service.logs import log, on_behalf_of
 from nodedaemon.service.paths import SOCKET_BACKLOG
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.tasks import BackgroundTasks
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, write_answer
 from nodedaemon.wire.guarded_socket import guard
+from nodedaemon.wire.logs import log, on_behalf_of
 from nodedaemon.wire.rate import UserConnections
 from nodedaemon.wire.trust import PeerCredentials, peer_credentials
 

@@ -24,10 +24,10 @@ from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.status import StatusView
 from nodedaemon.service.journal.state import ShellState
-from nodedaemon.service.logs import log
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import UsageRecorder
 from nodedaemon.wire.control import NodeStatus
+from nodedaemon.wire.logs import log
 
 WAIT_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 REQUEST_BYTES_MAX = 8192
