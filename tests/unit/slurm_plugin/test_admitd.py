@@ -1,6 +1,7 @@
 """The server of salus-admitd: a reload is complete or changes nothing, and requests are limited."""
 
 import asyncio
+import contextlib
 import time
 
 import msgspec
@@ -227,6 +228,36 @@ def test_nothing_is_parsed_before_the_credential_is_checked(place, monkeypatch):
         return answer
 
     assert asyncio.run(scenario())["kind"] == "not_permitted"
+
+
+def test_a_client_that_does_not_read_its_answer_loses_it(place, known_user, monkeypatch):
+    monkeypatch.setattr(question_port, "SEND_TIMEOUT_S", 0.1)
+
+    async def large_answer(*_):
+        return bytes(32 << 20)
+
+    async def wait_served(port):
+        while port._peers.tasks:
+            await asyncio.sleep(0.01)
+
+    async def scenario():
+        service = make(place)
+        service.reports.answer = large_answer
+        reader, writer = await asyncio.open_connection("127.0.0.1", await listening(service), limit=1)
+        writer.write(b'MUNGE:AAAA: {"verb": "report"}\n')
+        await reader.read(1)
+        await asyncio.wait_for(wait_served(service.question_port), 10)
+        received_bytes = 0
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(1 << 20):
+                received_bytes += len(chunk)
+        writer.close()
+        await service.question_port.close()
+        return received_bytes, dict(service.question_port._request_counts)
+
+    received_bytes, counts = asyncio.run(scenario())
+    assert received_bytes < 32 << 20
+    assert counts == {}
 
 
 def test_questions_about_the_queue_share_one_reading_that_is_not_older_than_they_are():
