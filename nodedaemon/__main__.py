@@ -14,10 +14,10 @@ from typing import TextIO
 from nodedaemon.config import Config, load_or_raise, locate
 from nodedaemon.config.choices import LogFormat
 from nodedaemon.core.errors import RequestError, SalusError
-from nodedaemon.service import logs
 from nodedaemon.service.daemon import DaemonOptions, SalusDaemon
 from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT
 from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S
+from nodedaemon.wire import logs
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:

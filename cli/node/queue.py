@@ -23,7 +23,7 @@ COLUMNS = parse_columns(
 
 def show_queue(context: typer.Context, job: str, form: Form) -> None:
     """Print the caller's jobs in Slurm's queue, or only `job`."""
-    jobs: list[dict[str, Any]] = ask_admission(config_of(context).settings.admission, {"verb": "status"})["jobs"]
+    jobs: list[dict[str, Any]] = ask_admission(config_of(context).settings, {"verb": "status"})["jobs"]
     jobs = [row for row in jobs if not job or job in (str(row["id"]), row["target"])]
     if form is Form.JSON:
         write_json(jobs)
@@ -38,7 +38,7 @@ _SIZES = ("persistent_bytes", "ephemeral_bytes")
 
 def ask_queue_why(context: typer.Context, job: str) -> WhyAnswer:
     """Ask salus-admitd why a job has its charge, and what it would get if it were submitted now."""
-    answer = ask_admission(config_of(context).settings.admission, {"verb": "why", "job": job})
+    answer = ask_admission(config_of(context).settings, {"verb": "why", "job": job})
     try:
         return msgspec.convert(answer, WhyAnswer)
     except msgspec.ValidationError as error:

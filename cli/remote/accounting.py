@@ -34,7 +34,7 @@ def ask(config: Config, question: "Question", kind: type[T], on_step: Callable[[
         with opened(config) as database:
             answer = answer_question(database, viewer, request, now_utc_ns=time.time_ns(), on_step=on_step)
     else:
-        answer = ask_admission(config.settings.admission, request)["answer"]
+        answer = ask_admission(config.settings, request)["answer"]
     return read_answer(answer, kind)
 
 

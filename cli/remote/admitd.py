@@ -4,25 +4,26 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from nodedaemon.config.keys import Admission
-from nodedaemon.wire.envelope import UnreachableError, exchange
+from nodedaemon.config import Settings
+from nodedaemon.wire.envelope import UnreachableError, exchange_line, write_request
 
 ANSWER_WAIT_S = 60.0
 
 
-def ask_admission(settings: Admission, request: Mapping[str, Any]) -> dict[str, Any]:
+def ask_admission(settings: Settings, request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer of salus-admitd. A refusal is raised as the matching exception."""
     from slurm_plugin.admitd.credentials import sign
 
-    if settings.port == 0:
+    host, port = settings.admission.host, settings.admission.port
+    if port == 0:
         raise UnreachableError(
             "salus-admitd not reached: AdmissionPort is 0; ask an admin to set it, or run this as root"
         )
-    server = f"salus-admitd: {settings.host}:{settings.port}"
-    signed = sign(request)
+    server = f"salus-admitd: {host}:{port}"
+    line = sign(write_request(request), settings.slurm.user)
     try:
-        connection = socket.create_connection((settings.host, settings.port), timeout=ANSWER_WAIT_S)
+        connection = socket.create_connection((host, port), timeout=ANSWER_WAIT_S)
     except OSError as error:
         raise UnreachableError(f"{server}: {error.strerror or error}; is it running? see AdmissionHost") from error
     with connection:
-        return exchange(connection, server, signed)
+        return exchange_line(connection, server, line)

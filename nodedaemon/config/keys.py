@@ -213,8 +213,8 @@ class Admission:
 class Slurm:
     """Slurm"""
 
-    user: str = key("SlurmUser", Text(is_optional=False), "slurm").doc(
-        "The SlurmUser of slurm.conf. job_submit.lua connects to salus-admitd as this user."
+    user: str = key("SlurmUser", Text(is_optional=False), "slurm", is_live=False).doc(
+        "The SlurmUser of slurm.conf. Only this user and root can connect to AdmissionSocket and decode credentials."
     )
     access: SlurmAccess = key("SlurmAccess", Choice(SlurmAccess), SlurmAccess.CLI).doc(
         "How Salus talks to Slurm: through its commands, or through pyslurm if installed."

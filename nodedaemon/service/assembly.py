@@ -18,7 +18,7 @@ from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.control_socket import ControlSocket
-from nodedaemon.service.control.metrics import EventMetrics, MetricsPage, NodeCollector
+from nodedaemon.service.control.metrics import EventMetrics, NodeCollector
 from nodedaemon.service.control.requests import AdminRequests, HookRequests, Requests, RunRequests, ViewRequests
 from nodedaemon.service.control.status import DaemonView, StatusView
 from nodedaemon.service.control.systemd import Notifier
@@ -42,7 +42,7 @@ from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.recover import recover_state
 from nodedaemon.service.journal.segments import Journal
 from nodedaemon.service.node import NodeIdentity
-from nodedaemon.service.paths import lock_state, prepare_directory
+from nodedaemon.service.paths import lock_state
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.connections import Connections
 from nodedaemon.service.sessions.executor import Executor
@@ -60,6 +60,8 @@ from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import UsageRecorder
 from nodedaemon.service.usage.spool import Spool
 from nodedaemon.wire import messages
+from nodedaemon.wire.listener import prepare_directory
+from nodedaemon.wire.metrics_page import MetricsPage
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,13 @@ from nodedaemon.service.jobs.orphan_jobs import OrphanJobs
 from nodedaemon.service.jobs.suspensions import Suspensions
 from nodedaemon.service.jobs.time_limits import TimeLimits
 from nodedaemon.service.journal.dispatcher import DIGEST_INTERVAL_COUNT
-from nodedaemon.service.logs import log
 from nodedaemon.service.node import NodeIdentity
-from nodedaemon.service.paths import open_socket, raise_descriptor_limit
+from nodedaemon.service.paths import raise_descriptor_limit
 from nodedaemon.service.periodic import DaemonUpkeep, IdleExit, repeat
 from nodedaemon.service.sessions.recovery import GATHER_TIMEOUT_S
 from nodedaemon.service.tasks import BackgroundTasks
+from nodedaemon.wire.listener import open_socket
+from nodedaemon.wire.logs import log
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from nodedaemon.core.errors import SalusError
 from nodedaemon.service.control.systemd import Notifier
 from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.logs import log, report_suppressed
 from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.wire.logs import log, report_suppressed
 
 CLOCK_STEP_NS = 1_000_000_000
 UPKEEP_INTERVAL_S_MAX = 5.0

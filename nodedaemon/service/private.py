@@ -20,8 +20,8 @@ from pathlib import Path
 
 from nodedaemon.config import load_or_raise
 from nodedaemon.core.errors import OperatingError, SalusError
-from nodedaemon.service.paths import prepare_directory
 from nodedaemon.wire.envelope import exchange
+from nodedaemon.wire.listener import prepare_directory
 from nodedaemon.wire.trust import OWN_IMPORTS, own_module, require_own_directory, require_own_place, require_own_server
 
 EXIT_IDLE_S = 600

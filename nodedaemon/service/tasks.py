@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import Counter
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 
@@ -31,24 +29,3 @@ class BackgroundTasks:
         if error is not None:
             context = {"message": "a background task failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
-
-
-class UserTurns:
-    """Runs at most `count_max` pieces of work per user at a time. Further ones of that user wait in order."""
-
-    def __init__(self, count_max: int) -> None:
-        self._count_max = count_max
-        self._semaphores: dict[int, asyncio.Semaphore] = {}
-        self._counts: Counter[int] = Counter()
-
-    @contextlib.asynccontextmanager
-    async def turn(self, uid: int) -> AsyncIterator[None]:
-        semaphore = self._semaphores.setdefault(uid, asyncio.Semaphore(self._count_max))
-        self._counts[uid] += 1
-        try:
-            async with semaphore:
-                yield
-        finally:
-            self._counts[uid] -= 1
-            if not self._counts[uid]:
-                del self._counts[uid], self._semaphores[uid]

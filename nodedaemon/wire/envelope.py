@@ -12,6 +12,7 @@ with this module.
 from __future__ import annotations
 
 import json
+import re
 import socket
 from collections.abc import Mapping
 from typing import Any, Final
@@ -25,6 +26,11 @@ REQUEST_BYTES_MAX: Final = 256 * 1024
 ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 #: For a request or an answer on the session socket.
 PACKET_BYTES_MAX: Final = 16 * 1024
+#: Of a request. Ours have at most four levels.
+DEPTH_MAX: Final = 32
+_TEXTS: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?', re.DOTALL)
+_OPENING: Final = frozenset(b"[{")
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class NotFoundError(RequestError):
@@ -69,6 +75,8 @@ class Request(msgspec.Struct, frozen=True):
 
 def read_request(message: bytes) -> Request:
     """Parse a line or packet. Raises RequestError if it is not a request. Bytes that are not UTF-8 are replaced."""
+    if _is_too_deep(message):
+        raise RequestError(f"request refused: more than {DEPTH_MAX} levels of lists and objects")
     try:
         fields = msgspec.json.decode(message.decode(errors="replace"), type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -77,6 +85,18 @@ def read_request(message: bytes) -> Request:
     if not isinstance(verb, str):
         raise RequestError("request refused: verb: not a string")
     return Request(verb, fields)
+
+
+def _is_too_deep(message: bytes) -> bool:
+    """Whether lists and objects are nested too deeply, found without recursion and before anything is parsed."""
+    if message.count(b"[") + message.count(b"{") <= DEPTH_MAX:
+        return False
+    depth = 0
+    for bracket in _TEXTS.sub(b"", message).translate(None, _NOT_BRACKETS):
+        depth += 1 if bracket in _OPENING else -1
+        if depth > DEPTH_MAX:
+            return True
+    return False
 
 
 def write_request(request: Mapping[str, Any]) -> bytes:
@@ -101,8 +121,13 @@ def read_answer(message: bytes) -> dict[str, Any]:
 
 def exchange(connection: socket.socket, server: str, request: Mapping[str, Any]) -> dict[str, Any]:
     """Send one request over a stream socket and return the answer. `server` names the other side in errors."""
+    return exchange_line(connection, server, write_request(request))
+
+
+def exchange_line(connection: socket.socket, server: str, line: bytes) -> dict[str, Any]:
+    """Like `exchange`, for a request that is already a line."""
     try:
-        connection.sendall(write_request(request))
+        connection.sendall(line)
         with connection.makefile("rb") as answers:
             line = answers.readline(ANSWER_BYTES_MAX)
     except OSError as error:

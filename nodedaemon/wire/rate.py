@@ -6,9 +6,11 @@ it is asked about; its callers exempt root, and for requests also the daemon's o
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 
 USERS_MAX = 10_000
 #: New connections of one user. A large job may start hundreds of processes at once, but not repeatedly.
@@ -109,3 +111,24 @@ class KindBudget:
         self._start_s = now_s
         self._counts.clear()
         return excess
+
+
+class UserTurns:
+    """Runs at most `count_max` pieces of work per user at a time. Further ones of that user wait in order."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._semaphores: dict[int, asyncio.Semaphore] = {}
+        self._counts: Counter[int] = Counter()
+
+    @contextlib.asynccontextmanager
+    async def turn(self, uid: int) -> AsyncIterator[None]:
+        semaphore = self._semaphores.setdefault(uid, asyncio.Semaphore(self._count_max))
+        self._counts[uid] += 1
+        try:
+            async with semaphore:
+                yield
+        finally:
+            self._counts[uid] -= 1
+            if not self._counts[uid]:
+                del self._counts[uid], self._semaphores[uid]

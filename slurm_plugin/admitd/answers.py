@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from accounting.records import DETAIL_LENGTH_MAX, NAME_LENGTH_MAX, AdmissionReason, AdmissionRecord, Decision
 from nodedaemon.config import Config
+from nodedaemon.core.errors import SalusError
 from nodedaemon.core.types import Shortfall
 from nodedaemon.wire.envelope import Failure, Request
 from nodedaemon.wire.segment import AdmissionSegment, parse_segment
@@ -29,6 +30,8 @@ from slurm_plugin.slurm import text_of
 from slurm_plugin.slurm.tres import parse_tres
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -140,6 +143,19 @@ def submission_of(uid: int, fields: Mapping[str, Any]) -> Submission:
     is_requeue_allowed = segment.kind == "requeue"
     submission = read_submission(uid, fields, options)
     return replace(submission, problems=(), time_s=segment.time_s, is_requeue_allowed=is_requeue_allowed)
+
+
+async def answer_or_failure(answer: Awaitable[T]) -> T | Failure:
+    """The answer to a request, or the failure that the client gets instead."""
+    try:
+        return await answer
+    except SalusError as error:
+        return Failure.of(error)
+    except TimeoutError:
+        return Failure(why="salus-admitd: no answer in time; try again", kind="unreachable")
+    except Exception:  # the handler of a connection: one request must not end the service
+        log.exception("request failed")
+        return Failure(why="salus-admitd: internal error; ask your administrator")
 
 
 def refused(why: str) -> Failure:

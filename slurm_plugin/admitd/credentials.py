@@ -1,20 +1,22 @@
 """Munge credentials: how salus-admitd knows which user on a login node sent a request.
 
-The client runs `munge` over the SHA-256 of the request, so a credential is valid for one request only. The server runs
-`unmunge`. munged refuses a credential that it has decoded before and one older than its TTL; `CredentialTTL` may be
-shorter.
+    MUNGE:AwQDAAD...: {"verb": "status"}
+
+A line is a credential, a blank and a request. The payload of the credential is the SHA-256 of the request's bytes, so a
+credential is valid for one request only, and a server can check it before it parses anything. Only SlurmUser can decode
+it: a server of another user learns nothing from it. munged refuses a credential that it has decoded before and one
+older than its TTL; `CredentialTTL` may be shorter.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-import json
 import os
+import pwd
 import re
 import subprocess
 import time
-from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from nodedaemon.core.errors import OperatingError
@@ -23,12 +25,12 @@ from nodedaemon.wire.envelope import NotPermittedError, UnreachableError
 MUNGE_TIMEOUT_S = 5.0
 CREDENTIAL_BYTES_MAX = 4096
 SOCKET_VARIABLE = "SALUS_MUNGE_SOCKET"
+_CREDENTIAL = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
 
 
-def digest(request: Mapping[str, Any]) -> str:
-    """The payload of a credential for `request`."""
-    bare = {key: value for key, value in request.items() if key != "credential"}
-    return hashlib.sha256(json.dumps(bare, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+def digest(message: bytes) -> str:
+    """The payload of a credential for this request."""
+    return hashlib.sha256(message).hexdigest()
 
 
 def socket_options() -> list[str]:
@@ -36,40 +38,60 @@ def socket_options() -> list[str]:
     return [f"--socket={path}"] if path else []
 
 
-def sign(request: Mapping[str, Any]) -> dict[str, Any]:
-    """The request with a credential of the calling user."""
+def sign(message: bytes, slurm_user: str) -> bytes:
+    """The line for a request: a credential of the calling user, which only SlurmUser can decode, and the request."""
+    message = message.rstrip(b"\n")
+    words = ["munge", "--no-input", *socket_options(), f"--restrict-uid={_account(slurm_user).pw_uid}"]
     try:
         munge = subprocess.run(
-            ["munge", "--no-input", *socket_options(), "--string", digest(request)],
-            capture_output=True, text=True, timeout=MUNGE_TIMEOUT_S, check=False,
-        )  # fmt: skip
+            [*words, "--string", digest(message)], capture_output=True, timeout=MUNGE_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnreachableError(f"credential: munge: {error}; is munged running on this host?") from error
     if munge.returncode != 0:
-        raise UnreachableError(f"credential: munge: {munge.stderr.strip()}; is munged running on this host?")
-    return {**request, "credential": munge.stdout.strip()}
+        why = munge.stderr.decode(errors="replace").strip()
+        raise UnreachableError(f"credential: munge: {why}; is munged running on this host?")
+    return munge.stdout.strip() + b" " + message + b"\n"
 
 
-async def verify(request: Mapping[str, Any], ttl_s: float) -> int:
-    """The uid of the user who made the request; NotPermittedError if the credential does not prove it."""
-    credential = request.get("credential")
-    if not isinstance(credential, str) or not 0 < len(credential) <= CREDENTIAL_BYTES_MAX:
-        raise NotPermittedError("credential: none in the request; create one with munge")
-    process = await asyncio.create_subprocess_exec(
-        "unmunge", *socket_options(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def split(line: bytes) -> tuple[bytes, bytes]:
+    """The credential and the request of a line. NotPermittedError if it does not begin with a credential."""
+    credential, _, message = line.rstrip(b"\n").partition(b" ")
+    if len(credential) > CREDENTIAL_BYTES_MAX or not _CREDENTIAL.fullmatch(credential):
+        raise NotPermittedError(
+            "credential: none before the request; create one with munge, or update the command that sent it"
+        )
+    return credential, message
+
+
+def verify(credential: bytes, message: bytes, slurm_user: str, ttl_s: float) -> int:
+    """The uid of the user who made the request; NotPermittedError if the credential does not prove it. It blocks."""
     try:
-        out, err = await asyncio.wait_for(process.communicate(credential.encode()), MUNGE_TIMEOUT_S)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+        unmunge = subprocess.run(
+            ["unmunge", *socket_options()], input=credential, capture_output=True, timeout=MUNGE_TIMEOUT_S,
+            check=False, **decoder(slurm_user),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
         raise OperatingError("credential: unmunge: no answer; is munged running on salus-admitd's host?") from None
-    if process.returncode != 0:
-        raise NotPermittedError(f"credential: {err.decode(errors='replace').strip() or 'refused'}; try again")
-    return check(out.decode(errors="replace"), request, ttl_s, time.time())
+    except OSError as error:
+        raise OperatingError(
+            f"credential: unmunge: {error.strerror or error}; as root, salus-admitd needs CAP_SETUID and CAP_SETGID"
+        ) from error
+    if unmunge.returncode != 0:
+        why = unmunge.stderr.decode(errors="replace").strip()
+        raise NotPermittedError(f"credential: {why or 'refused'}; try again")
+    return check(unmunge.stdout.decode(errors="replace"), message, ttl_s, time.time())
 
 
-def check(output: str, request: Mapping[str, Any], ttl_s: float, now_s: float) -> int:
+def decoder(slurm_user: str) -> dict[str, Any]:
+    """The options that start `unmunge` as SlurmUser. munged does not make an exception for root."""
+    account = _account(slurm_user)
+    if os.geteuid() != 0 or account.pw_uid == 0:
+        return {}
+    return {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []}
+
+
+def check(output: str, message: bytes, ttl_s: float, now_s: float) -> int:
     """The uid in what `unmunge` prints for a good credential: metadata, an empty line, the payload."""
     head, _, payload = output.partition("\n\n")
     uid = re.search(r"^UID:\s+.*\((\d+)\)$", head, re.MULTILINE)
@@ -78,6 +100,17 @@ def check(output: str, request: Mapping[str, Any], ttl_s: float, now_s: float) -
         raise NotPermittedError("credential: unmunge did not name the user; try again")
     if now_s - int(encoded[1]) > ttl_s:
         raise NotPermittedError("credential: too old; try again, and compare the clocks of the hosts")
-    if payload.strip() != digest(request):
+    if payload.strip() != digest(message):
         raise NotPermittedError("credential: it was made for another request; try again")
     return int(uid[1])
+
+
+# A directory service may take long to answer.
+@lru_cache(maxsize=8)
+def _account(slurm_user: str) -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam(slurm_user)
+    except KeyError:
+        raise OperatingError(
+            f"credential: SlurmUser {slurm_user}: this host has no such account; correct SlurmUser in salus.conf"
+        ) from None

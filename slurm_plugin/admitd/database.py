@@ -33,24 +33,31 @@ class ProfileLookup:
     bound: Profile | None = None
 
 
-class AdmissionDatabase:
-    """Two threads may use it at once, one that reads and one that writes."""
+class StoredRecords:
+    """The database at `url`. Several threads may use it at once."""
 
-    def __init__(self, config: Config) -> None:
-        self._cluster = config.settings.cluster.name
-        self._storage = config.settings.storage
+    def __init__(self, url: str, password_file: str) -> None:
+        self._url = url
+        self._password_file = Path(password_file) if password_file else None
         self._lock = threading.Lock()
         self._database: Database | None = None
-        self._writer: LedgerWriter | None = None
 
     def open(self) -> Database:
         with self._lock:
             if self._database is None:
-                password = Path(self._storage.pass_file) if self._storage.pass_file else None
-                database = open_database(self._storage.url, password)
+                database = open_database(self._url, self._password_file)
                 schema.require(database)
                 self._database = database
             return self._database
+
+
+class AdmissionDatabase(StoredRecords):
+    """Two threads may use it at once, one that reads and one that writes."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config.settings.storage.url, config.settings.storage.pass_file)
+        self._cluster = config.settings.cluster.name
+        self._writer: LedgerWriter | None = None
 
     def find(self, user: str, signature: str) -> ProfileLookup:
         """One profile for a job that may run on several device models: the largest value of each figure."""

@@ -5,13 +5,11 @@ The Viewer comes from a verified credential. Each answer is filtered by it, here
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, cast
 
 import msgspec
 
-from accounting.questions import QUESTION_VERBS, answer_question
+from accounting.questions import QUESTION_VERBS
 from accounting.viewer import Viewer
 from nodedaemon.core.errors import RequestError
 from nodedaemon.wire.control import AdmissionWhy, Charge, ProfileSummary, Reason, WhyAnswer
@@ -19,9 +17,9 @@ from nodedaemon.wire.envelope import NotFoundError, Request
 from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.answers import SubmitAnswers, submission_of
-from slurm_plugin.admitd.database import AdmissionDatabase
+from slurm_plugin.admitd.queue_listing import QueueListing
+from slurm_plugin.admitd.report_workers import ReportWorkers
 from slurm_plugin.slurm import QueuedJob
-from slurm_plugin.slurm.cli import SlurmCommands
 
 SHOWN_FIELDS = ("id", "target", "user", "account", "partition", "name", "state", "reason", "nodes")
 VERBS = ("ping", "status", "why", *QUESTION_VERBS)
@@ -33,12 +31,13 @@ def viewer_of(uid: int, operators: tuple[str, ...], admins: tuple[str, ...]) -> 
 
 
 class Queries:
-    def __init__(self, answers: SubmitAnswers, slurm: SlurmCommands, store: AdmissionDatabase) -> None:
+    def __init__(self, answers: SubmitAnswers, queue: QueueListing, reports: ReportWorkers) -> None:
         self._answers = answers
-        self.slurm = slurm
-        self._store = store
+        self._queue = queue
+        self._reports = reports
 
-    async def answer(self, viewer: Viewer, request: Request) -> dict[str, Any]:
+    async def answer(self, viewer: Viewer, request: Request) -> dict[str, Any] | bytes:
+        """The answer, or its line for the client if another process has written it."""
         match request.verb:
             case "ping":
                 return {"ok": True, "user": viewer.user, "is_operator": viewer.is_operator}
@@ -47,22 +46,15 @@ class Queries:
             case "why":
                 return {"ok": True, **await self._why(viewer, str(request.fields.get("job", "")))}
             case verb if verb in QUESTION_VERBS:
-                return {"ok": True, "answer": await asyncio.to_thread(self._answer_question, viewer, request)}
+                return await self._reports.answer(viewer, {"verb": verb, **request.fields})
         verbs = ", ".join(sorted(VERBS))
         raise RequestError(f"salus-admitd: {request.verb}: no such verb; use one of {verbs}")
 
-    def _answer_question(self, viewer: Viewer, request: Request) -> Any:
-        """Answer a question of `salus-acct` or `salus profiles`."""
-        question = {"verb": request.verb, **request.fields}
-        question.pop("credential", None)
-        return answer_question(self._store.open(), viewer, question, now_utc_ns=time.time_ns())
-
     async def _jobs(self, viewer: Viewer) -> list[tuple[QueuedJob, AdmissionSegment]]:
         """The Salus jobs in the queue that `viewer` may see."""
-        jobs = await asyncio.to_thread(self.slurm.jobs)
         return [
             (job, segment)
-            for job in jobs
+            for job in await self._queue.jobs()
             if (viewer.is_operator or job.uid == viewer.uid) and (segment := parse_segment(job.admin_comment))
         ]
 

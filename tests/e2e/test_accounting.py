@@ -89,10 +89,11 @@ def acct(lab, *words):
 
 
 def ask(lab, question, user):
-    request = request_of(question)
-    made = lab.run("munge", f"--socket={lab.cluster.plan.munge_socket}", "--string", digest(request), user=user)
+    message = json.dumps(request_of(question)).encode()
+    options = (f"--socket={lab.cluster.plan.munge_socket}", "--restrict-uid=slurm")
+    credential = lab.ask("munge", *options, "--string", digest(message), user=user).strip()
     with socket.create_connection(("127.0.0.1", lab.cluster.plan.ports.admission), timeout=30) as peer:
-        peer.sendall(json.dumps({**request, "credential": made.stdout.strip()}).encode() + b"\n")
+        peer.sendall(credential.encode() + b" " + message + b"\n")
         return json.loads(peer.makefile().readline())
 
 

@@ -183,11 +183,12 @@ def test_only_root_and_slurm_user_may_submit_to_the_service(lab):
 
 def ask_tcp(lab, request, user, credential=None):
     """Send one request over TCP with the user's own credential."""
+    message = json.dumps(request).encode()
     if credential is None:
-        made = lab.run("munge", f"--socket={lab.cluster.plan.munge_socket}", "--string", digest(request), user=user)
-        credential = made.stdout.strip()
+        options = (f"--socket={lab.cluster.plan.munge_socket}", "--restrict-uid=slurm")
+        credential = lab.ask("munge", *options, "--string", digest(message), user=user).strip()
     with socket.create_connection(("127.0.0.1", lab.cluster.plan.ports.admission), timeout=10) as peer:
-        peer.sendall(json.dumps({**request, "credential": credential}).encode() + b"\n")
+        peer.sendall(credential.encode() + b" " + message + b"\n")
         return json.loads(peer.makefile().readline()), credential
 
 

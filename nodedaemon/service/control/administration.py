@@ -15,7 +15,7 @@ from nodedaemon.core.types import DeviceId
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.systemd import Notifier
 from nodedaemon.service.journal.dispatcher import Dispatcher
-from nodedaemon.service.logs import log
+from nodedaemon.wire.logs import log
 
 
 class Administration:

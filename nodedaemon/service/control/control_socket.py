@@ -8,12 +8,12 @@ import socket
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.control.requests import Requests
-from nodedaemon.service.logs import log, on_behalf_of
-from nodedaemon.service.paths import SOCKET_BACKLOG
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.tasks import BackgroundTasks
 from nodedaemon.wire.envelope import REQUEST_BYTES_MAX, Failure, write_answer
 from nodedaemon.wire.guarded_socket import guard
+from nodedaemon.wire.listener import SOCKET_BACKLOG
+from nodedaemon.wire.logs import log, on_behalf_of
 from nodedaemon.wire.rate import UserConnections
 from nodedaemon.wire.trust import PeerCredentials, peer_credentials
 
@@ -69,6 +69,8 @@ class ControlSocket:
             except (TimeoutError, ValueError, OSError, asyncio.IncompleteReadError) as error:
                 # The request was too long, too slow, or the caller is gone: only this connection ends.
                 log.debug("connection closed", pid=credentials.pid, uid=credentials.uid, why=str(error))
+                # Without this, the transport would keep answers until a slow reader takes them.
+                writer.transport.abort()
             finally:
                 self._writers.discard(writer)
                 self._counts.release(credentials.uid)

@@ -1,19 +1,16 @@
-"""Metrics for Prometheus, on the loopback address by default: bounded labels, base units, no job ids.
+"""The metrics of salusd for Prometheus: bounded labels, base units, no job ids.
 
 Counters are updated with each event; gauges are computed from the current status at each scrape. Details of jobs are in
-the database. The server also answers `/healthz`.
+the database.
 """
 
 from __future__ import annotations
 
-import asyncio
-import socket
 from collections import Counter as Tally
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from nodedaemon.core import commands, events
@@ -24,15 +21,11 @@ from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.status import StatusView
 from nodedaemon.service.journal.state import ShellState
-from nodedaemon.service.logs import log
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.service.usage.recorder import UsageRecorder
 from nodedaemon.wire.control import NodeStatus
 
 WAIT_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-REQUEST_BYTES_MAX = 8192
-REQUEST_TIMEOUT_S = 5.0
-CONNECTIONS_MAX = 16
 
 
 class EventMetrics:
@@ -170,62 +163,3 @@ class NodeCollector(Collector):
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
-
-
-class MetricsPage:
-    """Serves `/metrics` and `/healthz`; one request per connection."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-        self._server: asyncio.Server | None = None
-        self._count = 0
-
-    async def open(self, address: str, port: int) -> None:
-        """Serve at this address; port 0 serves nothing. If that fails, salusd logs it and continues without metrics."""
-        if not port:
-            return
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, port))
-        except OSError as error:
-            listener.close()
-            log.error("metrics not served", port=port, why=error.strerror)
-            return
-        self._server = await asyncio.start_server(self._serve, sock=listener, limit=REQUEST_BYTES_MAX)
-
-    def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._count += 1
-        try:
-            if self._count > CONNECTIONS_MAX:
-                return
-            async with asyncio.timeout(REQUEST_TIMEOUT_S):
-                head = await reader.readuntil(b"\r\n\r\n")
-                writer.write(self._answer(head))
-                await writer.drain()
-        except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            return
-        finally:
-            self._count -= 1
-            writer.close()
-
-    def _answer(self, head: bytes) -> bytes:
-        words = head.split(b"\r\n", 1)[0].split()
-        path = words[1] if len(words) == 3 and words[0] in (b"GET", b"HEAD") else b""
-        if path.partition(b"?")[0] == b"/metrics":
-            return _page(200, generate_latest(self._registry), CONTENT_TYPE_LATEST)
-        if path == b"/healthz":
-            return _page(200, b"ok\n", "text/plain")
-        return _page(404, b"see /metrics\n", "text/plain")
-
-
-def _page(status: int, body: bytes, kind: str) -> bytes:
-    text = {200: "OK", 404: "Not Found"}[status]
-    head = (
-        f"HTTP/1.1 {status} {text}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body

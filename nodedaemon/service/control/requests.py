@@ -22,10 +22,10 @@ from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.jobs.local_jobs import LocalJobs
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.wire.control import AdminRequest, JobEnd, JobStart, RunStart, RunWait, TaskRequest, ViewRequest
 from nodedaemon.wire.envelope import Failure, NotFoundError, NotPermittedError, read_request, write_answer
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.rate import UserRate
 from nodedaemon.wire.trust import PeerCredentials
 

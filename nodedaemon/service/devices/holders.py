@@ -13,9 +13,9 @@ from nodedaemon.core.commands import Command
 from nodedaemon.core.events import Event
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import ProcessState
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 WATCH_INTERVAL_S = 0.02
 

@@ -23,8 +23,8 @@ from nodedaemon.core.errors import PeerError, SalusError
 from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.device import DeviceDriver, LaneMemory
 from nodedaemon.drivers.process import Process, real_uid
-from nodedaemon.service.logs import log
 from nodedaemon.service.usage.recorder import UsageRecorder
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.users import user_name
 
 _INIT_PID = 1

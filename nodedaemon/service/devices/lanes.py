@@ -21,10 +21,10 @@ from nodedaemon.core.types import Epoch, LaneId, SessionId
 from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.devices.lane_holders import Held, LaneHolders, Stranger
 from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.shell import Shell
 from nodedaemon.service.tasks import BackgroundTasks
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import Map, Unmap, Unmapped
 
 WATCHED_MAX = 256

@@ -17,8 +17,8 @@ from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.cgroup import job_group
 from nodedaemon.service.journal.state import JobFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 
 class MemoryLimits:

@@ -15,8 +15,8 @@ from nodedaemon.config.choices import ShareMode
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId
 from nodedaemon.drivers.mps import MpsLimits, MpsServer
-from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 
 class MpsServers:

@@ -15,8 +15,8 @@ from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import DeviceId, JobId, SessionId
 from nodedaemon.drivers.device import DeviceDriver, Reading
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 
 class DeviceReadings:

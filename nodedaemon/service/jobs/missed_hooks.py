@@ -7,8 +7,8 @@ from nodedaemon.core.types import JobId
 from nodedaemon.service.jobs.prolog_files import PrologFiles
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
-from nodedaemon.service.logs import log
 from nodedaemon.wire.control import JobEnd
+from nodedaemon.wire.logs import log
 
 
 class MissedHooks:

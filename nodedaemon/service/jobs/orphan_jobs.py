@@ -18,8 +18,8 @@ from nodedaemon.service.devices.holders import HolderWatch
 from nodedaemon.service.jobs.registry import is_alive
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 #: Suspects that one comparison asks slurmctld about. The next comparisons ask about the rest.
 JOBS_ASKED_MAX = 8

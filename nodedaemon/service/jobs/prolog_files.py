@@ -26,8 +26,8 @@ from nodedaemon.core.errors import OperatingError, SalusError
 from nodedaemon.core.types import JobId
 from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.jobs.slurm import NodeSlurm
-from nodedaemon.service.logs import log
 from nodedaemon.wire.control import JobStart
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.users import user_name
 
 FILE_BYTES_MAX = 16 * 1024

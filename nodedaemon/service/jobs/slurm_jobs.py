@@ -16,8 +16,8 @@ from nodedaemon.service.jobs.environment import JobEnvironment
 from nodedaemon.service.jobs.prolog_files import JobStarts
 from nodedaemon.service.jobs.registry import JobRegistry, job_class_of
 from nodedaemon.service.journal.state import JobFacts
-from nodedaemon.service.logs import log
 from nodedaemon.wire.control import JobEnd, JobStart, TaskRequest
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 from nodedaemon.wire.users import user_name
 

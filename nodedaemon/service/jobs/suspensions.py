@@ -10,8 +10,8 @@ from __future__ import annotations
 from nodedaemon.core import events
 from nodedaemon.core.errors import OperatingError
 from nodedaemon.core.types import JobId
-from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 #: Jobs that one comparison asks slurmctld about, lowest id first.
 JOBS_ASKED_MAX = 8

@@ -12,8 +12,8 @@ from nodedaemon.core.state.sessions import SessionState
 from nodedaemon.core.state.snapshots import SessionSnapshot
 from nodedaemon.core.types import MINUTE_NS, JobId, SessionId
 from nodedaemon.service.journal.state import JobFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 
 
 class TimeLimits:

@@ -19,7 +19,7 @@ from nodedaemon.drivers.cgroup import JobPlace
 from nodedaemon.service.jobs.registry import JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
 from nodedaemon.service.journal.state import JobFacts
-from nodedaemon.service.logs import log
+from nodedaemon.wire.logs import log
 
 #: Requests to slurmctld at the same time.
 QUESTIONS_MAX = 4

@@ -10,7 +10,7 @@ from nodedaemon.core.types import DeviceId
 from nodedaemon.service.journal.dispatcher import replay
 from nodedaemon.service.journal.segments import Journal, set_aside
 from nodedaemon.service.journal.state import ShellState
-from nodedaemon.service.logs import log
+from nodedaemon.wire.logs import log
 
 
 def recover_state(journal: Journal, version: str, devices: Collection[DeviceId]) -> ShellState:

@@ -19,11 +19,11 @@ from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.types import DeviceId, SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.journal.state import CounterNote, JobFacts, JobNote, ProcessFacts, SessionFacts, SessionNote
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.gate_memory import GatePage
 from nodedaemon.service.sessions.losses import SessionLosses
 from nodedaemon.service.sessions.roster import LiveSession, Sender
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import Hello, HelloFlag, Notice, Welcome, WelcomeFlag
 
 UNGATED_TEXT = "several sessions of this job use the device, so it runs without lanes, limited by its peak memory"

@@ -25,10 +25,10 @@ from typing import Protocol
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.types import SessionId
 from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.logs import log, on_behalf_of
 from nodedaemon.wire import framing
 from nodedaemon.wire.envelope import PACKET_BYTES_MAX
 from nodedaemon.wire.guarded_socket import DescriptorsPassedError, GuardedListener, GuardedSocket, guard, is_memory
+from nodedaemon.wire.logs import log, on_behalf_of
 from nodedaemon.wire.messages import FDS_MAX, FRAME_BYTES_MAX, Hello, HelloFlag, Message
 from nodedaemon.wire.rate import UserConnections, UserRate
 from nodedaemon.wire.trust import PeerCredentials, peer_credentials

@@ -29,10 +29,10 @@ from nodedaemon.drivers.process import ProcessState
 from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.devices.wake_timers import WakeTimers
 from nodedaemon.service.journal.state import EndNote, SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import Allow, Deny, Notice
 
 

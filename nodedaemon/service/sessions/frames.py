@@ -16,7 +16,6 @@ from nodedaemon.core.types import Epoch, SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.bounds import bounded_count
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.greeting import SessionGreeting
@@ -26,6 +25,7 @@ from nodedaemon.service.sessions.resume import SessionResume
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.sessions.strays import StraySessions
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import Fault, Hello, HelloFlag, Message, Overrun, Return, Started, Want
 
 #: Handles one type of message of a welcomed session.

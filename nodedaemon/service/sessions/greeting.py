@@ -12,12 +12,13 @@ from nodedaemon.core.errors import PeerError, SalusError
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.jobs.identity import JobFinder
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.recovery import Recovery
-from nodedaemon.service.tasks import BackgroundTasks, UserTurns
+from nodedaemon.service.tasks import BackgroundTasks
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import Fault, Hello, Notice, Reject
+from nodedaemon.wire.rate import UserTurns
 
 #: libsalus waits 2 s for the first answer, and after each NOTICE 60 s more: three times `PATIENCE_INTERVAL_S`.
 PATIENCE_START_S = 1.0

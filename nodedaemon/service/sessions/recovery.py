@@ -19,11 +19,11 @@ from nodedaemon.core.types import SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.state import SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.handover import Handover
 from nodedaemon.service.sessions.losses import SessionLosses
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.pages import GateState
 
 #: A session retries after 5 s at the latest; this leaves time for a second try on a busy machine.

@@ -11,13 +11,13 @@ from nodedaemon.core.types import LaneId, SessionId
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.devices.lanes import LaneAllocator
 from nodedaemon.service.journal.state import ProcessFacts, SessionFacts
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.connections import Connection
 from nodedaemon.service.sessions.gate_memory import GatePage, TurnPage, adopt_page
 from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.shell import Shell
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import Hello, Reject, Unmap
 
 

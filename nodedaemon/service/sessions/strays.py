@@ -9,10 +9,10 @@ from nodedaemon.core.errors import SalusError
 from nodedaemon.drivers.process import Process
 from nodedaemon.service.devices.readings import DeviceReadings
 from nodedaemon.service.jobs.identity import JobFinder
-from nodedaemon.service.logs import log
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.service.tasks import BackgroundTasks
+from nodedaemon.wire.logs import log
 
 
 class StraySessions:

@@ -15,8 +15,8 @@ from accounting.profiles import ProfileView
 from accounting.records import Record, decode, encode, importance
 from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.service.control.configuration import ActiveConfiguration
-from nodedaemon.service.logs import log
 from nodedaemon.service.usage.spool import RecordValue, Spool
+from nodedaemon.wire.logs import log
 
 BACKOFF_S_MAX = 60.0
 PROFILE_TIMEOUT_S = 2.0

@@ -25,12 +25,12 @@ from nodedaemon.core.events import Event
 from nodedaemon.core.types import DeviceId, LaneId, SessionId
 from nodedaemon.drivers.device import DeviceDriver
 from nodedaemon.service.journal.state import JobFacts, SessionFacts, ShellState
-from nodedaemon.service.logs import log
 from nodedaemon.service.node import NodeIdentity
 from nodedaemon.service.sessions.bounds import bounded_profile
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.usage.lane_spans import LaneSpans
 from nodedaemon.service.usage.ledger import Ledger
+from nodedaemon.wire.logs import log
 from nodedaemon.wire.messages import ProfileReport
 from nodedaemon.wire.rate import KindBudget
 

@@ -12,8 +12,8 @@ import urllib.request
 
 import pytest
 
-from nodedaemon.service.control.metrics import CONNECTIONS_MAX
 from nodedaemon.service.journal.segments import segment_paths
+from nodedaemon.wire.metrics_page import CONNECTIONS_MAX
 from tests.integration.faults.running import finish, start_running, wait_for_more
 from tests.support.salusd import ROOT, Salusd, wait_until
 from tests.support.workers import overlaps

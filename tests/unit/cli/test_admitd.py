@@ -10,18 +10,22 @@ from dataclasses import replace
 import pytest
 
 from cli.remote import admitd
-from nodedaemon.config.keys import Admission
+from nodedaemon.config.keys import Settings
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.wire.envelope import NotFoundError, NotPermittedError, UnreachableError
 
 
 @pytest.fixture(autouse=True)
 def signed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurm_plugin.admitd.credentials.sign", lambda request: {**request, "credential": "MUNGE:x:"})
+    monkeypatch.setattr("slurm_plugin.admitd.credentials.sign", lambda message, user: b"MUNGE:x: " + message)
+
+
+def settings_of(port: int) -> Settings:
+    return replace(Settings(), admission=replace(Settings().admission, host="127.0.0.1", port=port))
 
 
 @contextmanager
-def server(answer: bytes) -> Iterator[tuple[Admission, list[bytes]]]:
+def server(answer: bytes) -> Iterator[tuple[Settings, list[bytes]]]:
     """A server that receives one request and sends `answer`; yields its settings and the requests."""
     received: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -34,14 +38,14 @@ def server(answer: bytes) -> Iterator[tuple[Admission, list[bytes]]]:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield replace(Admission(), host="127.0.0.1", port=listener.getsockname()[1]), received
+        yield settings_of(listener.getsockname()[1]), received
         thread.join(10)
 
 
 def test_a_request_is_signed_and_its_answer_is_returned() -> None:
     with server(b'{"ok": true, "answer": [1]}\n') as (settings, received):
         assert admitd.ask_admission(settings, {"verb": "report"})["answer"] == [1]
-    assert json.loads(received[0]) == {"verb": "report", "credential": "MUNGE:x:"}
+    assert received == [b'MUNGE:x: {"verb": "report"}\n']
 
 
 @pytest.mark.parametrize(
@@ -71,13 +75,13 @@ def test_a_server_that_does_not_run_or_is_not_configured_is_unreachable(monkeypa
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(UnreachableError, match=r"salus-admitd: 127\.0\.0\.1"):
-        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"verb": "report"})
+        admitd.ask_admission(settings_of(port), {"verb": "report"})
     with pytest.raises(UnreachableError, match="AdmissionPort is 0"):
-        admitd.ask_admission(replace(Admission(), port=0), {"verb": "report"})
+        admitd.ask_admission(settings_of(0), {"verb": "report"})
 
-    def fail(_request: object) -> object:
+    def fail(_message: object, _user: object) -> object:
         raise UnreachableError("credential: munge: no such file; is munged running on this host?")
 
     monkeypatch.setattr("slurm_plugin.admitd.credentials.sign", fail)
     with pytest.raises(UnreachableError, match="is munged running"):
-        admitd.ask_admission(replace(Admission(), host="127.0.0.1", port=port), {"verb": "report"})
+        admitd.ask_admission(settings_of(port), {"verb": "report"})

@@ -1,6 +1,8 @@
-"""The server of salus-admitd: a reload is complete or changes nothing, and each user's requests are limited."""
+"""The server of salus-admitd: a reload is complete or changes nothing, and requests are limited."""
 
 import asyncio
+import contextlib
+import time
 
 import msgspec
 import pytest
@@ -8,9 +10,11 @@ import pytest
 from nodedaemon.config import load_or_raise
 from nodedaemon.core.errors import OperatingError, RequestError
 from nodedaemon.core.types import MIB, Profile
-from nodedaemon.wire.envelope import Request
+from nodedaemon.wire.envelope import NotPermittedError, Request
+from slurm_plugin.admitd import question_port
 from slurm_plugin.admitd import server as admitd
 from slurm_plugin.admitd.database import ProfileLookup
+from slurm_plugin.admitd.queue_listing import QueueListing
 from slurm_plugin.admitd.server import AdmissionServer
 from slurm_plugin.slurm import SlurmNode
 
@@ -84,13 +88,13 @@ def test_a_reload_applies_new_values_to_the_next_answer_and_keeps_slurms_state(p
     async def scenario():
         service = make(place)
         await wait_nodes_known(service)
-        before = await service._answer_submit(submit())
+        before = await service.answer_submit(submit())
         (place / "salus.conf").write_text(
             BASE.replace("SubmitRate=3", "SubmitRate=100") + "Headroom=100%\nProfileCache=0\n"
         )
         service.reload()
-        after = await service._answer_submit(submit())
-        answers = [await service._answer_submit(submit(uid=9)) for _ in range(20)]
+        after = await service.answer_submit(submit())
+        answers = [await service.answer_submit(submit(uid=9)) for _ in range(20)]
         return shards(before), shards(after), answers, service
 
     before, after, answers, service = asyncio.run(scenario())
@@ -112,7 +116,7 @@ def test_a_reload_with_any_fault_changes_nothing(place, broken):
             service.reload()
         service.reload_by_signal()
         assert service.config is service.answers.config is old
-        return shards(await service._answer_submit(submit()))
+        return shards(await service.answer_submit(submit()))
 
     assert asyncio.run(scenario()) == "7"
 
@@ -132,9 +136,9 @@ def test_a_user_over_the_submit_rate_is_refused_and_others_are_not(place):
     async def scenario():
         service = make(place)
         await wait_nodes_known(service)
-        greedy = [await service._answer_submit(submit(uid=5)) for _ in range(8)]
-        other = await service._answer_submit(submit(uid=9))
-        root = [await service._answer_submit(submit(uid=0)) for _ in range(8)]
+        greedy = [await service.answer_submit(submit(uid=5)) for _ in range(8)]
+        other = await service.answer_submit(submit(uid=9))
+        root = [await service.answer_submit(submit(uid=0)) for _ in range(8)]
         return greedy, other, root
 
     greedy, other, root = asyncio.run(scenario())
@@ -144,40 +148,150 @@ def test_a_user_over_the_submit_rate_is_refused_and_others_are_not(place):
     assert all(answer["ok"] for answer in root)
 
 
-@pytest.mark.parametrize("verb", ["ping", "status", "why", "profiles", "report", "nonsense"])
-def test_every_query_counts_against_its_users_limit(place, monkeypatch, verb):
-    async def known_user(_request, _ttl_s):
+@pytest.fixture
+def known_user(monkeypatch):
+    def verify(credential, _message, _slurm_user, _ttl_s):
+        assert credential == b"MUNGE:AAAA:"
         return 5
 
-    monkeypatch.setattr(admitd, "verify", known_user)
+    monkeypatch.setattr(admitd, "verify", verify)
 
+
+async def listening(service):
+    """Serve questions on a free port."""
+    await service.question_port.listen("127.0.0.1", 0)
+    return service.question_port._server.sockets[0].getsockname()[1]
+
+
+async def ask(port, request):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"MUNGE:AAAA: " + request + b"\n")
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return msgspec.json.decode(answer)
+
+
+@pytest.mark.parametrize("verb", ["ping", "status", "why", "profiles", "report", "nonsense"])
+def test_every_query_counts_against_its_users_limit(place, known_user, verb):
     async def scenario():
         service = make(place)
-        line = b'{"verb": "%s"}' % verb.encode()
-        return [await service._answer(line, service._answer_query) for _ in range(5)]
+        port = await listening(service)
+        # One after the other, because each user has few requests at a time.
+        answers = [await ask(port, b'{"verb": "ping"}'), await ask(port, b'{"verb": "%s"}' % verb.encode())]
+        answers += [await ask(port, b'{"verb": "%s"}' % verb.encode()) for _ in range(2)]
+        await service.question_port.close()
+        await service.reports.close()
+        return answers
 
-    answers = [msgspec.to_builtins(answer) for answer in asyncio.run(scenario())]
-    assert "too many requests" in answers[-1]["why"]
-    assert "too many requests" not in answers[0].get("why", "")
+    answers = asyncio.run(scenario())
+    assert answers[0]["ok"]
+    assert any("too many requests" in answer.get("why", "") for answer in answers[2:])
 
 
-def test_connections_are_bounded_before_a_credential_is_checked(place, monkeypatch):
-    monkeypatch.setattr(admitd, "CONNECTIONS_MAX", 3)
+def test_a_new_connection_displaces_an_unverified_one_of_the_host_that_has_the_most(monkeypatch):
+    monkeypatch.setattr(question_port, "CONNECTIONS_MAX", 4)
 
     async def scenario():
-        service = make(place)
-        server = await asyncio.start_server(service.serve_tcp, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        peers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
-        # The fourth is closed at once; the first three are served.
-        assert await asyncio.wait_for(peers[3][0].read(), 10) == b""
-        peers[0][1].write(b"{}\n")
-        assert b"credential" in await asyncio.wait_for(peers[0][0].readline(), 10)
-        for _, writer in peers:
-            writer.close()
-        server.close()
-        for task in list(service._connections):
+        tasks = [asyncio.create_task(asyncio.Event().wait()) for _ in range(7)]
+        peers = question_port.Peers()
+        for task, host in zip(tasks, ["good", "bad", "bad", "bad", "bad"], strict=False):
+            assert peers.add(task, host)
+        peers.verify(tasks[0])
+        displaced = [bool(task.cancelling()) for task in tasks]
+        for task in peers.tasks:
+            peers.verify(task)
+        is_full = not peers.add(tasks[5], "other")
+        peers.remove(tasks[0])
+        is_free = peers.add(tasks[6], "other")
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*service._connections, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return displaced, is_full, is_free
 
-    asyncio.run(scenario())
+    assert asyncio.run(scenario()) == ([False, True, False, False, False, False, False], True, True)
+
+
+def test_nothing_is_parsed_before_the_credential_is_checked(place, monkeypatch):
+    def refuse(*_):
+        raise NotPermittedError("credential: refused")
+
+    def parse(_message):
+        raise AssertionError("parsed")
+
+    monkeypatch.setattr(admitd, "verify", refuse)
+    monkeypatch.setattr(question_port, "read_request", parse)
+
+    async def scenario():
+        service = make(place)
+        answer = await ask(await listening(service), b'{"verb": "ping"}')
+        await service.question_port.close()
+        return answer
+
+    assert asyncio.run(scenario())["kind"] == "not_permitted"
+
+
+def test_a_client_that_does_not_read_its_answer_loses_it(place, known_user, monkeypatch):
+    monkeypatch.setattr(question_port, "SEND_TIMEOUT_S", 0.1)
+
+    async def large_answer(*_):
+        return bytes(32 << 20)
+
+    async def wait_served(port):
+        while port._peers.tasks:
+            await asyncio.sleep(0.01)
+
+    async def scenario():
+        service = make(place)
+        service.reports.answer = large_answer
+        reader, writer = await asyncio.open_connection("127.0.0.1", await listening(service), limit=1)
+        writer.write(b'MUNGE:AAAA: {"verb": "report"}\n')
+        await reader.read(1)
+        await asyncio.wait_for(wait_served(service.question_port), 10)
+        received_bytes = 0
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(1 << 20):
+                received_bytes += len(chunk)
+        writer.close()
+        await service.question_port.close()
+        return received_bytes, dict(service.question_port._request_counts)
+
+    received_bytes, counts = asyncio.run(scenario())
+    assert received_bytes < 32 << 20
+    assert counts == {}
+
+
+def test_questions_about_the_queue_share_one_reading_that_is_not_older_than_they_are():
+    readings = []
+
+    def read():
+        readings.append(len(readings))
+        return readings[-1:]
+
+    async def scenario():
+        queue = QueueListing(read, interval_s=0.05)
+        first = await asyncio.gather(*(queue.jobs() for _ in range(10)))
+        started_s = time.monotonic()
+        second = await asyncio.gather(*(queue.jobs() for _ in range(10)))
+        return first, second, time.monotonic() - started_s
+
+    first, second, waited_s = asyncio.run(scenario())
+    assert first == [[0]] * 10
+    assert second == [[1]] * 10
+    assert waited_s > 0.02
+
+
+def test_a_failed_reading_of_the_queue_fails_those_who_wait_and_the_next_one_is_new():
+    answers = [OperatingError("Slurm: away"), []]
+
+    def read():
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def scenario():
+        queue = QueueListing(read, interval_s=0.0)
+        failed = await asyncio.gather(queue.jobs(), queue.jobs(), return_exceptions=True)
+        return [str(error) for error in failed], await queue.jobs()
+
+    assert asyncio.run(scenario()) == (["Slurm: away"] * 2, [])

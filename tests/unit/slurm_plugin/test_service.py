@@ -16,7 +16,7 @@ from nodedaemon.wire.rate import UserRate
 from nodedaemon.wire.segment import parse_segment
 from slurm_plugin.admitd.answers import SubmitAnswers
 from slurm_plugin.admitd.catalog import catalog_of
-from slurm_plugin.admitd.credentials import check, digest
+from slurm_plugin.admitd.credentials import check, digest, split
 from slurm_plugin.admitd.database import ProfileLookup
 from slurm_plugin.admitd.decision_queue import DECISIONS_MAX, DecisionQueue
 from slurm_plugin.admitd.profile_cache import ProfileCache
@@ -262,14 +262,29 @@ UNMUNGED = (
 
 
 def test_a_credential_is_valid_for_one_request_and_a_limited_time():
-    asked = {"verb": "status"}
-    assert check(UNMUNGED + digest(asked), {**asked, "credential": "x"}, 60, 1010) == 5
+    asked = b'{"verb": "status"}'
+    assert check(UNMUNGED + digest(asked), asked, 60, 1010) == 5
     with pytest.raises(NotPermittedError, match="another request"):
-        check(UNMUNGED + digest(asked), {"verb": "profiles"}, 60, 1010)
+        check(UNMUNGED + digest(asked), b'{"verb": "profiles"}', 60, 1010)
     with pytest.raises(NotPermittedError, match="too old"):
         check(UNMUNGED + digest(asked), asked, 60, 1061)
     with pytest.raises(NotPermittedError, match="did not name the user"):
         check("", asked, 60, 1010)
+
+
+def test_a_line_begins_with_a_credential():
+    assert split(b'MUNGE:Aw+/=: {"verb": "a b"}\n') == (b"MUNGE:Aw+/=:", b'{"verb": "a b"}')
+    for line in (
+        b"",
+        b"{}\n",
+        b"MUNGE:: {}",
+        b"MUNGE:a b: {}",
+        b"MUNGE:a",
+        b"MUNGE:\xff: {}",
+        b"MUNGE:" + b"a" * 4096 + b":",
+    ):
+        with pytest.raises(NotPermittedError, match="none before the request"):
+            split(line)
 
 
 def test_one_users_requests_do_not_count_for_another():

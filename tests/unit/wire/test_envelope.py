@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from nodedaemon.core.errors import OperatingError, PeerError, RequestError
 from nodedaemon.wire.control import TaskRequest
 from nodedaemon.wire.envelope import (
+    DEPTH_MAX,
     FAILURE_KINDS,
     PACKET_BYTES_MAX,
     REQUEST_BYTES_MAX,
@@ -51,6 +52,24 @@ def test_a_request_is_read_as_it_was_written(verb, fields):
 def test_a_line_that_is_not_a_request_is_refused(line):
     with pytest.raises(RequestError, match="request refused"):
         read_request(line)
+
+
+@pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a": ', b"}")])
+def test_a_request_with_too_many_levels_is_refused_before_it_is_parsed(opening, closing):
+    def nested(levels):
+        return b'{"verb": "x", "a": ' + opening * (levels - 1) + b"1" + closing * (levels - 1) + b"}"
+
+    assert read_request(nested(DEPTH_MAX)).verb == "x"
+    with pytest.raises(RequestError, match="levels"):
+        read_request(nested(DEPTH_MAX + 1))
+    with pytest.raises(RequestError, match="levels"):
+        read_request(nested(100_000)[:200_000])
+
+
+@pytest.mark.parametrize("text", ["[" * 100, '\\"' * 3 + "{" * 100, "\\\\" + "[" * 100, '"[{"' * 50])
+def test_brackets_in_a_text_and_side_by_side_are_no_levels(text):
+    fields = {"a": text, "b": [[] for _ in range(100)], "c": [{"d": "]"}] * 100}
+    assert read_request(write_request({"verb": "x", **fields})).fields == fields
 
 
 def test_bytes_that_are_not_utf_8_are_replaced_in_a_request():
