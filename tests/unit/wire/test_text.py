@@ -8,7 +8,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodedaemon.service import logs
+from nodedaemon.wire import logs
 from nodedaemon.wire.text import visible, visible_json, visible_lines
 
 #: Escape sequences, carriage returns, C1, line separators, reversed text, and half a surrogate pair.
