@@ -18,7 +18,7 @@ PART := demo
 endif
 
 setup: $(STAMP)
-$(STAMP): pyproject.toml constraints.txt .ci/packages .ci/setup
+$(STAMP): pyproject.toml constraints.txt .ci/packages .ci/cuda129.txt .ci/torch-cuda.txt .ci/setup
 	@PYTHON='$(PYTHON)' bash .ci/setup $(PART)
 	@touch $@
 

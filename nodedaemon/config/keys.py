@@ -89,7 +89,8 @@ class Lanes:
         "What to do with a job that exceeds its admitted memory when no more is free: warn or kill."
     )
     sharing: LaneSharing = key("LaneSharing", Choice(LaneSharing), LaneSharing.USER, NODE).doc(
-        "Whose jobs may use the same lane memory in turn."
+        "Whose jobs may use the same lane memory in turn. account needs AccountingStorageEnforce=associations in "
+        "slurm.conf."
     )
     domain_quantum_ns: int = key("DomainQuantum", Time(), SECOND_NS, NODE).doc(
         "Minimum time that the memory of a lane stays with one domain. Passing it to another domain copies memory."
@@ -129,8 +130,12 @@ class Order:
     default_class: JobClass = key("DefaultClass", Choice(JobClass), JobClass.NORMAL, PARTITION).doc(
         "Class of a job that requests none."
     )
-    high_qos: tuple[str, ...] = key("HighQOS", Names(), ()).doc("QOS whose jobs may request class high.")
-    high_accounts: tuple[str, ...] = key("HighAccounts", Names(), ()).doc("Accounts whose jobs may request class high.")
+    high_qos: tuple[str, ...] = key("HighQOS", Names(), ()).doc(
+        "QOS whose jobs may request class high. Needs AccountingStorageEnforce=qos in slurm.conf."
+    )
+    high_accounts: tuple[str, ...] = key("HighAccounts", Names(), ()).doc(
+        "Accounts whose jobs may request class high. Needs AccountingStorageEnforce=associations in slurm.conf."
+    )
     high_partitions: tuple[str, ...] = key("HighPartitions", Names(), ()).doc(
         "Partitions whose jobs may request class high."
     )

@@ -4,7 +4,7 @@ The most specific value wins: device, node, partition (through its Nodes), a lin
 are typed and frozen.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -114,6 +114,12 @@ class Config:
     def for_partition(self, partition: str) -> Settings:
         """The settings for the jobs of one partition."""
         return _overlay(self.settings, self.values_for_partition(partition))
+
+    def for_partitions(self, partitions: Collection[str]) -> list[Settings]:
+        """The settings of each of these partitions; those of the cluster once, however many have no others."""
+        own = {record.names for record in self.records if record.scope is Scope.PARTITION}
+        names = dict.fromkeys(name if (name,) in own else "" for name in partitions or ("",))
+        return [self.for_partition(name) for name in names]
 
     def devices_of(self, node: str) -> tuple[ConfiguredDevice, ...]:
         """The devices that records name for `node`, in the order of the file, without detected ones."""

@@ -65,6 +65,14 @@ def real_uid(pid: int, proc: Path = PROC) -> int | None:
     return None
 
 
+def command_name(pid: int, proc: Path = PROC) -> bytes:
+    """The first 15 bytes of the program's name, or what the process has chosen instead; b"" when it is gone.
+
+    It comes from the kernel. The command line comes from the memory of the process, which can make its reader wait.
+    """
+    return (read_bytes(proc / str(pid) / "comm") or b"").removesuffix(b"\n")
+
+
 def file_identity(status: os.stat_result) -> str:
     """A file's device and inode, unique within this boot."""
     return f"{status.st_dev}:{status.st_ino}"

@@ -18,6 +18,8 @@ from typing import Final, NamedTuple
 
 from nodedaemon.core.errors import OperatingError
 
+#: No file that `read_own_file` reads is larger.
+FILE_BYTES_MAX: Final = 1 << 20
 #: The variable through which `own_module` finds our packages. It replaces the caller's value, in which an empty entry
 #: would mean the working directory.
 OWN_IMPORTS: Final = {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
@@ -56,18 +58,28 @@ def _above(path: Path) -> Iterable[Path]:
     return [folder for folder in (*path.absolute().parents, real, *real.parents) if os.path.lexists(folder)]
 
 
-def read_own_file(path: Path) -> bytes:
-    """The content of a regular file of root or the caller. Raises `OperatingError` for anything else."""
+def read_own_file(path: Path, owner: int | None = None) -> bytes:
+    """The content of a regular file of `owner`, by default of root or the caller.
+
+    Raises `OperatingError` for anything else.
+    """
     try:
         # Without O_NONBLOCK, a FIFO would block the open.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise OperatingError(f"file refused: {path}: {error.strerror}; remove it") from error
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or not is_trusted(found.st_uid) or found.st_mode & 0o022:
+        is_own = is_trusted(found.st_uid) if owner is None else found.st_uid == owner
+        if not stat.S_ISREG(found.st_mode) or not is_own or found.st_mode & 0o022:
             raise OperatingError(f"file refused: {path}: another user could have written it; remove it")
-        return file.read()
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(FILE_BYTES_MAX + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > FILE_BYTES_MAX:
+        raise OperatingError(f"file refused: {path}: it has more than {FILE_BYTES_MAX} bytes; remove it")
+    return content
 
 
 class PeerCredentials(NamedTuple):

@@ -22,7 +22,7 @@ from nodedaemon.wire.segment import AdmissionSegment, parse_segment
 from nodedaemon.wire.users import user_name
 from slurm_plugin.admitd.catalog import Catalog
 from slurm_plugin.admitd.database import ProfileLookup
-from slurm_plugin.admitd.decision import AdmissionRules, Verdict, decide
+from slurm_plugin.admitd.decision import AdmissionRules, Verdict, decide, strictest
 from slurm_plugin.admitd.decision_queue import DecisionQueue
 from slurm_plugin.admitd.jobdesc import TRES_OPTIONS, Submission, read_submission
 from slurm_plugin.admitd.profile_cache import ProfileCache
@@ -36,13 +36,17 @@ T = TypeVar("T")
 
 @dataclass
 class SubmitAnswers:
-    """Answers submissions and job changes. `catalog` and `release` describe Slurm; the server keeps them current."""
+    """Answers submissions and job changes. The server keeps what it knows about Slurm current.
+
+    `enforced` is what Slurm checks of a job (`read_enforcement`). Until Slurm has answered, nothing counts as checked.
+    """
 
     config: Config
     profiles: ProfileCache
     decisions: DecisionQueue
     catalog: Catalog
     release: tuple[int, int] = (0, 0)
+    enforced: frozenset[str] = frozenset()
     #: Set when readmission should look at the queue: a waiting job was changed, or was admitted without a profile.
     is_recheck_wanted: bool = False
 
@@ -55,9 +59,14 @@ class SubmitAnswers:
             # Slurm fills in the default partition only after this call.
             submission = replace(submission, job=replace(submission.job, partition=self.catalog.default_partition))
         partitions = submission.job.partitions
-        rules = AdmissionRules(self.config.for_partition(partitions[0] if partitions else ""), self.release)
         devices = self.catalog.for_partitions(partitions)
-        return decide(submission, lookup.profile, devices, rules, admission, lookup.bound)
+        is_shared_by_account = self.catalog.is_memory_shared_by_account(partitions)
+        rules = [
+            AdmissionRules(settings, self.release, self.enforced, is_shared_by_account)
+            for settings in self.config.for_partitions(partitions)
+        ]
+        # Slurm may start the job in any of its partitions, with one charge and one class.
+        return strictest([decide(submission, lookup.profile, devices, one, admission, lookup.bound) for one in rules])
 
     async def answer(self, request: Request) -> dict[str, Any] | Failure:
         """Answer one request of job_submit.lua."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from nodedaemon.config import Config
 from nodedaemon.core.admission import DeviceView
-from nodedaemon.core.types import DeviceId
+from nodedaemon.core.types import DeviceId, LaneSharing
 from slurm_plugin.slurm import SlurmNode
 from slurm_plugin.slurm.tres import parse_tres
 
@@ -26,18 +26,26 @@ class Catalog:
     devices: dict[str, tuple[DeviceView, ...]]
     partitions: dict[str, list[str]]
     default_partition: str = ""
+    #: The nodes with LaneSharing=account.
+    account_nodes: frozenset[str] = frozenset()
 
     def for_partitions(self, names: Sequence[str]) -> list[DeviceView]:
         """The distinct devices of these partitions; all devices if `names` is empty or Slurm has not answered yet."""
-        nodes = {node for name in names for node in self.partitions.get(name, ())}
-        if not names or not self.partitions:
-            nodes = set(self.devices)
         devices = {
             (device.capacity_bytes, device.lane_reserve_bytes): device
-            for node in sorted(nodes)
+            for node in sorted(self._nodes(names))
             for device in self.devices.get(node, ())
         }
         return list(devices.values())
+
+    def is_memory_shared_by_account(self, names: Sequence[str]) -> bool:
+        """Whether a node of these partitions has LaneSharing=account."""
+        return bool(self.account_nodes) and not self.account_nodes.isdisjoint(self._nodes(names))
+
+    def _nodes(self, names: Sequence[str]) -> set[str]:
+        if not names or not self.partitions:
+            return set(self.devices)
+        return {node for name in names for node in self.partitions.get(name, ())}
 
     def shards_max(self) -> int:
         """The number of shards of the largest device, which fills any device."""
@@ -83,7 +91,8 @@ def catalog_of(config: Config, nodes: Iterable[SlurmNode] = (), default_partitio
             ]  # fmt: skip
             if views:
                 devices[name] = tuple(views)
-    return Catalog(devices, partitions, default_partition)
+    account_nodes = frozenset(node for node in devices if config.for_node(node).lanes.sharing is LaneSharing.ACCOUNT)
+    return Catalog(devices, partitions, default_partition, account_nodes)
 
 
 def _gres_counts(text: str) -> Counter[str]:

@@ -3,6 +3,8 @@
 A job never gets a charge below its measured memory, even if its user has forgotten the profile. A measured job is
 charged by its profile with headroom. A declaration may raise that charge, never lower it. An unmeasured job follows
 `UnknownJob`. A job that cannot share any device but fits one alone gets a whole device.
+
+A user writes the account and the QOS of a job. They count only if Slurm checks them (`AccountingStorageEnforce`).
 """
 
 from __future__ import annotations
@@ -15,22 +17,27 @@ import msgspec
 from accounting.records import Basis
 from nodedaemon.config import Settings
 from nodedaemon.config.choices import UnknownJob
-from nodedaemon.config.keys import Order
 from nodedaemon.core.admission import Admit, DeviceView, Refuse, admit_any
 from nodedaemon.core.memory import charge_bytes, charge_units, round_up, with_headroom
 from nodedaemon.core.types import JobClass, Profile, Shortfall
 from nodedaemon.wire.segment import AdmissionSegment, merge_segment
 from slurm_plugin.admitd.jobdesc import Submission
-from slurm_plugin.slurm import GPU_APART_RELEASE, JobDescription
+from slurm_plugin.slurm import ENFORCEMENT_KEY, GPU_APART_RELEASE, JobDescription
 from slurm_plugin.slurm.tres import array_throttle, charged_tres
+
+#: More than any ProbeTasks, to compare it with 0, which means no limit.
+PROBES_UNLIMITED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionRules:
-    """The settings of a job's partition, and Slurm's release."""
+    """The settings of a job's partition, Slurm's release, and what Slurm checks (`read_enforcement`)."""
 
     settings: Settings
     release: tuple[int, int]
+    enforced: frozenset[str] = frozenset()
+    #: Whether a node that the job may get has LaneSharing=account.
+    is_memory_shared_by_account: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +76,45 @@ def refuse(
     )
 
 
-def is_high_allowed(job: JobDescription, order: Order) -> bool:
-    """Whether the QOS, the account or all partitions of a job allow class high."""
+def high_problem(job: JobDescription, rules: AdmissionRules) -> str | None:
+    """Why a job may not have class high; None if its QOS, its account or all its partitions allow it."""
+    order = rules.settings.order
+    if job.partitions and set(job.partitions) <= set(order.high_partitions):
+        return None
+    names = {"qos": job.qos in order.high_qos, "associations": job.account in order.high_accounts}
+    needed = [name for name, is_listed in names.items() if is_listed]
+    if not needed:
+        return (
+            "neither the QOS, the account nor the partition of this job allows it; "
+            "leave it out or ask an admin (HighQOS, HighAccounts, HighPartitions)"
+        )
+    if rules.enforced.intersection(needed):
+        return None
     return (
-        job.qos in order.high_qos
-        or job.account in order.high_accounts
-        or (bool(job.partitions) and set(job.partitions) <= set(order.high_partitions))
+        f"Slurm does not check whether you may use this QOS or account ({ENFORCEMENT_KEY} lacks "
+        f"{' or '.join(needed)}); leave it out or ask an admin"
     )
+
+
+def strictest(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict on a job that may run in several partitions, from the verdicts by the rules of each of them.
+
+    A refusal wins. Otherwise the job gets the largest charge, the lowest class and the lowest limit of its array.
+    """
+    refusal = next((verdict for verdict in verdicts if not verdict.is_admitted), None)
+    if refusal is not None:
+        return refusal
+    classes = [job_class for one in verdicts if (job_class := JobClass.named(one.segment.job_class)) is not None]
+    largest = max(
+        verdicts,
+        key=lambda one: (
+            one.charge_bytes,
+            one.segment.kind == "exclusive",
+            -(one.probe_task_count or PROBES_UNLIMITED),
+        ),
+    )
+    segment = msgspec.structs.replace(largest.segment, job_class=str(max(classes)))
+    return replace(largest, segment=segment)
 
 
 def decide(
@@ -91,10 +130,12 @@ def decide(
     `bound` has the measured sizes of a profile that its user has forgotten.
     """
     settings, problems = rules.settings, list(submission.problems)
-    if submission.job_class == str(JobClass.HIGH) and not is_high_allowed(submission.job, settings.order):
+    if submission.job_class == str(JobClass.HIGH) and (why := high_problem(submission.job, rules)):
+        problems.append(f"--salus-class=high: {why}")
+    if rules.is_memory_shared_by_account and "associations" not in rules.enforced:
         problems.append(
-            "--salus-class=high: neither the QOS, the account nor the partition of this job allows it; "
-            "leave it out or ask an admin (HighQOS, HighAccounts, HighPartitions)"
+            "jobs of one account share memory here (LaneSharing=account), but Slurm lets any user name any account "
+            f"({ENFORCEMENT_KEY} lacks associations); ask an admin"
         )
     if problems:
         return refuse(problems)

@@ -139,10 +139,11 @@ class AdmissionServer:
         while True:
             try:
                 release = await asyncio.to_thread(self._slurm.release)
+                enforced = await asyncio.to_thread(self._slurm.enforcement)
                 self._nodes = await asyncio.to_thread(self._slurm.nodes)
                 default = await asyncio.to_thread(self._slurm.default_partition)
                 self.answers.catalog = catalog_of(self.config, self._nodes, default)
-                self.answers.release = release
+                self.answers.release, self.answers.enforced = release, enforced
             except OperatingError as error:
                 log.debug("nodes not read", reason=str(error))
                 await asyncio.sleep(CATALOG_RETRY_S)

@@ -16,6 +16,8 @@ from nodedaemon.core.errors import OperatingError
 #: Since this release, Slurm never gives a device to gres/gpu and to shards at once. In earlier releases, a job gets a
 #: whole device by requesting all its shards.
 GPU_APART_RELEASE = (24, 11)
+#: The key of slurm.conf that says what slurmctld checks of a job.
+ENFORCEMENT_KEY = "AccountingStorageEnforce"
 
 
 class SlurmError(OperatingError):
@@ -79,6 +81,20 @@ class JobChange:
     admin_comment: str | None = None
     array_throttle: int | None = None
     is_begin_soon: bool = False
+
+
+def read_enforcement(text: str) -> frozenset[str]:
+    """What Slurm checks of a job, from the value of AccountingStorageEnforce: `associations`, `qos` and others.
+
+    Without `associations`, Slurm accepts any account from any user; without `qos`, any QOS.
+    """
+    words = {word.strip().casefold() for word in text.split(",")}
+    if "all" in words:
+        words |= {"associations", "qos"}
+    # Slurm checks associations with each of these, and accepts the numbers of old releases.
+    if words & {"1", "2", "limits", "qos", "safe", "wckeys"}:
+        words.add("associations")
+    return frozenset(words - {"", "none"})
 
 
 def read_release(text: str) -> tuple[int, int]:

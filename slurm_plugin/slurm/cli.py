@@ -14,7 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from nodedaemon.wire.users import user_name
-from slurm_plugin.slurm import JobChange, QueuedJob, SlurmError, SlurmNode, job_target, read_release, text_of
+from slurm_plugin.slurm import (
+    ENFORCEMENT_KEY,
+    JobChange,
+    QueuedJob,
+    SlurmError,
+    SlurmNode,
+    job_target,
+    read_enforcement,
+    read_release,
+    text_of,
+)
 
 # The newest data parser that both 24.11 and 26.05 have.
 DATA_PARSER = "v0.0.42"
@@ -63,6 +73,11 @@ class SlurmCommands:
         if self._release is None:
             self._release = read_release(self.run("scontrol", "--version"))
         return self._release
+
+    def enforcement(self) -> frozenset[str]:
+        """What slurmctld checks of a job; see `read_enforcement`."""
+        lines = (line.partition("=") for line in self.run("scontrol", "show", "config").splitlines())
+        return read_enforcement(next((value for key, _, value in lines if key.strip() == ENFORCEMENT_KEY), ""))
 
     def jobs(self) -> list[QueuedJob]:
         option = f"--json={DATA_PARSER}" if self.release() >= DATA_PARSER_RELEASE else "--json"

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 from nodedaemon.config import Config
 from nodedaemon.core.memory import device_units
-from slurm_plugin.slurm import GPU_APART_RELEASE
+from nodedaemon.core.types import LaneSharing
+from slurm_plugin.slurm import ENFORCEMENT_KEY, GPU_APART_RELEASE, read_enforcement
 from slurm_plugin.slurm.slurmconf import SlurmFiles
 
 TRACKED = ("gres/gpu", "gres/salus", "gres/shard")
@@ -36,7 +38,8 @@ warning = partial(ConfigMismatch, "warning")
 
 def cross_check(config: Config, files: SlurmFiles, release: tuple[int, int] | None = None) -> list[ConfigMismatch]:
     """All mismatches, in the order in which an admin would fix them."""
-    return [*_globals(config, files), *_plugin(config, files), *_nodes(config, files), *_mixed(release)]
+    found = (_globals(config, files), _enforcement(config, files), _plugin(config, files), _nodes(config, files))
+    return [*chain.from_iterable(found), *_mixed(release)]
 
 
 def _globals(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
@@ -71,6 +74,23 @@ def _globals(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
     if user != config.settings.slurm.user:
         yield error("salus.conf SlurmUser", f"is {config.settings.slurm.user}, slurm.conf has {user}",
                     "use the same user, or salus-admitd refuses slurmctld")  # fmt: skip
+
+
+def _enforcement(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:
+    """Accounts and QOS that Salus trusts must be checked by Slurm, or any user can name any of them."""
+    order = config.settings.order
+    sharings = {config.settings.lanes.sharing, *(config.for_node(name).lanes.sharing for name in config.node_names())}
+    needed = {
+        "HighQOS": "qos" if order.high_qos else None,
+        "HighAccounts": "associations" if order.high_accounts else None,
+        "LaneSharing=account": "associations" if LaneSharing.ACCOUNT in sharings else None,
+    }
+    enforced = read_enforcement(files.values.get(ENFORCEMENT_KEY.casefold(), ""))
+    for key, flag in needed.items():
+        if flag is not None and flag not in enforced:
+            what = "QOS" if flag == "qos" else "account"
+            yield error(f"slurm.conf {ENFORCEMENT_KEY}", f"lacks {flag}, so users may name any {what} ({key})",
+                        f"add {flag}: until then salus-admitd refuses what relies on it")  # fmt: skip
 
 
 def _plugin(config: Config, files: SlurmFiles) -> Iterator[ConfigMismatch]:

@@ -162,14 +162,6 @@ def test_sacct_shows_the_charge_and_the_segment(lab):
     assert "P=104857600" in output
 
 
-def test_a_qos_in_high_qos_allows_class_high(lab):
-    lab.ask("sacctmgr", "-i", "add", "qos", "gold")
-    wait_for(lambda: "gold" in lab.ask("scontrol", "show", "assoc_mgr", "flags=qos"), "slurmctld to know the QOS")
-    options = ("-H", "--gres=salus:1", "--salus-mem=100M", "--salus-class=high", "--wrap", "true")
-    assert lab.segment(lab.sbatch("--qos=gold", *options)).job_class == "high"
-    assert "neither the QOS" in lab.refusal("--qos=normal", *options)
-
-
 def test_only_root_and_slurm_user_may_submit_to_the_service(lab):
     ask = (
         "import socket,sys; s=socket.socket(socket.AF_UNIX); s.settimeout(5); s.connect(sys.argv[1]);"

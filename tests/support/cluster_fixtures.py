@@ -48,6 +48,7 @@ def cluster():
         slurm_lines=("PartitionName=requeue Nodes=node1,node2 MaxTime=1:00:00 State=UP OverSubscribe=NO",),
         salus_lines=(
             "HighQOS=gold",
+            "HighAccounts=physics",
             # The tests of a hung service wait until it is asked again.
             "AdmissionPause=4",
             f"Operators={OPERATOR}",

@@ -85,8 +85,9 @@ def bindings_129() -> Path:
     with (BUILD / ".cuda129.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not list(target.glob("cuda_bindings-12.9.*")):
-            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target)]
-            subprocess.run([*command, "cuda-bindings==12.9.*", "cuda-pathfinder"], check=True, capture_output=True)
+            command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--require-hashes"]
+            pinned = ["--target", str(target), "-r", str(ROOT / ".ci" / "cuda129.txt")]
+            subprocess.run([*command, *pinned], check=True, capture_output=True)
     return target
 
 

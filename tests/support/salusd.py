@@ -87,7 +87,7 @@ class Salusd:
         command += ["--digest-every", str(self.digest_every), *arguments]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                command,
+                self.command(*command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -97,6 +97,10 @@ class Salusd:
         wait_until(lambda: self.is_up() or self.process.poll() is not None, "salusd comes up", self.story)
         if self.process.poll() is not None:
             raise AssertionError(f"salusd ended with {self.process.returncode}:\n{self.story()}")
+
+    def command(self, *argv: str) -> list[str]:
+        """The command line that starts the daemon."""
+        return list(argv)
 
     def is_up(self) -> bool:
         try:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from nodedaemon.core.errors import PeerError, RequestError, SalusError
-from nodedaemon.core.types import JobId
+from nodedaemon.core.types import JobClass, JobId
 from nodedaemon.service.control.access import Caller
 from nodedaemon.service.control.administration import Administration
 from nodedaemon.service.control.configuration import ActiveConfiguration
@@ -20,7 +20,7 @@ from nodedaemon.service.control.status import StatusView
 from nodedaemon.service.control.why import WhyView
 from nodedaemon.service.devices.directory import DeviceDirectory
 from nodedaemon.service.jobs.local_jobs import LocalJobs
-from nodedaemon.service.jobs.registry import JobRegistry
+from nodedaemon.service.jobs.registry import LOCAL_ACCOUNT, JobRegistry
 from nodedaemon.service.jobs.slurm_jobs import SlurmJobs
 from nodedaemon.service.sessions.recovery import Recovery
 from nodedaemon.wire.control import AdminRequest, JobEnd, JobStart, RunStart, RunWait, TaskRequest, ViewRequest
@@ -76,7 +76,13 @@ class RunRequests:
         if not self._configuration.settings.daemon.local_jobs:
             raise NotPermittedError("run: jobs on this node must come through Slurm; set LocalJobs=yes to allow others")
         if verb == "run_start":
-            return await self._local_jobs.run_start(_read(fields, RunStart), caller.credentials)
+            request = _read(fields, RunStart)
+            # No Slurm checks these: an account leads to the memory and the records of other users, class high to turns.
+            if request.job_class == str(JobClass.HIGH):
+                caller.require_admin("run: class high")
+            if request.account not in ("", LOCAL_ACCOUNT):
+                caller.require_admin("run: account")
+            return await self._local_jobs.run_start(request, caller.credentials)
         return await self._local_jobs.run_wait(_read(fields, RunWait), caller.credentials.uid)
 
 

@@ -18,7 +18,7 @@ from nodedaemon.core.memory import round_up
 from nodedaemon.core.types import SECOND_NS, DeviceId, JobId
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.service.jobs.environment import JobEnvironment
-from nodedaemon.service.jobs.registry import JobRegistry, is_alive, job_class_of
+from nodedaemon.service.jobs.registry import LOCAL_ACCOUNT, JobRegistry, is_alive, job_class_of
 from nodedaemon.service.journal.state import JobFacts, ProcessFacts
 from nodedaemon.service.usage.ledger import Ledger
 from nodedaemon.wire.control import RunStart, RunWait
@@ -79,7 +79,7 @@ class LocalJobs:
             number=number,
             uid=uid,
             user=user,
-            account=request.account or "local",
+            account=request.account or LOCAL_ACCOUNT,
             name=request.name,
             signature=request.signature,
             device=device,

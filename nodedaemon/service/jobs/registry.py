@@ -8,7 +8,7 @@ import time
 from msgspec.structs import replace
 
 from nodedaemon.config import Settings
-from nodedaemon.core.types import JobClass, JobId, SessionId
+from nodedaemon.core.types import JobClass, JobId, LaneSharing, SessionId
 from nodedaemon.drivers.process import is_alive as process_is_alive
 from nodedaemon.drivers.process import read_stat
 from nodedaemon.service.devices.memory_limits import MemoryLimits
@@ -16,6 +16,9 @@ from nodedaemon.service.journal.state import CounterNote, JobFacts, JobGone, Job
 from nodedaemon.service.sessions.attach import SessionAttach
 from nodedaemon.service.sessions.executor import Executor
 from nodedaemon.service.shell import Shell
+
+#: The account of a local job, unless an admin chooses another.
+LOCAL_ACCOUNT = "local"
 
 
 class JobRegistry:
@@ -46,6 +49,8 @@ class JobRegistry:
     def add(self, job: JobFacts) -> JobFacts:
         """Register the job and return it with its domain and its start."""
         sharing = self.shell.configuration.for_device(job.device).lanes.sharing
+        if sharing is LaneSharing.ACCOUNT and not is_account_checked(job):
+            sharing = LaneSharing.USER
         domain = sharing.domain(job.user or str(job.uid), job.account)
         job = replace(job, domain=domain, start_utc_ns=time.time_ns(), start_mono_ns=self._dispatcher.clock())
         self._dispatcher.note(JobNote(job))
@@ -107,6 +112,15 @@ class JobRegistry:
 
     def _sessions(self, job: JobFacts) -> list[SessionId]:
         return [session.session for session in self._dispatcher.state.live_sessions(job.job)]
+
+
+def is_account_checked(job: JobFacts) -> bool:
+    """Whether the account is more than what a user wrote.
+
+    salus-admitd admits jobs of LaneSharing=account only if Slurm checks accounts. Only an admin chooses the account of
+    a local job.
+    """
+    return job.account != LOCAL_ACCOUNT if job.is_local else bool(job.admission)
 
 
 def job_class_of(name: str, settings: Settings) -> JobClass:

@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -52,3 +54,35 @@ def test_the_unit_uses_notify_and_does_not_kill_jobs():
     unit = (ETC / "systemd/salusd.service").read_text()
     for line in ("Type=notify", "WatchdogSec=", "KillMode=process", "NoNewPrivileges=yes", "ExecReload="):
         assert line in unit
+
+
+@pytest.mark.parametrize("name", ["salusd", "salus-admitd"])
+def test_the_units_restrict_the_services_and_restart_them_however_often_they_fail(name):
+    lines = (ETC / f"systemd/{name}.service").read_text().splitlines()
+    wanted = [
+        "NoNewPrivileges=yes", "PrivateMounts=yes", "PrivateTmp=yes", "ProtectHome=yes", "ProtectKernelTunables=yes",
+        "ProtectSystem=strict", "Restart=always", "StartLimitIntervalSec=0", "UMask=0077",
+    ]  # fmt: skip
+    if name == "salusd":
+        wanted += ["DevicePolicy=closed", "DeviceAllow=char-nvidia* rw"]
+    else:
+        wanted += ["CapabilityBoundingSet=", "MemoryDenyWriteExecute=yes", "PrivateDevices=yes", "ProcSubset=pid"]
+        wanted += ["ProtectProc=invisible", "SystemCallFilter=~@privileged @resources"]
+    assert [line for line in wanted if line not in lines] == []
+    assert lines.index("StartLimitIntervalSec=0") < lines.index("[Service]"), "it is a key of [Unit]"
+
+
+def test_salusd_has_the_capabilities_that_mps_and_sessions_need_and_no_others():
+    (line,) = re.findall(r"^CapabilityBoundingSet=(.*)", (ETC / "systemd/salusd.service").read_text(), re.MULTILINE)
+    sessions = {"CAP_DAC_READ_SEARCH", "CAP_KILL", "CAP_SYS_NICE", "CAP_SYS_PTRACE"}
+    assert set(line.split()) == sessions | {"CAP_CHOWN", "CAP_SETGID", "CAP_SETUID"}
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize(("name", "exposure_max"), [("salusd", 3.3), ("salus-admitd", 1.5)])
+def test_the_exposure_that_systemd_computes_does_not_grow(name, exposure_max):
+    """salusd runs as root, signals and inspects jobs of all users, and opens GPUs; that alone is most of its 3.3."""
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(ETC / f"systemd/{name}.service")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert float(exposure) <= exposure_max, done.stdout

@@ -33,8 +33,8 @@ NodeName=node[1-2] Name=salus Count=48
 """
 
 
-def check(tmp_path, slurm=SLURM, gres=GRES, release=(24, 11)):
-    config = parse(Path("salus.conf"), SALUS)
+def check(tmp_path, slurm=SLURM, gres=GRES, release=(24, 11), salus=b""):
+    config = parse(Path("salus.conf"), salus + SALUS)
     assert isinstance(config, Config), config
     (tmp_path / "slurm.conf").write_text(slurm)
     (tmp_path / "gres.conf").write_text(gres)
@@ -82,6 +82,24 @@ def test_the_plugins_line_in_plugstack_conf_must_agree_with_salus_conf(tmp_path,
 def test_each_fault_of_slurm_conf_and_gres_conf_is_found(tmp_path, file, old, new, words):
     found = check(tmp_path, **{file: {"slurm": SLURM, "gres": GRES}[file].replace(old, new)})
     assert any(words in text for text in found), found
+
+
+@pytest.mark.parametrize(
+    ("line", "needed"),
+    [
+        ("HighQOS=gold", "qos"), ("HighAccounts=physics", "associations"), ("LaneSharing=account", "associations"),
+        ("NodeName=node2 LaneSharing=account", "associations"), ("HighPartitions=main", None),
+        ("LaneSharing=all", None),
+    ],
+)  # fmt: skip
+def test_what_relies_on_accounts_or_qos_needs_slurm_to_check_them(tmp_path, line, needed):
+    def found(enforced):
+        return check(tmp_path, f"{SLURM}AccountingStorageEnforce={enforced}\n", salus=f"{line}\n".encode())
+
+    lacking = f"error: slurm.conf AccountingStorageEnforce: lacks {needed}"
+    for enforced in ("none", "nosteps", *(["associations"] if needed == "qos" else [])):
+        assert [text.startswith(lacking) for text in found(enforced)] == [True] * bool(needed)
+    assert found("associations,limits,qos") == found("all") == found("QOS") == []
 
 
 def test_a_release_that_puts_whole_gpu_jobs_on_shared_devices_is_reported(tmp_path):

@@ -11,22 +11,23 @@ from nodedaemon.config.loading import parse
 from nodedaemon.core.admission import DeviceView
 from nodedaemon.core.memory import charge_units
 from nodedaemon.core.types import GIB, MIB, DeviceId, Profile
-from slurm_plugin.admitd.decision import AdmissionRules, decide
+from slurm_plugin.admitd.decision import AdmissionRules, decide, strictest
 from slurm_plugin.admitd.jobdesc import read_submission
+from slurm_plugin.slurm import read_enforcement
 from slurm_plugin.slurm.tres import parse_tres
 
 DEVICE = DeviceView(DeviceId("node1/host0"), GIB, 256 * MIB)
 
 
-def rules(*lines, release=(22, 5)):
+def rules(*lines, release=(22, 5), enforced="", is_shared_by_account=False):
     """The rules that these lines of salus.conf make."""
     config = parse(Path("salus.conf"), "\n".join(["ClusterName=lab", *lines, ""]).encode())
     assert isinstance(config, Config), config
-    return AdmissionRules(config.settings, release)
+    return AdmissionRules(config.settings, release, read_enforcement(enforced), is_shared_by_account)
 
 
-def verdict_of(asked, *lines, profile=None, devices=(DEVICE,), release=(22, 5), bound=None):
-    return decide(asked, profile, devices, rules(*lines, release=release), "x", bound)
+def verdict_of(asked, *lines, profile=None, devices=(DEVICE,), bound=None, **rule_options):
+    return decide(asked, profile, devices, rules(*lines, **rule_options), "x", bound)
 
 
 def submission(**options):
@@ -115,7 +116,55 @@ def test_probe_tasks_throttle_an_unknown_array_and_keep_the_users_limit(array, t
     ],
 )
 def test_class_high_needs_an_allowed_qos_account_or_partition(line, fields, is_admitted):
-    assert verdict_of(submission(SALUS_CLASS="high", fields=fields), line).is_admitted is is_admitted
+    asked = submission(SALUS_CLASS="high", fields=fields)
+    assert verdict_of(asked, line, enforced="qos").is_admitted is is_admitted
+
+
+@pytest.mark.parametrize(
+    ("line", "enforced", "is_admitted"),
+    [
+        ("HighQOS=gold", "", False), ("HighQOS=gold", "associations,limits", False), ("HighQOS=gold", "qos", True),
+        ("HighQOS=gold", "all", True),
+        ("HighAccounts=physics", "none", False), ("HighAccounts=physics", "associations", True),
+        ("HighAccounts=physics", "safe", True), ("HighAccounts=physics", "qos", True),
+        ("HighAccounts=physics", "nosteps", False), ("HighPartitions=a", "", True),
+    ],
+)  # fmt: skip
+def test_a_qos_or_an_account_allows_class_high_only_if_slurm_checks_it(line, enforced, is_admitted):
+    fields = {"qos": "gold", "account": "physics", "partition": "a"}
+    verdict = verdict_of(submission(SALUS_CLASS="high", fields=fields), line, enforced=enforced)
+    assert verdict.is_admitted is is_admitted
+    assert is_admitted or "AccountingStorageEnforce lacks" in verdict.message
+    assert verdict_of(submission(fields=fields), line, enforced=enforced).is_admitted, "other classes are not concerned"
+
+
+@pytest.mark.parametrize(("enforced", "is_admitted"), [("", False), ("associations", True), ("limits", True)])
+def test_memory_is_shared_by_account_only_if_slurm_checks_accounts(enforced, is_admitted):
+    verdict = verdict_of(submission(), enforced=enforced, is_shared_by_account=True)
+    assert verdict.is_admitted is is_admitted
+    assert is_admitted or "LaneSharing=account" in verdict.message
+    assert verdict_of(submission(), enforced=enforced).is_admitted
+
+
+def test_of_several_partitions_a_refusal_wins_and_else_the_largest_charge_and_the_lowest_class():
+    profile = Profile(100 * MIB, 0)
+
+    def decided(*lines, asked=None, **options):
+        return verdict_of(asked or submission(), *lines, **options)
+
+    low, high = decided("Headroom=0", profile=profile), decided("Headroom=50%", profile=profile)
+    assert [strictest(pair).segment.shard_count for pair in ([low, high], [high, low])] == [10, 10]
+    urgent = decided("DefaultClass=high", "Headroom=50%", profile=profile)
+    lazy = decided("DefaultClass=best-effort", profile=profile)
+    mixed = strictest([urgent, low, lazy])
+    assert (mixed.segment.job_class, mixed.segment.shard_count) == ("best-effort", 10)
+    refused = decided("UnknownJob=refuse")
+    assert strictest([decided(), refused]) is refused
+    array = submission(fields={"array_inx": "1-12"})
+    probed = decided("ProbeTasks=3", asked=array)
+    assert strictest([decided(asked=array), probed, decided("ProbeTasks=5", asked=array)]).probe_task_count == 3
+    requeued, alone = decided("UnknownJob=requeue"), decided()
+    assert [strictest(pair).segment.kind for pair in ([requeued, alone], [alone, requeued])] == ["exclusive"] * 2
 
 
 def test_a_job_that_fits_no_device_is_refused_and_one_that_fits_only_alone_gets_a_whole_device():

@@ -107,6 +107,40 @@ def test_an_automatic_reserve_is_the_memory_that_gres_conf_does_not_count(tmp_pa
     assert device(host, 80) == (80, 1280, 0)
 
 
+def test_all_partitions_of_a_job_decide_whatever_their_order(tmp_path):
+    (tmp_path / "salus.conf").write_text(
+        "ClusterName=c\nAutoDetect=off\nLaneReserve=256M\n"
+        "PartitionName=wide Headroom=50% DefaultClass=best-effort\nPartitionName=closed UnknownJob=refuse\n"
+    )
+    config = load_or_raise(tmp_path / "salus.conf")
+    records = FakeRecords({"job:ab": ProfileLookup(Profile(100 * MIB, 0), 1)})
+    nodes = [replace(NODES[0], partitions=("main", "wide", "closed"))]
+
+    async def scenario(partition, signature="job:ab"):
+        admission = SubmitAnswers(
+            config, ProfileCache(records, 30.0), DecisionQueue(records), catalog_of(config, nodes, "main"), (22, 5)
+        )
+        return await admission.answer(request(signature, partition=partition))
+
+    for partition in ("main,wide", "wide,main", ",".join(["main", *["wide", "main"] * 5000])):
+        answer = asyncio.run(scenario(partition))
+        segment = parse_segment(answer["set"]["admin_comment"])
+        assert (segment.shard_count, segment.job_class) == (10, "best-effort")
+    assert parse_segment(asyncio.run(scenario("main"))["set"]["admin_comment"]).shard_count == 7
+    assert asyncio.run(scenario("main", "job:new"))["ok"]
+    assert "never measured" in asyncio.run(scenario("main,closed", "job:new")).why
+
+
+@pytest.mark.parametrize("line", ["LaneSharing=account", "NodeName=node1 LaneSharing=account"])
+def test_memory_shared_by_account_needs_slurms_check_on_the_nodes_that_a_job_may_get(tmp_path, line):
+    (tmp_path / "salus.conf").write_text(f"ClusterName=c\nAutoDetect=off\n{line}\n")
+    nodes = [NODES[0], SlurmNode("node2", "gpu:2,shard:96,salus:64", ("other",))]
+    catalog = catalog_of(load_or_raise(tmp_path / "salus.conf"), nodes, "main")
+    assert catalog.is_memory_shared_by_account(["main"])
+    assert catalog.is_memory_shared_by_account(["other"]) is (not line.startswith("NodeName"))
+    assert not catalog_of(configuration(), nodes, "main").is_memory_shared_by_account(["main"])
+
+
 def test_an_unknown_job_is_looked_up_again_and_a_known_one_comes_from_memory():
     async def scenario():
         records = FakeRecords()

@@ -48,6 +48,24 @@ def test_a_command_that_fails_or_hangs_raises_slurm_error():
         SlurmCommands(directory="/nonexistent").run("squeue")
 
 
+@pytest.mark.parametrize(
+    ("text", "enforced"),
+    [
+        ("AccountingStorageEnforce = none\nAccountingStorageHost   = db\n", set()),
+        ("AccountingStorageEnforce = associations,limits,qos\n", {"associations", "limits", "qos"}),
+        ("AccountingStorageEnforce = limits\n", {"associations", "limits"}),
+        ("AccountingStorageEnforceOther = qos\n", set()),
+        ("", set()),
+    ],
+)
+def test_what_slurm_enforces_is_read_from_its_running_configuration(tmp_path, text, enforced):
+    (tmp_path / "config").write_text(f"Configuration data as of today\nAccountingStorageBackupHost = (null)\n{text}")
+    program = tmp_path / "scontrol"
+    program.write_text(f'#!/bin/sh\n[ "$*" = "show config" ] && cat {tmp_path}/config\n')
+    program.chmod(0o755)
+    assert SlurmCommands(str(tmp_path)).enforcement() == enforced
+
+
 INTERFACE = json.loads(Path(pyslurm_interface.__file__).with_suffix(".json").read_text())
 
 
