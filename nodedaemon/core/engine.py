@@ -10,7 +10,8 @@ simulator, a replay and a test get the same commands for the same events. One ca
    `lanes` list all transitions; any other transition is an error.
 3. `timers.report_hung` reports holders that ignored a revoke for too long.
 4. `claims.Round` serves arrivals, then waiters, then holders. It opens and releases lanes, grants and revokes.
-5. `reclaim.reclaim_stuck_lanes` ends holders that keep a placed session from running and cannot return their lane.
+5. `reclaim.reclaim_memory` ends sessions that keep a placed session from running: holders that cannot return their
+   lane, and sessions that use more than their job was charged for.
 6. `timers.set_wake` asks for a tick at the next moment at which the order can change without an event.
 
 Why memory is safe: persistent bytes are counted from admission until `SessionReleased`, and lane bytes from `OpenLane`
@@ -44,7 +45,7 @@ from nodedaemon.core.memory import round_up
 from nodedaemon.core.ordering import Ordering, Policy
 from nodedaemon.core.policies import make_policy
 from nodedaemon.core.round.claims import Round
-from nodedaemon.core.round.reclaim import reclaim_stuck_lanes
+from nodedaemon.core.round.reclaim import reclaim_memory
 from nodedaemon.core.round.timers import report_hung, set_wake
 from nodedaemon.core.state.lanes import Device, LaneState
 from nodedaemon.core.state.sessions import Session
@@ -83,7 +84,7 @@ class Engine:
         self._apply(event, round_)
         report_hung(round_)
         round_.serve()
-        reclaim_stuck_lanes(round_)
+        reclaim_memory(round_)
         for command in round_.commands:
             if isinstance(command, CloseLane):
                 del self._lane_device[command.lane]
@@ -227,6 +228,8 @@ class Engine:
             device.clock.half_life_ns = limits.service_half_life_ns
             device.rescale(doublings)
         device.limits, device.ordering = limits, ordering
+        for session in device.sessions.values():
+            device.note_charge(session)
         device.rekey(now_ns)
 
     @staticmethod
@@ -262,5 +265,11 @@ class Engine:
             arrival_order=self._arrival_count,
             is_placed=event.is_placed,
         )
-        round_.device.sessions[session.id] = round_.device.arrivals[session.id] = session
-        self._device_of[session.id] = round_.device
+        device = round_.device
+        # Slurm charged the job once, whatever the number of its sessions.
+        if not any(one.job == session.job for one in device.sessions.values()):
+            session.charged_persistent_bytes = session.persistent_bytes
+            session.charged_ephemeral_bytes = session.ephemeral_bytes
+        device.sessions[session.id] = device.arrivals[session.id] = session
+        device.note_charge(session)
+        self._device_of[session.id] = device

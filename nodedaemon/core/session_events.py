@@ -42,6 +42,9 @@ def apply(event: ev.SessionEvent, session: Session, round_: Round) -> None:
 
 
 def _want(session: Session, round_: Round) -> None:
+    # A late or repeated request: the session waits or runs already, or needs no grant.
+    if session.state is not SessionState.IDLE:
+        return
     device = round_.device
     session.step(SessionState.WAITING, round_.now_ns)
     device.note_running_service()
@@ -83,7 +86,9 @@ def _return(event: ev.GrantReturned, session: Session, round_: Round) -> None:
 
 def _end_grant(session: Session, lane: Lane, round_: Round) -> None:
     round_.device.stop_service(session)
-    round_.device.charge_blocking(session, round_.now_ns)
+    # The end of a grant gives back a lane, but no excess.
+    if session.id not in round_.device.over_charge:
+        round_.device.charge_blocking(session, round_.now_ns)
     lane.holder, lane.returned_ns, lane.is_pinned = None, round_.now_ns, False
     session.epoch, session.iteration_limit, session.successor = None, None, None
     session.offers.clear()
@@ -109,7 +114,8 @@ def _continue(session: Session, round_: Round) -> None:
     if not session.is_stopped:
         return
     session.is_stopped = session.is_suspended = False
-    round_.device.charge_blocking(session, round_.now_ns)
+    if session.id not in round_.device.over_charge:
+        round_.device.charge_blocking(session, round_.now_ns)
     if session.state is SessionState.WAITING:
         round_.device.line_up(session, round_.now_ns)
     elif session.is_holding and not session.is_ungated:
@@ -126,15 +132,23 @@ def _overrun(event: ev.SessionOverran, session: Session, round_: Round) -> None:
     if session.state is SessionState.UNGATED:
         persistent_bytes, ephemeral_bytes = persistent_bytes + ephemeral_bytes, 0
     more_bytes = persistent_bytes - session.persistent_bytes
-    if more_bytes <= device.free_bytes and device.can_always_run(more_bytes, ephemeral_bytes):
+    excess_bytes = device.excess_bytes(session, persistent_bytes, ephemeral_bytes)
+    is_growing = excess_bytes > device.excess_bytes(session, session.persistent_bytes, session.ephemeral_bytes)
+    is_unpaid = excess_bytes > 0 and is_growing and device.is_awaited(session)
+    if not is_unpaid and more_bytes <= device.free_bytes and device.can_always_run(more_bytes, ephemeral_bytes):
         device.persistent_bytes += more_bytes
         session.persistent_bytes, session.ephemeral_bytes = persistent_bytes, ephemeral_bytes
         device.note_size(session)
+        device.note_charge(session)
         if session.lane is not None:
             session.lane.note_size(session)
         round_.commands.append(AllowOverrun(session.id, persistent_bytes, ephemeral_bytes))
         return
-    shortfall = _overrun_shortfall(device, session, persistent_bytes, ephemeral_bytes)
+    if is_unpaid:
+        what = f"memory of device {device.id} beyond the charge of job {session.job}"
+        shortfall = Shortfall(what, excess_bytes, 0, advice="another job waits for memory that it was charged for")
+    else:
+        shortfall = _overrun_shortfall(device, session, persistent_bytes, ephemeral_bytes)
     round_.commands.append(RefuseOverrun(session.id, shortfall))
     round_.warn_or_end(session, device.limits.on_overrun, shortfall.text())
 
@@ -184,6 +198,7 @@ def _ungate_for_good(session: Session, round_: Round) -> None:
     if device.can_always_run(needed_bytes) and (is_arriving or more_bytes <= device.free_bytes):
         session.persistent_bytes += more_bytes
         device.persistent_bytes += 0 if is_arriving else more_bytes
+    device.note_charge(session)
     if lane is not None:
         lane.leave(session)
         session.step(SessionState.UNGATED, round_.now_ns)
@@ -196,7 +211,7 @@ def _leave(event: ev.SessionLeft, session: Session, round_: Round) -> None:
         return
     if session.state is SessionState.ARRIVING:
         del device.arrivals[session.id]
-        del device.sessions[session.id]
+        _drop(session, device)
         return
     lane = session.lane
     if session.is_queued:
@@ -217,4 +232,15 @@ def _forget(session: Session, device: Device) -> None:
     if session.state is not SessionState.LEAVING:
         raise PeerError(f"release refused: session {session.id} of job {session.job}: it is still {session.state}")
     device.persistent_bytes -= session.persistent_bytes
+    _drop(session, device)
+
+
+def _drop(session: Session, device: Device) -> None:
+    """Remove the session. Its charge passes to the next session of its job."""
     del device.sessions[session.id]
+    device.over_charge.pop(session.id, None)
+    heir = next((one for one in device.sessions.values() if one.job == session.job), None)
+    if heir is not None:
+        heir.charged_persistent_bytes += session.charged_persistent_bytes
+        heir.charged_ephemeral_bytes += session.charged_ephemeral_bytes
+        device.note_charge(heir)

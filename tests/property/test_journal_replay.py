@@ -7,15 +7,19 @@ from nodedaemon.core import commands, events
 from nodedaemon.core.confirmations import confirmation
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.state.invariants import check
-from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, JobClass, JobId, SessionId
+from nodedaemon.core.types import MIB, DeviceId, DeviceLimits, Domain, Epoch, JobClass, JobId, SessionId
 from nodedaemon.service.journal.dispatcher import Dispatcher, engine_digest, replay
 from nodedaemon.service.journal.segments import Journal, read_journal
 from nodedaemon.service.journal.state import EndNote, MappedNote, MemoryNote, SessionNote, ShellState
 
 DEVICE = DeviceId("HOST-1")
+STEP_NAMES = (
+    *("arrive", "want", "return", "late_return", "hand", "leave", "stop", "continue", "overrun", "ungate"),
+    *("ungate_own", "tick", "policy"),
+)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("arrive", "want", "return", "hand", "leave", "stop", "continue", "overrun", "tick", "policy")),
+        st.sampled_from(STEP_NAMES),
         st.integers(1, 6),
         st.integers(0, 5),
     ),
@@ -59,7 +63,9 @@ class Shell:
         domain = Domain(f"user:{size % 2}")
         self.dispatcher.note(SessionNote(session, job, DEVICE, 0, 0, 0))
         self.dispatcher.submit(
-            events.SessionArrived(session, DEVICE, job, domain, 2 * MIB, 4 * (size + 1) * MIB, JobClass(size % 3))
+            events.SessionArrived(
+                session, DEVICE, job, domain, 2 * MIB, 4 * (size + 1) * MIB, JobClass(size % 3), is_placed=True
+            )
         )
 
     def step(self, what, number, value):
@@ -85,6 +91,9 @@ class Shell:
             "stop": events.SessionStopped(session),
             "continue": events.SessionContinued(session),
             "overrun": events.SessionOverran(session, 2 * MIB * value, 4 * MIB),
+            "ungate": events.SessionUngated(session),
+            "ungate_own": events.SessionUngated(session, has_own_memory=True),
+            "late_return": events.GrantReturned(session, Epoch(value), value),
         }
         if what in plain:
             self.dispatcher.submit(plain[what])
@@ -102,6 +111,7 @@ def test_a_replay_gives_the_same_state(tmp_path_factory, steps, segment_bytes_ma
     shell = Shell(directory, segment_bytes_max)
     for step in steps:
         shell.step(*step)
+        check(shell.dispatcher.engine)
     shell.dispatcher.journal.close()
     results = [replay(segment) for segment in read_journal(directory)]
     assert sum(result.mismatch_count for result in results) == 0

@@ -23,6 +23,14 @@ def pin(attacker):
     attacker.do("hello_of_a_child")
 
 
+def overrun(attacker):
+    assert attacker.do("overrun", persistent=24)["kind"] == "ALLOW", "nobody needs the bytes yet"
+
+
+STUCK = "it kept memory that a job placed by Slurm needs"
+EXCESS = "it uses more memory than its job was charged for"
+
+
 @pytest.fixture
 def daemon(salusd):
     # OnHang is left at its default.
@@ -33,17 +41,24 @@ def daemon(salusd):
 def place(daemon, rogue):
     """A function that starts a process of a job that Slurm placed."""
 
-    def start(job="5"):
-        victim = rogue(daemon, uid=VICTIM)
-        daemon.hook("job_start", job=job, uid=VICTIM, gpus="0", segment=SEGMENT, wait_ms=50)
-        assert daemon.hook("task_start", job=job, uid=VICTIM, pid=victim.process.pid)["ok"]
-        return victim
+    def start(job="5", uid=VICTIM):
+        process = rogue(daemon, uid=uid)
+        daemon.hook("job_start", job=job, uid=uid, gpus="0", segment=SEGMENT, wait_ms=50)
+        assert daemon.hook("task_start", job=job, uid=uid, pid=process.process.pid)["ok"]
+        return process
 
     return start
 
 
-@pytest.mark.parametrize("misbehave", [stop, hang, pin])
-def test_a_placed_job_gets_the_memory_that_a_misbehaving_neighbour_keeps(misbehave, daemon, place, rogue):
+def wait_admitted(daemon, job="5"):
+    daemon.wait_for(
+        lambda status: any(one["job"] == job and one["state"] != "arriving" for one in status["sessions"]),
+        "the placed job is admitted",
+    )
+
+
+@pytest.mark.parametrize(("misbehave", "reason"), [(stop, STUCK), (hang, STUCK), (pin, STUCK), (overrun, EXCESS)])
+def test_a_placed_job_gets_the_memory_that_a_misbehaving_neighbour_keeps(misbehave, reason, daemon, place, rogue):
     attacker = rogue(daemon, uid=ATTACKER, **SIZES)
     assert attacker.do("run")["is_admitted"]
     attacker.do("hello")
@@ -54,15 +69,38 @@ def test_a_placed_job_gets_the_memory_that_a_misbehaving_neighbour_keeps(misbeha
         daemon.wait_for(lambda status: len(status["sessions"]) == 2, "the second process is attached")
     victim = place()
     assert victim.do("hello")["kind"] in ("WELCOME", "NOTICE")
-    daemon.wait_for(
-        lambda status: any(one["job"] == "5" and one["state"] != "arriving" for one in status["sessions"]),
-        "the placed job is admitted",
-    )
+    wait_admitted(daemon)
     if misbehave is not pin:
         victim.do("want")
         victim.do("map_lane")
     attacker.process.wait(30)
-    assert "it kept memory that a job placed by Slurm needs" in daemon.story()
+    assert reason in daemon.story()
+
+
+def test_an_overrun_beyond_the_charge_is_refused_while_a_placed_job_waits(daemon, place, rogue):
+    attacker = rogue(daemon, uid=ATTACKER, persistent=24, ephemeral=40)
+    assert attacker.do("run")["is_admitted"]
+    attacker.do("hello")
+    place()
+    daemon.wait_for(lambda status: any(one["state"] == "arriving" for one in status["sessions"]), "it waits")
+    assert attacker.do("overrun", persistent=26)["kind"] == "DENY"
+
+
+def test_a_process_that_claims_a_large_lane_of_an_earlier_daemon_takes_nothing_from_a_placed_job(daemon, place, rogue):
+    first, second = place("4", ATTACKER), rogue(daemon, uid=ATTACKER)
+    assert daemon.hook("task_start", job="4", uid=ATTACKER, pid=second.process.pid)["ok"]
+    first.do("hello")
+    first.close()
+    daemon.wait_for(lambda status: not status["sessions"], "the first process is gone")
+    assert second.do("resume_stray", lane=32)["kind"] == "REJECT"
+    daemon.wait_for(
+        lambda status: any(one["persistent_bytes"] >= 32 << 20 for one in status["sessions"]), "its claim is counted"
+    )
+    victim = place()
+    assert victim.do("hello")["kind"] in ("WELCOME", "NOTICE")
+    wait_admitted(daemon)
+    second.process.wait(30)
+    assert EXCESS in daemon.story()
 
 
 def test_a_session_without_a_gate_gets_only_what_its_job_was_charged_for(daemon, place, rogue):

@@ -18,7 +18,19 @@ import threading
 from pathlib import Path
 
 from nodedaemon.wire import framing
-from nodedaemon.wire.messages import Hello, Map, ProfileReport, Return, Unmap, Unmapped, Want
+from nodedaemon.wire.messages import (
+    Allow,
+    Deny,
+    Hello,
+    HelloFlag,
+    Map,
+    Overrun,
+    ProfileReport,
+    Return,
+    Unmap,
+    Unmapped,
+    Want,
+)
 from tests.support.worker import MIB, start_run
 
 
@@ -70,6 +82,23 @@ class Rogue:
                 self.lanes.append((message.lane, message.epoch, descriptors[0]))
                 self.maps.append(mmap.mmap(descriptors[0], message.lane_bytes))
                 return {"lane": message.lane, "epoch": message.epoch, "bytes": message.lane_bytes}
+
+    def overrun(self, persistent: int, ephemeral: int = 0) -> dict[str, object]:
+        """Ask for totals in MiB, and wait for the answer."""
+        framing.send(self.connection, Overrun(persistent * MIB, ephemeral * MIB, 1, 1))
+        while True:
+            message, _ = framing.receive(self.connection)
+            if isinstance(message, (Allow, Deny)):
+                return {"kind": message.kind.name}
+
+    def resume_stray(self, lane: int) -> dict[str, object]:
+        """Claim to be a session that the daemon has forgotten, with a lane of that many MiB."""
+        self.pages = [os.memfd_create(name) for name in ("gate", "turn", "lane")]
+        os.posix_fallocate(self.pages[2], 0, lane * MIB)
+        self.connection.connect(self.arguments.socket)
+        framing.send(self.connection, Hello(session=10**6, flags=HelloFlag.RESUME), self.pages)
+        message, _ = framing.receive(self.connection)
+        return {"kind": message.kind.name}
 
     def scribble(self) -> dict[str, object]:
         """Fill every page that it has with garbage."""

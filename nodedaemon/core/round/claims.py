@@ -99,7 +99,8 @@ class Round:
             if session is None:
                 return False
             # This fails only on an over-committed device. There, waiting for bytes would block all others in vain.
-            if not device.can_always_run(session.persistent_bytes, session.ephemeral_bytes):
+            is_possible = device.can_always_run(session.persistent_bytes, session.ephemeral_bytes)
+            if not is_possible or (session.id in device.over_charge and device.is_awaited(session)):
                 passed_over.add(session.id)
                 continue
             lack_bytes = session.persistent_bytes - device.free_bytes

@@ -6,6 +6,7 @@ import math
 
 from nodedaemon.core.commands import ReportOverdue, WakeAt
 from nodedaemon.core.round.claims import Round
+from nodedaemon.core.round.reclaim import blockers
 from nodedaemon.core.state.lanes import Lane
 from nodedaemon.core.state.sessions import Session, SessionState
 
@@ -38,10 +39,10 @@ def set_wake(round_: Round) -> None:
         return
     moments: list[float] = list(round_.retry_ns)
     parked = device.first_parked()
+    since_ns = (session.blocking_ns for session in blockers(device))
+    moments += [start_ns + device.limits.hang_timeout_ns for start_ns in since_ns if start_ns is not None]
     for lane in device.open_lanes.values():
         holder = lane.holder
-        if holder is not None and holder.blocking_ns is not None:
-            moments.append(holder.blocking_ns + device.limits.hang_timeout_ns)
         if holder is None or lane.is_stuck:
             continue
         if holder.state is SessionState.REVOKED:

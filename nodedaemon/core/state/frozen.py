@@ -24,7 +24,7 @@ from nodedaemon.core.state.snapshots import copy_fields
 from nodedaemon.core.state.waiting import WaitList
 from nodedaemon.core.types import DeviceLimits, JobClass, LaneId, SessionId
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(slots=True)
@@ -142,8 +142,9 @@ def _thaw_lane(frozen: FrozenLane, device: Device) -> Lane:
 
 
 def _index(device: Device) -> None:
-    """Rebuild the heaps of sizes and waiters."""
+    """Rebuild the heaps of sizes and waiters, and the sessions above their charge."""
     for session in device.sessions.values():
+        device.note_charge(session)
         if session.id not in device.arrivals:
             device.note_size(session)
         if session.is_queued and session.lane is not None:

@@ -7,10 +7,12 @@ A lane is open (holds bytes) or parked (holds none). Bytes count from the reques
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from nodedaemon.core.fairness import SCALE_BITS, ServiceBook, ServiceClock
+from nodedaemon.core.memory import charge_bytes
 from nodedaemon.core.ordering import Breadth, Ordering
 from nodedaemon.core.state.sessions import Place, Session
 from nodedaemon.core.state.waiting import WaitList
@@ -148,6 +150,8 @@ class Device(DeviceValues):
     lanes: dict[LaneId, Lane] = field(default_factory=dict)
     open_lanes: dict[LaneId, Lane] = field(default_factory=dict)
     domains: dict[Domain, dict[LaneId, Lane]] = field(default_factory=dict)
+    #: Sessions that use or claim more than their job was charged for.
+    over_charge: dict[SessionId, Session] = field(default_factory=dict)
     _parked: list[tuple[Place, LaneId]] = field(default_factory=list)
     _sizes: list[tuple[int, SessionId]] = field(default_factory=list)
 
@@ -190,7 +194,8 @@ class Device(DeviceValues):
         """The session no longer keeps others from running. The time in which it did counts as if it had run."""
         if session.blocking_ns is not None:
             session.virtual += (now_ns - session.blocking_ns) * self.clock.growth() // session.weight
-            self.book.update(session.id, session.virtual)
+            if session.is_holding or session.is_waiting:
+                self.book.update(session.id, session.virtual)
             session.blocking_ns = None
 
     def note_running_service(self) -> None:
@@ -328,15 +333,24 @@ class Device(DeviceValues):
         """Whether sum P + largest E <= C still holds with these sizes, so that every session can make progress."""
         return self.lack_bytes(more_persistent_bytes, ephemeral_bytes) <= 0
 
-    def lack_bytes(self, more_persistent_bytes: int, ephemeral_bytes: int = 0) -> int:
-        """The bytes that are missing for `can_always_run`. Only their holders can use stuck lanes."""
+    def lack_bytes(
+        self, more_persistent_bytes: int, ephemeral_bytes: int = 0, without: Collection[Session] = ()
+    ) -> int:
+        """The bytes that are missing for `can_always_run` if the sessions in `without` were gone.
+
+        Only their holders can use stuck lanes.
+        """
         largest = max(self.ephemeral_bytes_max, ephemeral_bytes)
-        stuck = self.stuck_lanes()
-        if stuck:
+        stuck = [lane for lane in self.stuck_lanes() if lane.holder not in without]
+        if stuck or without:
             holders = [lane.holder for lane in stuck]
-            others = (one.ephemeral_bytes for one in self.sessions.values() if one.is_admitted and one not in holders)
-            largest = max(largest, self.pinned_bytes + max(ephemeral_bytes, max(others, default=0)))
-        return self.persistent_bytes + more_persistent_bytes + largest - self.limits.capacity_bytes
+            rest = [one for one in self.sessions.values() if one.is_admitted and one not in without]
+            others = (one.ephemeral_bytes for one in rest if one not in holders)
+            stuck_bytes = sum(lane.held_bytes for lane in stuck)
+            largest = max(ephemeral_bytes, *(one.ephemeral_bytes for one in rest), 0)
+            largest = max(largest, stuck_bytes + max(ephemeral_bytes, max(others, default=0)))
+        gone_bytes = sum(one.persistent_bytes for one in without)
+        return self.persistent_bytes - gone_bytes + more_persistent_bytes + largest - self.limits.capacity_bytes
 
     def can_pin(self, session: Session) -> bool:
         """Whether every other session could still run if this one kept its lane forever.
@@ -352,6 +366,38 @@ class Device(DeviceValues):
         others = (one.ephemeral_bytes for one in self.sessions.values() if one.is_admitted and one not in keepers)
         kept_bytes = own_bytes + sum(one.held_bytes for one in stuck)
         return self.persistent_bytes + kept_bytes + max(others, default=0) <= self.limits.capacity_bytes
+
+    # Charges
+
+    def excess_bytes(self, session: Session, persistent_bytes: int, ephemeral_bytes: int) -> int:
+        """The part of these sizes that the session's job was not charged for; 0 or less if it was charged for all."""
+        reserve_bytes = self.limits.lane_reserve_bytes
+        charged = charge_bytes(session.charged_persistent_bytes, session.charged_ephemeral_bytes, reserve_bytes)
+        return charge_bytes(persistent_bytes, ephemeral_bytes, reserve_bytes) - charged
+
+    def note_charge(self, session: Session) -> None:
+        """The sizes of the session, its charge or the reserve have changed."""
+        if self.excess_bytes(session, session.persistent_bytes, session.ephemeral_bytes) > 0:
+            self.over_charge[session.id] = session
+        elif self.over_charge.pop(session.id, None) is not None:
+            session.blocking_ns = None
+
+    def claimants(self) -> Iterator[Session]:
+        """Placed sessions that need bytes: arrivals within their charge, and waiters of lanes that are not stuck."""
+        for session in self.sessions.values():
+            is_arrival = not session.is_admitted and not self.is_drained and session.id not in self.over_charge
+            is_waiter = session.is_queued and session.lane is not None and not session.lane.is_stuck
+            if session.is_placed and (is_arrival or is_waiter):
+                yield session
+
+    def is_awaited(self, session: Session) -> bool:
+        """Whether another session waits for bytes for which it was charged. Until it has them, no excess is allowed."""
+        return any(
+            one is not session
+            and one.id not in self.over_charge
+            and (one.lane is None or one.lane.held_bytes < one.ephemeral_bytes)
+            for one in self.claimants()
+        )
 
     # Choices
 

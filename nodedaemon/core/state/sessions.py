@@ -65,6 +65,9 @@ class SessionValues:
     weight: int
     remaining_ns: int | None
     arrival_order: int
+    #: The part of its job's charge that the session may use: its sizes at its arrival, or 0 for further sessions.
+    charged_persistent_bytes: int = 0
+    charged_ephemeral_bytes: int = 0
     state: SessionState = SessionState.ARRIVING
     is_placed: bool = False
     is_stopped: bool = False
@@ -86,7 +89,7 @@ class SessionValues:
     granted_grown: int = 0
     revoked_ns: int = 0
     is_reported: bool = False
-    #: Since when its lane, which it cannot return, keeps a placed session from running (`round.reclaim`).
+    #: Since when its lane, which it cannot return, or its excess keeps a placed session from running (`round.reclaim`).
     blocking_ns: int | None = None
     successor: SessionId | None = None
     offers: dict[Epoch, SessionId] = field(default_factory=dict)

@@ -51,7 +51,7 @@ class EventMetrics:
     def watch(self, event: Event, made: list[Command], now_ns: int) -> None:
         match event:
             case events.GrantReturned():
-                self._on_return(event, now_ns)
+                self._on_return(event, made, now_ns)
             case events.SessionLeft():
                 self._granted_ns.pop(event.session, None)
             case _:
@@ -74,10 +74,12 @@ class EventMetrics:
         self._granted_ns[session] = now_ns
         self._waits.labels(facts.device).observe(max(0, now_ns - facts.view.wanted_ns) / 1e9)
 
-    def _on_return(self, event: events.GrantReturned, now_ns: int) -> None:
+    def _on_return(self, event: events.GrantReturned, made: list[Command], now_ns: int) -> None:
         facts = self._state.sessions.get(event.session)
+        if facts is None or not facts.has_returned(made):
+            return
         started_ns = self._granted_ns.pop(event.session, None)
-        if facts is None or started_ns is None:
+        if started_ns is None:
             return
         self._busy.labels(facts.device).inc((now_ns - started_ns) / 1e9)
         self._iterations.labels(facts.device).inc(event.iteration_count)

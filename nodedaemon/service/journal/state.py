@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from nodedaemon.core import events
-from nodedaemon.core.commands import CloseLane, Command
+from nodedaemon.core.commands import CloseLane, Command, Grant
 from nodedaemon.core.engine import Engine
 from nodedaemon.core.events import Event
 from nodedaemon.core.state.lanes import LaneState
@@ -166,6 +166,15 @@ class SessionFacts:
     #: The lane memory that the process was sent and may still map: the lane, and the epoch of the memory.
     mapped_lane: LaneId | None = None
     mapped_epoch: int = 0
+
+    def has_returned(self, made: Sequence[Command]) -> bool:
+        """Whether the engine accepted the `GrantReturned` that led to these commands.
+
+        It ignores a late return, and one on a lane that the session keeps. Then the session still runs, under a grant
+        that none of these commands made.
+        """
+        is_granted_again = any(isinstance(one, Grant) and one.session == self.session for one in made)
+        return self.view.epoch is None or is_granted_again
 
     def note(self) -> SessionNote:
         return SessionNote(**{name: getattr(self, name) for name in SessionNote.__struct_fields__})

@@ -73,23 +73,36 @@ class SessionAttach:
     def hold(self, job: JobFacts, device: DeviceId, process: Process, peak_bytes: int) -> SessionFacts:
         """Count a process that runs without Salus until it ends: it has no page and no connection.
 
-        If its job has other sessions, it is an extra one, and is charged for the memory that readings show.
+        If its job has other sessions, it is an extra one, and is charged for the memory that readings show. A job that
+        Slurm placed gets what it was charged for. The process may have more, which then counts as an overrun.
         """
         identity = ProcessFacts(process.pid, process.start_ticks)
         if any(session.process == identity for session in self._dispatcher.state.sessions.values()):
             raise PeerError(f"session not counted: pid {process.pid}: it is counted already")
         peers = self._sessions_on(job, device)
         facts = next((session for session in peers if session.process.pid == 0), None)
-        if not peers:
-            peak_bytes = min(peak_bytes, self._shell.devices[device].usable_bytes)
+        peak_bytes = min(peak_bytes, self._shell.devices[device].usable_bytes)
+        if not peers and job.is_local:
             job = replace(job, kind="shared", persistent_bytes=peak_bytes, ephemeral_bytes=0)
             self._dispatcher.note(JobNote(job))
-        facts = facts or self.open(job, device, is_extra=bool(peers))
+        is_extra = facts is None and bool(peers)
+        facts = facts or self.open(job, device, is_extra=is_extra)
         live = self._roster.add(facts.session)
         live.process = process
+        if facts.view.is_gated:
+            self._dispatcher.submit(events.SessionUngated(facts.session, has_own_memory=True))
+        if not is_extra:
+            self._count_peak(live, facts, peak_bytes)
         self._dispatcher.note(replace(facts.note(), process=identity))
         live.watch_death(self._losses.on_death)
         return facts
+
+    def _count_peak(self, live: LiveSession, facts: SessionFacts, peak_bytes: int) -> None:
+        """Count what a process has beyond its charge, now or when the engine admits it."""
+        if not facts.view.is_admitted:
+            live.on_admitted = functools.partial(self._count_peak, live, facts, peak_bytes)
+        elif peak_bytes > facts.view.persistent_bytes:
+            self._dispatcher.submit(events.SessionOverran(facts.session, peak_bytes, 0))
 
     def choose(self, job: JobFacts, process: Process, hello: Hello) -> SessionFacts:
         """The session for a process of the job: one that waits for a process, a first one, or an extra one."""

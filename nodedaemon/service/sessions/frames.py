@@ -96,8 +96,8 @@ class GrantFrames:
         if view.epoch is not None and message.last_epoch == view.epoch:
             # Its RETURN was lost with a daemon that was killed.
             self._handover.settle_over(live, facts)
-        elif view.epoch is None and not view.is_waiting and view.ephemeral_bytes:
-            # Ungated sessions too: one that was ungated between two iterations asks once more and keeps its lane.
+        else:
+            # The engine ignores a request of a session that waits or runs already, or that needs no grant.
             self._dispatcher.submit(events.GrantWanted(facts.session))
 
     def on_return(self, live: LiveSession, facts: SessionFacts, message: Return) -> None:

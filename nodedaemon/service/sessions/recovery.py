@@ -150,5 +150,5 @@ class Recovery:
                 live.page.limit_further(view.epoch, view.lease_limit)
             if view.is_revoked:
                 self._handover.revoke(live, facts)
-        elif reading.state is GateState.WAITING and not view.is_waiting and view.ephemeral_bytes and view.is_admitted:
+        elif reading.state is GateState.WAITING:
             self._dispatcher.submit(events.GrantWanted(facts.session))

@@ -175,14 +175,33 @@ class UsageRecorder:
             self.record_profile(live, facts)
 
     def record_profile(self, live: LiveSession, facts: SessionFacts) -> None:
-        """Record the pending profile, if any. For a short job, only the one at its end is complete."""
-        if live.profile is not None:
-            self._record_measurement(live, facts, live.profile)
+        """Record the pending profile, if any. For a short job, only the one at its end is complete.
+
+        A session that used more than its charge is recorded even if it reported nothing, so that its owner's next job
+        is charged for what this one had.
+        """
+        profile = live.profile or self._unreported(live, facts)
+        if profile is not None:
+            self._record_measurement(live, facts, profile)
             live.profile = None
             self._ledger.flush_soon()
 
+    def _unreported(self, live: LiveSession, facts: SessionFacts) -> ProfileReport | None:
+        """What the session had beyond its charge, from readings and allowed overruns; None if it reported as much."""
+        charged_bytes = facts.view.charged_persistent_bytes, facts.view.charged_ephemeral_bytes
+        if not any(charged_bytes):
+            return None  # a further session of its job: the sizes of the job are known from the first one
+        known = self._sizes.get(facts.session, (0, 0, 0, 0))
+        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else charged_bytes[1])
+        allowed_bytes = _allowed_sizes(facts)
+        persistent_bytes = max(allowed_bytes[0], own_bytes if own_bytes > charged_bytes[0] else 0)
+        if persistent_bytes <= known[0] and allowed_bytes[1] <= known[1]:
+            return None
+        ephemeral_bytes = max(facts.view.ephemeral_bytes, charged_bytes[1], known[1])
+        return ProfileReport(max(persistent_bytes, known[0]), ephemeral_bytes, *known[2:])
+
     def _record_measurement(self, live: LiveSession, facts: SessionFacts, profile: ProfileReport) -> None:
-        """Record running maxima for the signature, never below the daemon's own readings.
+        """Record running maxima for the signature, never below the daemon's own readings and the overruns it allowed.
 
         A profile belongs to a job: if several of its sessions use the device, their sums are recorded.
         """
@@ -191,11 +210,13 @@ class UsageRecorder:
             return
         device = self._devices[facts.device]
         profile = bounded_profile(profile, facts, device.usable_bytes, self._clock())
+        allowed_bytes = _allowed_sizes(facts)
+        ephemeral_bytes = max(allowed_bytes[1], profile.ephemeral_bytes)
         # The memory of an ungated process includes what would otherwise be in a lane.
-        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else profile.ephemeral_bytes)
+        own_bytes = live.own_bytes_max - (0 if facts.view.is_gated else ephemeral_bytes)
         self._sizes[facts.session] = (
-            max(0, own_bytes, profile.persistent_bytes),
-            profile.ephemeral_bytes,
+            max(0, own_bytes, allowed_bytes[0], profile.persistent_bytes),
+            ephemeral_bytes,
             profile.live_persistent_bytes,
             profile.live_ephemeral_bytes,
         )
@@ -273,7 +294,8 @@ class UsageRecorder:
     def watch(self, event: Event, made: list[Command], now_ns: int) -> None:
         match event:
             case events.GrantWanted():
-                self._change(event.session, Activity.WAITING, now_ns)
+                # Not simply WAITING: the engine ignores a request of a session that runs.
+                self._change(event.session, _activity(self._state.sessions[event.session]), now_ns)
             case events.GrantReturned():
                 self._on_return(event, made, now_ns)
             case events.SessionStopped():
@@ -332,9 +354,7 @@ class UsageRecorder:
             return
         activity = Activity.WAITING if event.wants_next else Activity.OUTSIDE
         facts = self._state.sessions.get(event.session)
-        is_granted_again = any(isinstance(one, commands.Grant) and one.session == event.session for one in made)
-        # A late return changes nothing: the session runs under a grant that this event did not make.
-        if facts is not None and facts.view.epoch is not None and not is_granted_again:
+        if facts is not None and not facts.has_returned(made):
             return
         self._meters[device].change(event.session, activity, now_ns, iteration_count=event.iteration_count)
         self._spans.count(event.session, event.iteration_count)
@@ -412,6 +432,23 @@ def _activity(facts: SessionFacts) -> Activity:
     if facts.view.epoch is not None or (not facts.view.is_gated and facts.process.pid):
         return Activity.RUNNING
     return Activity.WAITING if facts.view.is_waiting else Activity.OUTSIDE
+
+
+def _allowed_sizes(facts: SessionFacts) -> tuple[int, int]:
+    """The persistent and the ephemeral bytes of an overrun that the engine allowed; 0 for a size within the charge.
+
+    Further sessions of a job have no charge of their own: their memory is known from readings.
+    """
+    view = facts.view
+    persistent_bytes, ephemeral_bytes = view.charged_persistent_bytes, view.charged_ephemeral_bytes
+    if not persistent_bytes and not ephemeral_bytes:
+        return 0, 0
+    # A session without a gate has turned its ephemeral bytes into persistent ones.
+    persistent_bytes += max(0, ephemeral_bytes - view.ephemeral_bytes)
+    return (
+        view.persistent_bytes if view.persistent_bytes > persistent_bytes else 0,
+        view.ephemeral_bytes if view.ephemeral_bytes > ephemeral_bytes else 0,
+    )
 
 
 def _hash_text(number: int) -> str:

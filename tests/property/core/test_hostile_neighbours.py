@@ -28,7 +28,7 @@ HANG_NS = 50_000
 UNIT_BYTES = 16 * MIB
 
 SIZES = st.tuples(st.integers(1, 150), st.integers(1, 600))
-ACTIONS = st.sampled_from(["stop", "continue", "ungate", "want", "boundary", "leave", "wait"])
+ACTIONS = st.sampled_from(["stop", "continue", "ungate", "want", "boundary", "leave", "overrun", "wait"])
 
 
 class Neighbourhood:
@@ -155,7 +155,7 @@ def test_every_placed_session_runs_beside_hostile_neighbours_in_many_draws(soak_
 
 
 def without_reclaim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "reclaim_stuck_lanes", lambda round_: None)
+    monkeypatch.setattr(engine_module, "reclaim_memory", lambda round_: None)
 
 
 def without_check_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,11 +170,19 @@ def with_pins_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
 STOPPED = ("fair", 512, 4, [(10, 512)], [(10, 512)], [(0, "want"), (0, "stop")])
 HUNG = ("fifo", 512, 4, [(10, 512)], [(10, 512)], [(0, "want"), (0, "wait")])
 UNGATED = ("fair", 512, 4, [(10, 512)], [(10, 512)], [(0, "want"), (0, "ungate")])
+#: The device would be full before the honest session arrives.
+OVERRUN = ("fair", 64, 4, [(150, 64)], [(200, 200)], [(0, "overrun")] * 4 + [(0, "wait")] * 4)
 
 
 @pytest.mark.parametrize(
     ("remove_guard", "case"),
-    [(without_reclaim, STOPPED), (without_reclaim, HUNG), (without_check_in, HUNG), (with_pins_for_all, UNGATED)],
+    [
+        (without_reclaim, STOPPED),
+        (without_reclaim, HUNG),
+        (without_check_in, HUNG),
+        (with_pins_for_all, UNGATED),
+        (without_reclaim, OVERRUN),
+    ],
 )
 def test_the_property_fails_without_its_guard(remove_guard: Callable[..., None], case, monkeypatch) -> None:
     assert all_honest_sessions_run(*case)

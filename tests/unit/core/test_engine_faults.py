@@ -324,6 +324,37 @@ def test_a_persistent_overrun_may_take_free_bytes_only() -> None:
     assert world.send(ev.SessionOverran(1, 600 * MIB, 0))[0] == cmd.RefuseOverrun(1, shortfall)
 
 
+def test_an_overrun_beyond_the_charge_is_refused_while_a_placed_job_waits_for_its_memory() -> None:
+    world = make_world(1)
+    world.arrive(2, 900, 50, domain=BEN, is_placed=True)
+    refusal, _ = world.send(ev.SessionOverran(1, 60 * MIB, 0))
+    what = "memory of device gpu0 beyond the charge of job 1"
+    advice = "another job waits for memory that it was charged for"
+    assert refusal == cmd.RefuseOverrun(1, Shortfall(what, 10 * MIB, 0, advice=advice))
+
+
+def test_an_overrun_within_the_charge_is_allowed_while_others_wait() -> None:
+    world = make_world(1, lane_reserve_bytes=300 * MIB)
+    world.arrive(2, 900, 50, domain=BEN, is_placed=True)
+    assert world.send(ev.SessionOverran(1, 0, 300 * MIB)) == [cmd.AllowOverrun(1, 50 * MIB, 300 * MIB)]
+
+
+def test_an_overrun_that_asks_for_nothing_new_is_allowed_while_others_wait() -> None:
+    world = make_world(1)
+    allowed = cmd.AllowOverrun(1, 60 * MIB, 200 * MIB)
+    assert world.send(ev.SessionOverran(1, 60 * MIB, 0)) == [allowed]
+    world.arrive(2, 900, 50, domain=BEN, is_placed=True)
+    assert world.send(ev.SessionOverran(1, 60 * MIB, 0)) == [allowed]
+
+
+def test_a_session_that_only_waits_for_its_turn_does_not_keep_others_from_an_overrun() -> None:
+    world = make_world(1, lanes_max=1)
+    world.arrive(2, 50, 200, is_placed=True)
+    world.confirm_all()
+    world.want(1, 2)
+    assert world.send(ev.SessionOverran(1, 60 * MIB, 0)) == [cmd.AllowOverrun(1, 60 * MIB, 200 * MIB)]
+
+
 def test_an_overrun_of_a_session_without_a_lane_is_all_persistent() -> None:
     world = World(DeviceLimits(1000 * MIB))
     world.arrive(1, 100, 0)

@@ -294,3 +294,13 @@ def test_waiters_keep_their_order_across_a_rebase() -> None:
         world.want(session)
     world.tick(64 * MILLISECOND_NS)
     assert world.commands_at_boundary(1, wants_next=False)[0] == cmd.Grant(2, 1, 3, 999)
+
+
+def test_a_request_of_a_session_that_runs_waits_or_needs_no_grant_changes_nothing() -> None:
+    world = make_world(2, lanes_max=1)
+    world.arrive(3, 50, 0)
+    world.want(1, 2)
+    before = world.engine.snapshot()
+    for session in (1, 2, 3):
+        assert world.want(session) == []
+    assert world.engine.snapshot() == before

@@ -189,13 +189,6 @@ def test_a_session_that_has_gone_cannot_want_a_grant() -> None:
         world.want(1)
 
 
-def test_a_session_that_wants_a_grant_twice_is_refused_with_its_last_steps() -> None:
-    world = make(2, lanes_max=1)
-    world.want(1, 2)
-    with pytest.raises(PeerError, match="session 2 of job 2: waiting to waiting; last steps: idle@0 waiting@0"):
-        world.want(2)
-
-
 def test_late_events_of_a_session_that_has_gone_change_nothing() -> None:
     world = make(1)
     world.leave(1)

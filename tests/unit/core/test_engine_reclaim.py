@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from nodedaemon.core import commands as cmd
 from nodedaemon.core import events as ev
 from nodedaemon.core.policies import POLICIES
+from nodedaemon.core.round.reclaim import EXCESS_REASON, STUCK_REASON
 from nodedaemon.core.state.sessions import SessionState
-from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain
+from nodedaemon.core.types import MIB, MILLISECOND_NS, DeviceLimits, Domain, JobId, SessionId
 from tests.support.engine_world import DEVICE, World
 
 BEN = Domain("user:ben")
 TIMEOUT_NS = 100 * MILLISECOND_NS
-REASON = "it kept memory that a job placed by Slurm needs, and reached no boundary"
-END = cmd.EndSession(1, REASON)
+END = cmd.EndSession(1, STUCK_REASON)
+END_EXCESS = cmd.EndSession(1, EXCESS_REASON)
+WARN_EXCESS = cmd.WarnSession(1, EXCESS_REASON)
 
 
 def make_tight_world(**limits: object) -> World:
@@ -259,3 +263,142 @@ def test_a_holder_that_the_policy_prefers_must_return_its_grant_from_time_to_tim
     assert world.grants[1].revoked_ns is not None
     world.wait(TIMEOUT_NS)
     assert any(isinstance(one, cmd.ReportOverdue) for one in world.commands), "it hangs, and this is reported"
+
+
+# Sessions above their charge
+
+
+def make_greedy_world(**limits: object) -> World:
+    """Session 1 was charged for 16 + 16 MiB, and 700 MiB were allowed while nobody needed them."""
+    fields = {"lane_reserve_bytes": 200 * MIB, "domain_quantum_ns": 0, "hang_timeout_ns": TIMEOUT_NS, **limits}
+    world = World(DeviceLimits(1000 * MIB, **fields))  # type: ignore[arg-type]
+    world.arrive(1, 16, 16, is_placed=True)
+    world.confirm_all()
+    assert world.send(ev.SessionOverran(1, 700 * MIB, 0))[0] == cmd.AllowOverrun(1, 700 * MIB, 16 * MIB)
+    return world
+
+
+def warned(world: World) -> list[cmd.Command]:
+    return [one for one in world.commands if isinstance(one, cmd.WarnSession)]
+
+
+def test_a_placed_arrival_gets_the_memory_of_a_session_above_its_charge() -> None:
+    world = make_greedy_world()
+    world.arrive(2, 200, 200, domain=BEN, is_placed=True)
+    assert (2 in world.admitted, warned(world), ended(world)) == (False, [WARN_EXCESS], [])
+    world.wait(TIMEOUT_NS)
+    assert (warned(world), ended(world)) == ([WARN_EXCESS], [END_EXCESS])
+    die(world)
+    assert 2 in world.admitted
+
+
+def test_a_session_above_its_charge_gains_no_time_with_turns_or_stops() -> None:
+    world = make_greedy_world()
+    world.arrive(2, 200, 200, domain=BEN, is_placed=True)
+    for _ in range(4):
+        world.want(1)
+        world.confirm_all()
+        world.wait(TIMEOUT_NS // 8)
+        world.commands_at_boundary(1, wants_next=False)
+        world.send(ev.SessionStopped(1))
+        world.wait(TIMEOUT_NS // 8)
+        world.send(ev.SessionContinued(1))
+    assert ended(world) == [END_EXCESS]
+
+
+def test_a_session_that_left_but_whose_process_lives_keeps_no_excess() -> None:
+    world = make_greedy_world()
+    world.leave(SessionId(1))
+    world.arrive(2, 200, 200, domain=BEN, is_placed=True)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END_EXCESS]
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+def test_nobody_above_its_charge_is_ended_while_the_others_fit_or_have_no_claim(is_placed) -> None:
+    world = make_greedy_world()
+    size_mib = 50 if is_placed else 200
+    world.arrive(2, size_mib, 200, domain=BEN, is_placed=is_placed)
+    world.wait(10 * TIMEOUT_NS)
+    assert (warned(world), ended(world)) == ([], [])
+
+
+def test_a_session_above_its_charge_that_slurm_suspended_is_left_alone() -> None:
+    world = make_greedy_world()
+    world.send(ev.SessionStopped(1, is_suspended=True))
+    world.arrive(2, 200, 200, domain=BEN, is_placed=True)
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []
+
+
+def test_the_session_with_the_largest_excess_is_ended_first_and_no_other() -> None:
+    world = World(DeviceLimits(1000 * MIB, lane_reserve_bytes=200 * MIB, hang_timeout_ns=TIMEOUT_NS))
+    for session, size_mib in ((2, 150), (1, 400), (3, 100)):
+        world.arrive(session, 16, 0, domain=Domain(f"user:{session}"), is_placed=True)
+        world.send(ev.SessionOverran(SessionId(session), size_mib * MIB, 0))
+    world.arrive(4, 400, 100, domain=BEN, is_placed=True)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END_EXCESS]
+
+
+def test_a_session_above_its_charge_is_left_alone_if_only_a_stuck_lane_is_in_the_way() -> None:
+    world = make_tight_world()
+    world.arrive(3, 10, 0, is_placed=True)
+    world.send(ev.SessionOverran(SessionId(3), 20 * MIB, 0))
+    stop(world)
+    world.arrive(2, 200, 600, domain=BEN, is_placed=True)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END]
+
+
+def test_a_stopped_session_above_its_charge_is_ended_once_for_both() -> None:
+    world = make_tight_world()
+    assert world.send(ev.SessionOverran(1, 200 * MIB, 0))[0] == cmd.AllowOverrun(1, 200 * MIB, 600 * MIB)
+    stop(world)
+    world.arrive(2, 300, 600, domain=BEN, is_placed=True)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END_EXCESS]
+
+
+def test_the_time_in_which_an_excess_blocks_others_counts_as_service() -> None:
+    world = make_greedy_world()
+    world.want(1)
+    world.arrive(2, 200, 200, domain=BEN, is_placed=True)
+    world.now_ns += TIMEOUT_NS // 2
+    world.leave(SessionId(2))
+    one = next(one for one in world.engine.snapshot().devices[0].sessions if one.session == 1)
+    assert one.virtual_service >> 16 == TIMEOUT_NS
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []
+
+
+def test_a_job_is_charged_once_whatever_the_number_of_its_sessions() -> None:
+    world = World(DeviceLimits(1000 * MIB, hang_timeout_ns=TIMEOUT_NS))
+    job = JobId("greedy")
+    world.arrive(3, 300, 0, job=job, is_placed=True)
+    world.leave(SessionId(3))
+    world.arrive(1, 300, 0, job=job, is_placed=True)
+    assert 1 in world.admitted, "nobody needs the bytes"
+    world.arrive(2, 500, 0, domain=BEN, is_placed=True)
+    world.arrive(4, 200, 0, job=job, is_placed=True)
+    assert not {2, 4} & world.admitted, "a further session of the job takes nothing that another job paid for"
+    world.wait(TIMEOUT_NS // 2)
+    assert (warned(world), ended(world)) == ([WARN_EXCESS], [])
+    # The process of its first session ends at last, and its charge passes to the next session.
+    world.confirm_all()
+    assert 2 in world.admitted
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []
+    assert world.engine.session(SessionId(1)).charged_persistent_bytes == 300 * MIB  # type: ignore[union-attr]
+
+
+def test_a_higher_lane_reserve_makes_an_excess_part_of_the_charge() -> None:
+    limits = DeviceLimits(1000 * MIB, lane_reserve_bytes=100 * MIB, hang_timeout_ns=TIMEOUT_NS)
+    world = World(limits)
+    world.arrive(1, 16, 16, is_placed=True)
+    world.send(ev.SessionOverran(1, 0, 600 * MIB))
+    world.arrive(2, 500, 200, domain=BEN, is_placed=True)
+    assert warned(world) == [WARN_EXCESS]
+    world.send(ev.LimitsChanged(DEVICE, replace(limits, lane_reserve_bytes=600 * MIB)))
+    world.wait(10 * TIMEOUT_NS)
+    assert ended(world) == []

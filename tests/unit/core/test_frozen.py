@@ -13,7 +13,7 @@ from nodedaemon.core.types import MIB, DeviceLimits, Domain, SessionId
 from tests.support.engine_world import World
 
 #: Heaps, maps and references that are rebuilt from the other fields.
-DERIVED = {"device", "waiters", "_sizes", "_parked", "domains", "ordering", "book"}
+DERIVED = {"device", "waiters", "_sizes", "_parked", "domains", "ordering", "book", "over_charge"}
 
 
 def names(kind):

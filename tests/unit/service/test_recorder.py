@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from accounting.records import MeasurementRecord, UsageRecord
@@ -14,6 +15,7 @@ from nodedaemon.core.events import (
     LaneOpened,
     SessionArrived,
     SessionLeft,
+    SessionUngated,
     Ticked,
 )
 from nodedaemon.core.state.sessions import Session, SessionState
@@ -99,6 +101,62 @@ def test_a_profile_reports_nothing_that_the_device_and_the_time_rule_out():
     assert (found.solo_iteration_ns, found.iteration_count) == (PROFILE_INTERVAL_NS + 1, 1)
 
 
+def end_with(recorder, state, number, **fields):
+    """A session has these values when its process ends."""
+    facts, live = state.sessions[SessionId(number)], LiveSession(SessionId(number))
+    live.own_bytes_max = fields.pop("own_bytes_max", 0)
+    for name, value in fields.items():
+        setattr(facts.view, name, value)
+    recorder.record_profile(live, facts)
+
+
+CHARGED = {"persistent_bytes": 10, "ephemeral_bytes": 20, "charged_persistent_bytes": 10, "charged_ephemeral_bytes": 20}
+
+
+@pytest.mark.parametrize(
+    ("fields", "recorded"),
+    [
+        pytest.param(CHARGED | {"persistent_bytes": 300}, (300, 20), id="an allowed overrun"),
+        pytest.param(CHARGED | {"ephemeral_bytes": 400}, (0, 400), id="a larger lane"),
+        pytest.param(CHARGED | {"own_bytes_max": 50}, (50, 20), id="a reading"),
+        pytest.param(
+            CHARGED | {"persistent_bytes": 30, "ephemeral_bytes": 0, "own_bytes_max": 55}, (35, 20), id="without a gate"
+        ),
+    ],
+)
+def test_a_session_above_its_charge_is_measured_even_if_it_reports_nothing(fields, recorded):
+    records = []
+    state, recorder = make_recorder(records)
+    end_with(recorder, state, 1, **fields)
+    assert sizes(records)[:2] == recorded
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param(CHARGED | {"own_bytes_max": 10}, id="within the charge"),
+        pytest.param(CHARGED | {"persistent_bytes": 30, "ephemeral_bytes": 0}, id="without a gate"),
+        pytest.param({"persistent_bytes": 30, "own_bytes_max": 30}, id="a further session of the job"),
+    ],
+)
+def test_a_session_within_its_charge_that_reports_nothing_is_not_measured(fields):
+    records = []
+    state, recorder = make_recorder(records)
+    end_with(recorder, state, 1, **fields)
+    assert not any(isinstance(one, MeasurementRecord) for one in records)
+
+
+def test_a_report_below_an_allowed_overrun_is_raised_to_it():
+    records = []
+    state, recorder = make_recorder(records)
+    measured(recorder, state, 1, ProfileReport(1, 1, 1, 1))
+    assert sizes(records) == (1, 1, 1, 1)
+    end_with(recorder, state, 1, **CHARGED | {"persistent_bytes": 300, "ephemeral_bytes": 400})
+    assert sizes(records) == (300, 400, 1, 1)
+    measured(recorder, state, 1, ProfileReport(2, 2, 2, 2))
+    assert sizes(records) == (300, 400, 2, 2)
+
+
 class GrantedAtOnce:
     """Opens lanes at once and remembers the epoch of every grant, and the last revoke that names a successor."""
 
@@ -161,6 +219,29 @@ def test_a_session_that_its_predecessor_started_counts_as_running():
     }
     counted = {name: registry.get_sample_value(name, {"uuid": DEVICE}) for name in COUNTERS}
     assert counted == dict(zip(COUNTERS, (4, 4, 4, 5), strict=True))
+
+
+def test_frames_that_the_engine_ignores_count_nothing():
+    records, clock = [], ManualClock()
+    state = ShellState(Engine())
+    dispatcher, registry = Dispatcher(state, clock), CollectorRegistry()
+    recorder = record_state(state, records, clock)
+    dispatcher.observers = [recorder, EventMetrics(state, registry)]
+    dispatcher.executor = executor = GrantedAtOnce(dispatcher)
+    dispatcher.submit(DeviceAdded(DEVICE, DeviceLimits(64 * MIB)))
+    session = arrive(dispatcher, 1)
+    dispatcher.submit(GrantWanted(session))
+    dispatcher.submit(SessionUngated(session))
+    assert len(executor.epochs) == 2, "it keeps its lane under a new epoch"
+    for _ in range(3):
+        clock.now_ns += SECOND_NS
+        dispatcher.submit(GrantReturned(session, executor.epochs[-1], 10**6))
+        dispatcher.submit(GrantWanted(session))
+    recorder.close_interval()
+    (usage,) = [one for one in records if isinstance(one, UsageRecord)]
+    assert (usage.running_ns, usage.wait_ns, usage.iteration_count) == (3 * SECOND_NS, 0, 0)
+    counted = [registry.get_sample_value(name, {"uuid": DEVICE}) for name in COUNTERS]
+    assert counted == [None, None, None, 1]
 
 
 def test_the_iterations_of_a_grant_count_if_its_session_is_granted_again_at_once():
