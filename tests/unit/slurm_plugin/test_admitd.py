@@ -29,6 +29,9 @@ AdmissionPort=0
 
 
 class FakeSlurm:
+    def enforcement(self):
+        return frozenset()
+
     def release(self):
         return (22, 5)
 
@@ -77,6 +80,7 @@ async def wait_nodes_known(service):
     """Wait until the service has read Slurm's nodes."""
     task = asyncio.create_task(service.refresh_forever())
     while service.answers.release == (0, 0):
+        assert not task.done(), task
         await asyncio.sleep(0)
     task.cancel()
 
