@@ -78,12 +78,12 @@ def test_a_placed_job_gets_the_memory_that_a_misbehaving_neighbour_keeps(misbeha
 
 
 def test_an_overrun_beyond_the_charge_is_refused_while_a_placed_job_waits(daemon, place, rogue):
-    attacker = rogue(daemon, uid=ATTACKER, persistent=24, ephemeral=40)
+    attacker = rogue(daemon, uid=ATTACKER, persistent=18, ephemeral=40)
     assert attacker.do("run")["is_admitted"]
     attacker.do("hello")
     place()
     daemon.wait_for(lambda status: any(one["state"] == "arriving" for one in status["sessions"]), "it waits")
-    assert attacker.do("overrun", persistent=26)["kind"] == "DENY"
+    assert attacker.do("overrun", persistent=20)["kind"] == "DENY"
 
 
 def test_a_process_that_claims_a_large_lane_of_an_earlier_daemon_takes_nothing_from_a_placed_job(daemon, place, rogue):

@@ -402,3 +402,26 @@ def test_a_higher_lane_reserve_makes_an_excess_part_of_the_charge() -> None:
     world.send(ev.LimitsChanged(DEVICE, replace(limits, lane_reserve_bytes=600 * MIB)))
     world.wait(10 * TIMEOUT_NS)
     assert ended(world) == []
+
+
+def test_an_idle_session_above_its_charge_is_not_served_when_it_stops_blocking() -> None:
+    world = make_greedy_world()
+    world.arrive(2, 200, 200, domain=BEN, is_placed=True)
+    world.now_ns += TIMEOUT_NS // 2
+    world.leave(SessionId(2))
+    (device,) = world.engine.devices()
+    assert device.sessions[SessionId(1)].virtual >> 16 == TIMEOUT_NS // 2
+    assert device.book.state()[0] == {}, "an idle session is not active"
+
+
+def test_a_stopped_holder_above_its_charge_with_a_successor_is_ended_once() -> None:
+    world = World(DeviceLimits(1000 * MIB, lanes_max=1, lane_reserve_bytes=200 * MIB, hang_timeout_ns=TIMEOUT_NS))
+    for session in (1, 2):
+        world.arrive(session, 50, 200, is_placed=True)
+    world.confirm_all()
+    world.send(ev.SessionOverran(1, 600 * MIB, 0))
+    world.want(1, 2)
+    stop(world)
+    world.arrive(3, 200, 200, domain=BEN, is_placed=True)
+    world.wait(TIMEOUT_NS)
+    assert ended(world) == [END_EXCESS]
