@@ -152,7 +152,7 @@ def test_of_several_partitions_a_refusal_wins_and_else_the_largest_charge_and_th
     def decided(*lines, asked=None, **options):
         return verdict_of(asked or submission(), *lines, **options)
 
-    low, high = decided("Headroom=0", profile=profile), decided("Headroom=50%", profile=profile)
+    low, high = decided("Headroom=0%", profile=profile), decided("Headroom=50%", profile=profile)
     assert [strictest(pair).segment.shard_count for pair in ([low, high], [high, low])] == [10, 10]
     urgent = decided("DefaultClass=high", "Headroom=50%", profile=profile)
     lazy = decided("DefaultClass=best-effort", profile=profile)
