@@ -49,7 +49,7 @@ def _want(session: Session, round_: Round) -> None:
     session.step(SessionState.WAITING, round_.now_ns)
     device.note_running_service()
     session.virtual = device.book.join(session.id, session.virtual)
-    device.line_up(session, round_.now_ns)
+    device.enqueue(session, round_.now_ns)
 
 
 def _return(event: ev.GrantReturned, session: Session, round_: Round) -> None:
@@ -76,7 +76,7 @@ def _return(event: ev.GrantReturned, session: Session, round_: Round) -> None:
         round_.grant(lane, successor, event.handed_over)
     if event.wants_next:
         session.step(SessionState.WAITING, now_ns)
-        device.line_up(session, now_ns)
+        device.enqueue(session, now_ns)
     else:
         session.step(SessionState.IDLE, now_ns)
         device.book.leave(session.id)
@@ -117,7 +117,7 @@ def _continue(session: Session, round_: Round) -> None:
     if session.id not in round_.device.over_charge:
         round_.device.charge_blocking(session, round_.now_ns)
     if session.state is SessionState.WAITING:
-        round_.device.line_up(session, round_.now_ns)
+        round_.device.enqueue(session, round_.now_ns)
     elif session.is_holding and not session.is_ungated:
         round_.device.start_service(session)
         session.revoked_ns = round_.now_ns
@@ -185,7 +185,7 @@ def _ungate(event: ev.SessionUngated, session: Session, round_: Round) -> None:
         round_.commands.append(Grant(session.id, lane.id, session.epoch))
     elif session.is_queued:
         device.waits_of(session).remove(session.id, is_granted=False)
-        device.line_up(session, round_.now_ns)
+        device.enqueue(session, round_.now_ns)
 
 
 def _ungate_for_good(session: Session, round_: Round) -> None:

@@ -164,7 +164,7 @@ class SalusDaemon:
     def _on_gathered(self, rooms: Rooms) -> None:
         for device in self._drivers:
             rooms.state.shell.dispatcher.submit(events.Ticked(device))
-        rooms.sessions.holders.look_soon()
+        rooms.sessions.holders.check_soon()
         if rooms.sessions.recovery.adopted_count:
             log.info("sessions reconnected", count=rooms.sessions.recovery.adopted_count)
 

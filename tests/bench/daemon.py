@@ -172,9 +172,13 @@ def measure_sessions(counts: tuple[int, ...], idle_seconds: float) -> list[dict[
                 held.enter_context(IdleSessions(daemon, count - total))
                 attach_ms = (time.monotonic_ns() - start_ns) / 1e6 / max(1, count - total)
                 total = count
-                wait_until(lambda count=count: len(daemon.status()["sessions"]) == count, "all are there", daemon.story)
+                wait_until(
+                    lambda count=count: len(daemon.status()["sessions"]) == count, "all are there", daemon.log_tail
+                )
                 # The first batch also opens the database; an idle daemon has done that.
-                wait_until(lambda: daemon.status()["daemon"]["spool_records"] == 0, "records are written", daemon.story)
+                wait_until(
+                    lambda: daemon.status()["daemon"]["spool_records"] == 0, "records are written", daemon.log_tail
+                )
                 before_ns, start_ns = cpu_ns(daemon.process.pid), time.monotonic_ns()
                 time.sleep(idle_seconds)
                 used = (cpu_ns(daemon.process.pid) - before_ns) / (time.monotonic_ns() - start_ns)

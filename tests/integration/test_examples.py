@@ -64,12 +64,12 @@ def check_fair(jobs, iteration_count):
         means = [gained[name] / max(1, now[name][1] - before[name][1]) for name in names]
         return min(gained.values()) >= iteration_count * max(means) > 0 and jain(list(gained.values())) >= 0.98
 
-    wait_until(is_fair, "the shares are equal", jobs.daemon.story, deadline_s=300)
+    wait_until(is_fair, "the shares are equal", jobs.daemon.log_tail, deadline_s=300)
 
 
 def check_priority(jobs):
     """Check, once the server has answered all its requests, that each was served at the next boundary."""
-    wait_until(lambda: "server" not in jobs.sessions(), "the server is done", jobs.daemon.story, deadline_s=120)
+    wait_until(lambda: "server" not in jobs.sessions(), "the server is done", jobs.daemon.log_tail, deadline_s=120)
     overtaken = Counter(HighWaits(jobs.daemon).overtaken)
     # A hand-over that was decided before the request may still be under way.
     assert set(overtaken) <= {0, 1}, overtaken
@@ -93,7 +93,7 @@ def kill_often(jobs, kill_count, seed, policies=()):
             # The sum falls when a job ends.
             lambda before=before, more=more: not before <= iteration_sum(jobs) < before + more,
             "the jobs continue",
-            jobs.daemon.story,
+            jobs.daemon.log_tail,
         )
         jobs.daemon.kill()
         killed += 1

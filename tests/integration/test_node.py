@@ -146,6 +146,6 @@ def test_a_job_gets_the_bytes_of_its_segment_even_if_slurm_did_not_answer_its_pr
     assert daemon.hook("job_start", job="8", segment=segment, **request)["ok"]
     with ThreadPoolExecutor() as pool:
         answers = list(pool.map(lambda _: daemon.hook("job_start", job="9", **request), range(2)))
-    assert [answer["ok"] for answer in answers] == [True, True], daemon.story()
+    assert [answer["ok"] for answer in answers] == [True, True], daemon.log_tail()
     sizes = [(one["job"], one["persistent_bytes"], one["ephemeral_bytes"]) for one in daemon.status()["sessions"]]
     assert sizes == [("8", 4194304, 4194304), ("9", 4194304, 4194304)]

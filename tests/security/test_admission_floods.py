@@ -226,7 +226,7 @@ def test_the_report_processes_end_with_the_service(with_database):
     workers = report_processes(admitd)
     admitd.process.kill()
     admitd.process.wait()
-    wait_until(lambda: not any(worker.is_running() for worker in workers), "the workers end", admitd.story)
+    wait_until(lambda: not any(worker.is_running() for worker in workers), "the workers end", admitd.log_tail)
 
 
 def ask_many(admitd, uid, count):

@@ -31,7 +31,7 @@ def test_false_iterations_and_a_false_iteration_time_do_not_raise_the_gain_of_a_
         return report.total if report.total.iteration_count and report.total.known_count else None
 
     try:
-        found = wait_until(total, "the usage is in the database", daemon.story)
+        found = wait_until(total, "the usage is in the database", daemon.log_tail)
     finally:
         database.close()
     # A session of a few seconds cannot have had more iterations than microseconds.

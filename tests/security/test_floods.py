@@ -107,7 +107,7 @@ def test_a_user_who_connects_too_often_is_refused_and_others_are_not(salusd):
     daemon = salusd(config="LocalJobs=no")
     count = int(CONNECTIONS_PER_S * CONNECTIONS_BURST_S) * 2
     attack(CONNECT + SEND_AND_CLOSE, daemon.control, STREAM, count, b"\n".hex(), True)
-    wait_until(lambda: "connects too often" in daemon.log.read_text(), "the user is refused", daemon.story)
+    wait_until(lambda: "connects too often" in daemon.log.read_text(), "the user is refused", daemon.log_tail)
     assert daemon.ask("ping")["ok"]
     ping = json.dumps(['{"verb": "ping"}'])
     assert json.loads(attack(CONNECT + REQUESTS, daemon.control, STREAM, 1, ping, uid=ATTACKER + 1))["ok"]

@@ -41,4 +41,4 @@ def test_returns_and_requests_that_make_no_sense_take_no_memory_and_poison_no_jo
     finish(worker)
     daemon.wait_for(lambda status: not status["sessions"] and not status["lanes"], "all memory is free")
     assert daemon.status()["devices"][0]["persistent_bytes"] == 0
-    assert "journal not" not in daemon.story()
+    assert "journal not" not in daemon.log_tail()

@@ -74,7 +74,7 @@ def wait_kept(daemon, good):
         assert not good.iteration_count, "the memory was given away"
         return [lane for lane in daemon.status()["lanes"] if lane["state"] == "releasing"]
 
-    wait_until(find, "the lane is being released", daemon.story)
+    wait_until(find, "the lane is being released", daemon.log_tail)
     assert daemon.status()["devices"][0]["lane_bytes"] >= 40 << 20, "its bytes are counted"
 
 
@@ -105,7 +105,7 @@ def test_a_process_without_its_main_thread_is_ended_if_it_does_not_unmap(salusd,
     bad.do("lie_leave")
     bad.do("end_main_thread")
     good = start_good(daemon, crew)
-    wait_until(bad.is_gone, "it is ended", daemon.story)
+    wait_until(bad.is_gone, "it is ended", daemon.log_tail)
     good.wait_iterations(10)
 
 
@@ -136,7 +136,7 @@ def test_a_mapped_file_whose_name_is_not_text_does_not_keep_a_lane(salusd, crew,
     good = start_good(daemon, crew)
     good.wait_iterations(10)
     if is_kept:
-        wait_until(bad.is_gone, "it is ended, because it still maps the lane", daemon.story)
+        wait_until(bad.is_gone, "it is ended, because it still maps the lane", daemon.log_tail)
 
 
 def test_a_helper_of_the_same_user_that_got_the_lane_is_ended(salusd, crew, rogue, start_helper):
@@ -147,7 +147,7 @@ def test_a_helper_of_the_same_user_that_got_the_lane_is_ended(salusd, crew, rogu
     bad.do("lie_leave")
     bad.do("drop_lane")
     good = start_good(daemon, crew)
-    wait_until(lambda: helper.poll() is not None, "the helper is ended", daemon.story)
+    wait_until(lambda: helper.poll() is not None, "the helper is ended", daemon.log_tail)
     good.wait_iterations(10)
     assert {(line["pid"], line["uid"]) for line in reports(daemon)} == {(helper.pid, ATTACKER)}
 
@@ -158,7 +158,7 @@ def test_a_helper_that_outlives_its_session_is_ended(salusd, crew, rogue, start_
     bad = hold_lane(rogue, daemon)
     bad.do("give_lane", address=address)
     bad.close()
-    wait_until(lambda: helper.poll() is not None, "the helper is ended", daemon.story)
+    wait_until(lambda: helper.poll() is not None, "the helper is ended", daemon.log_tail)
     start_good(daemon, crew).wait_iterations(10)
 
 
@@ -174,7 +174,7 @@ def test_a_forked_child_that_keeps_the_mapping_is_ended(salusd, crew, rogue):
         stat = read_stat(child)
         return stat is None or stat.start_ticks != start_ticks or stat.state == "Z"
 
-    wait_until(is_gone, "the child is ended", daemon.story)
+    wait_until(is_gone, "the child is ended", daemon.log_tail)
     good.wait_iterations(10)
 
 
@@ -190,7 +190,7 @@ def test_a_process_of_another_user_is_reported_and_its_memory_stays_counted(salu
     wait_kept(daemon, good)
     processes = daemon.wait_for(lambda status: [one for lane in status["lanes"] for one in lane["kept_by"]], "a report")
     assert [process["pid"] for process in processes] == [helper.pid]
-    wait_until(lambda: reports(daemon), "the log names it", daemon.story)
+    wait_until(lambda: reports(daemon), "the log names it", daemon.log_tail)
     assert {(line["pid"], line["uid"], line["is_ended"]) for line in reports(daemon)} == {(helper.pid, other, False)}
     wait_kept(daemon, good)
     assert helper.poll() is None
@@ -205,7 +205,7 @@ def test_a_descriptor_that_is_hidden_in_a_socket_is_reported_and_its_memory_stay
     bad.do("lie_leave")
     good = start_good(daemon, crew)
     bad.do("answer_unmap")
-    wait_until(lambda: reports(daemon), "the log says that nobody is found", daemon.story)
+    wait_until(lambda: reports(daemon), "the log says that nobody is found", daemon.log_tail)
     assert [(line["pid"], line["is_ended"]) for line in reports(daemon)] == [(0, False)]
     wait_kept(daemon, good)
     bad.close()
@@ -221,5 +221,5 @@ def test_a_session_that_never_reads_the_frame_with_its_lane_is_ended(salusd, cre
     daemon.wait_for(lambda status: status["lanes"] and status["lanes"][0]["holder"], "it holds the lane")
     bad.do("lie_leave")
     good = start_good(daemon, crew)
-    wait_until(bad.is_gone, "it is ended", daemon.story)
+    wait_until(bad.is_gone, "it is ended", daemon.log_tail)
     good.wait_iterations(10)

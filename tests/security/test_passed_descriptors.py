@@ -167,7 +167,7 @@ def test_sockets_that_linger_do_not_delay_the_daemon(kind, attack_name, shared_d
     daemon = shared_daemon
     before = socket_count(daemon)
     strike(daemon, daemon.socket if kind == socket.SOCK_SEQPACKET else daemon.control, kind, ATTACKS[attack_name])
-    wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.story)
+    wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.log_tail)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,7 @@ def test_sockets_that_linger_do_not_delay_submissions(attack_name, shared_admitd
     before = socket_count(shared_admitd)
     uid = pwd.getpwnam(SLURM_USER).pw_uid
     strike(shared_admitd, shared_admitd.socket, socket.SOCK_STREAM, ATTACKS[attack_name], uid=uid)
-    wait_until(lambda: socket_count(shared_admitd) <= before, "every socket is closed", shared_admitd.story)
+    wait_until(lambda: socket_count(shared_admitd) <= before, "every socket is closed", shared_admitd.log_tail)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_the_only_frame_that_may_carry_descriptors_cannot_carry_sockets(uid, pas
     resume = framing.encode(Hello(session=1, flags=HelloFlag.RESUME))
     program = f"peer = connect()\npass_on(peer, {resume!r}, {passed})\n"
     strike(daemon, daemon.socket, socket.SOCK_SEQPACKET, program, uid=uid)
-    wait_until(lambda: "not memory of a session" in daemon.log.read_text(), "they are refused", daemon.story)
+    wait_until(lambda: "not memory of a session" in daemon.log.read_text(), "they are refused", daemon.log_tail)
     # A thread closes these. The attacker decides how long that takes; meanwhile no more are accepted from that user.
-    wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.story)
+    wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.log_tail)
 
 
 def test_a_daemon_stops_in_time_while_unread_sockets_linger(salusd):
@@ -239,9 +239,9 @@ for _ in range(1000):
 """
     for path, kind in ((daemon.socket, socket.SOCK_SEQPACKET), (daemon.control, socket.SOCK_STREAM)):
         strike(daemon, path, kind, program, is_daemon_stopped=False)
-    wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.story)
+    wait_until(lambda: socket_count(daemon) <= before, "every socket is closed", daemon.log_tail)
     wait_until(
         lambda: len(list(Path(f"/proc/{daemon.process.pid}/task").iterdir())) <= threads,
         "no thread is left",
-        daemon.story,
+        daemon.log_tail,
     )

@@ -25,7 +25,7 @@ def test_the_fuzzer_finds_an_engine_that_accepts_a_request_of_a_holder(tmp_path,
     def want(session, round_):
         session.step(SessionState.WAITING, round_.now_ns)
         session.virtual = round_.device.book.join(session.id, session.virtual)
-        round_.device.line_up(session, round_.now_ns)
+        round_.device.enqueue(session, round_.now_ns)
 
     monkeypatch.setattr(session_events, "_want", want)
     with SessionFuzzer(tmp_path, seed=16) as fuzzer, pytest.raises(AssertionError) as found:

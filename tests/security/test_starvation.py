@@ -74,7 +74,7 @@ def test_a_placed_job_gets_the_memory_that_a_misbehaving_neighbour_keeps(misbeha
         victim.do("want")
         victim.do("map_lane")
     attacker.process.wait(30)
-    assert reason in daemon.story()
+    assert reason in daemon.log_tail()
 
 
 def test_an_overrun_beyond_the_charge_is_refused_while_a_placed_job_waits(daemon, place, rogue):
@@ -100,7 +100,7 @@ def test_a_process_that_claims_a_large_lane_of_an_earlier_daemon_takes_nothing_f
     assert victim.do("hello")["kind"] in ("WELCOME", "NOTICE")
     wait_admitted(daemon)
     second.process.wait(30)
-    assert EXCESS in daemon.story()
+    assert EXCESS in daemon.log_tail()
 
 
 def test_a_session_without_a_gate_gets_only_what_its_job_was_charged_for(daemon, place, rogue):

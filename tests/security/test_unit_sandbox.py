@@ -88,7 +88,7 @@ def test_salusd_serves_and_ends_sessions_of_other_users(rogue):
         assert bad.do("map_lane")["bytes"] >= 40 << 20
         # It never gives up the lane, so salusd ends it and gives new memory to the other user.
         assert good.do("map_lane")["bytes"] >= 40 << 20
-        wait_until(bad.is_gone, "the hung session is ended", daemon.story)
+        wait_until(bad.is_gone, "the hung session is ended", daemon.log_tail)
 
 
 FAKE_SLURM = {

@@ -112,8 +112,8 @@ class Admitd:
                 [sys.executable, "-m", "slurm_plugin.admitd.server", "-f", str(self.config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=ROOT, env=self.environment,
             )  # fmt: skip
-        wait_until(lambda: self.is_up() or self.process.poll() is not None, "salus-admitd", self.story)
-        assert self.process.poll() is None, self.story()
+        wait_until(lambda: self.is_up() or self.process.poll() is not None, "salus-admitd", self.log_tail)
+        assert self.process.poll() is None, self.log_tail()
 
     def is_up(self) -> bool:
         """Whether it knows Slurm's nodes."""
@@ -147,7 +147,7 @@ class Admitd:
         with socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s) as connection:
             return converse(connection, line)
 
-    def story(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text()[-6000:] if self.log.exists() else ""
 
 

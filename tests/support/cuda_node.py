@@ -81,7 +81,7 @@ class CudaNode(Salusd):
     def report(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         """The loop's own report, after it has ended successfully."""
         out, err = process.communicate(timeout=DEADLINE_S)
-        assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err}\n{self.story()}"
+        assert process.returncode == 0, f"exit {process.returncode}\n{out}\n{err}\n{self.log_tail()}"
         return self.last_report(out)
 
     @staticmethod

@@ -103,7 +103,7 @@ class ExampleJobs:
         wait_until(
             lambda: sum(s["state"] == "waiting" for s in self.daemon.status()["sessions"]) == len(self._processes),
             "all jobs wait at their first boundary",
-            lambda: f"{self.daemon.status()['sessions']}\n{self.daemon.story()}",
+            lambda: f"{self.daemon.status()['sessions']}\n{self.daemon.log_tail()}",
             deadline_s=300,
         )
         self._blocker.close()

@@ -125,7 +125,7 @@ class OneLaneDaemon(Salusd):
     def describe(self) -> str:
         """The status and the end of the log, for the message of a test that fails."""
         status = self.status()
-        return "\n".join([*map(str, [*status["lanes"], *status["sessions"]]), self.story()])
+        return "\n".join([*map(str, [*status["lanes"], *status["sessions"]]), self.log_tail()])
 
 
 #: A daemon and two of its sessions.

@@ -94,9 +94,9 @@ class Salusd:
                 cwd=ROOT,
                 env={**os.environ, **self.environment, **self.gpu},
             )
-        wait_until(lambda: self.is_up() or self.process.poll() is not None, "salusd comes up", self.story)
+        wait_until(lambda: self.is_up() or self.process.poll() is not None, "salusd comes up", self.log_tail)
         if self.process.poll() is not None:
-            raise AssertionError(f"salusd ended with {self.process.returncode}:\n{self.story()}")
+            raise AssertionError(f"salusd ended with {self.process.returncode}:\n{self.log_tail()}")
 
     def command(self, *argv: str) -> list[str]:
         """The command line that starts the daemon."""
@@ -147,19 +147,19 @@ class Salusd:
 
     def wait_for(self, what: Callable[[dict[str, Any]], Any], name: str) -> Any:
         """Wait until `what` of the status is true, and return its value."""
-        return wait_until(lambda: what(self.status()), name, self.story)
+        return wait_until(lambda: what(self.status()), name, self.log_tail)
 
-    def story(self) -> str:
+    def log_tail(self) -> str:
         return self.log.read_text()[-6000:] if self.log.exists() else ""
 
 
 def wait_until(
-    what: Callable[[], Any], name: str, story: Callable[[], str] = str, deadline_s: float = DEADLINE_S
+    what: Callable[[], Any], name: str, log_tail: Callable[[], str] = str, deadline_s: float = DEADLINE_S
 ) -> Any:
-    """Poll until the answer is true and return it; fails at the deadline with `name` and the story."""
+    """Poll until the answer is true and return it; fails at the deadline with `name` and the end of the log."""
     end_s = time.monotonic() + deadline_s
     while time.monotonic() < end_s:
         if answer := what():
             return answer
         time.sleep(0.01)
-    raise AssertionError(f"not within {deadline_s} s: {name}\n{story()}")
+    raise AssertionError(f"not within {deadline_s} s: {name}\n{log_tail()}")

@@ -52,7 +52,7 @@ class Outcome(Enum):
     GRANTED = "it runs"
     COMING = "its lane is busy or being opened"
     BLOCKING = "bytes are on their way to it; nobody behind it may start"
-    STANDING_BACK = "its lane is free, but a session of another lane has to catch up first"
+    YIELDING = "its lane is free, but a session of another lane has to catch up first"
     SKIPPED = "it cannot be served now, and takes nothing from those behind it"
 
 
@@ -190,8 +190,8 @@ class Round:
             return Outcome.SKIPPED  # a named successor behind a holder that reaches no boundary; others continue
         if lane.state in (LaneState.OPENING, LaneState.RELEASING) or lane.holder is not None:
             return Outcome.COMING
-        if self._must_stand_back(session):
-            return Outcome.STANDING_BACK
+        if self._must_yield(session):
+            return Outcome.YIELDING
         if lane.state is LaneState.PARKED or lane.held_bytes < session.ephemeral_bytes:
             return self._claim(lane, session)
         self.grant(lane, session, None)
@@ -202,9 +202,9 @@ class Round:
         waits = self.device.waits_of(session)
         waits.remove(session.id, is_granted=False)
         session.is_ungated = False
-        self.device.line_up(session, self.now_ns)
+        self.device.enqueue(session, self.now_ns)
 
-    def _must_stand_back(self, session: Session) -> bool:
+    def _must_yield(self, session: Session) -> bool:
         """Whether a turn now would overtake a waiter too often, or widen the lead over a session that is behind."""
         if session.is_ungated or self.precedence.is_overdue(session):
             return False

@@ -100,7 +100,9 @@ def _freeze_device(device: Device) -> FrozenDevice:
 
 def _freeze_session(session: Session) -> FrozenSession:
     lane = None if session.lane is None else session.lane.id
-    return copy_fields(session, FrozenSession, lane=lane, offers=dict(session.offers), story=list(session.story))
+    return copy_fields(
+        session, FrozenSession, lane=lane, offers=dict(session.offers), recent_steps=list(session.recent_steps)
+    )
 
 
 def _freeze_lane(lane: Lane) -> FrozenLane:
@@ -110,7 +112,8 @@ def _freeze_lane(lane: Lane) -> FrozenLane:
 
 def _thaw_device(frozen: FrozenDevice, policy: Callable[[DeviceLimits], Policy]) -> Device:
     sessions = [
-        copy_fields(one, Session, lane=None, offers=dict(one.offers), story=list(one.story)) for one in frozen.sessions
+        copy_fields(one, Session, lane=None, offers=dict(one.offers), recent_steps=list(one.recent_steps))
+        for one in frozen.sessions
     ]
     device = copy_fields(
         frozen,

@@ -256,7 +256,7 @@ class Device(DeviceValues):
 
     # Order of waiters, and of the lanes that hold no bytes
 
-    def line_up(self, session: Session, now_ns: int) -> None:
+    def enqueue(self, session: Session, now_ns: int) -> None:
         """The session begins to wait, behind all sessions that already wait with the same key."""
         self.wait_order += 1
         session.wanted_ns, session.wait_order = now_ns, self.wait_order

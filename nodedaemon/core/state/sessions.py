@@ -49,7 +49,7 @@ Place = tuple[int, int, tuple[int, ...], int]
 HOLDING = frozenset({SessionState.RUNNING, SessionState.REVOKED})
 
 #: Number of steps that an error lists.
-STORY_LENGTH = 12
+RECENT_STEPS_MAX = 12
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ class SessionValues:
     iteration_count: int = 0
     handover_count: int = 0
     waited_ns: int = 0
-    story: list[str] = field(default_factory=list)
+    recent_steps: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -113,12 +113,12 @@ class Session(SessionValues):
         if state not in TRANSITIONS[self.state]:
             raise PeerError(
                 f"session step refused: session {self.id} of job {self.job}: {self.state} to {state}; "
-                f"last steps: {' '.join(self.story)}"
+                f"last steps: {' '.join(self.recent_steps)}"
             )
         self.state = state
-        self.story.append(f"{state}@{now_ns}")
-        if len(self.story) > STORY_LENGTH:
-            del self.story[0]
+        self.recent_steps.append(f"{state}@{now_ns}")
+        if len(self.recent_steps) > RECENT_STEPS_MAX:
+            del self.recent_steps[0]
 
     @property
     def is_holding(self) -> bool:

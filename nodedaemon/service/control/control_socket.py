@@ -65,7 +65,7 @@ class ControlSocket:
                 return
             self._writers.add(writer)
             try:
-                await self._converse(credentials, reader, writer)
+                await self._serve_requests(credentials, reader, writer)
             except (TimeoutError, ValueError, OSError, asyncio.IncompleteReadError) as error:
                 # The request was too long, too slow, or the caller is gone: only this connection ends.
                 log.debug("connection closed", pid=credentials.pid, uid=credentials.uid, why=str(error))
@@ -76,7 +76,7 @@ class ControlSocket:
                 self._counts.release(credentials.uid)
                 writer.close()
 
-    async def _converse(
+    async def _serve_requests(
         self, credentials: PeerCredentials, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         timeout_s = self._configuration.settings.daemon.hello_timeout_ns / 1e9

@@ -131,7 +131,7 @@ class StatusView:
                 domain=lane.domain if caller.is_operator else "",
                 kept_by=[
                     LaneProcess(pid=one.pid, user=user_name(one.uid))
-                    for one in self._lanes.strangers(lane.lane)
+                    for one in self._lanes.unattached(lane.lane)
                     if caller.may_see(one.uid)
                 ],
             )

@@ -30,17 +30,17 @@ class HolderWatch:
     def watch(self, event: Event, made: list[Command], now_ns: int) -> None:  # noqa: ARG002 - EventObserver
         """After each event: check soon if a session wants a grant or was revoked."""
         if isinstance(event, events.GrantWanted) or any(isinstance(command, commands.Revoke) for command in made):
-            self.look_soon()
+            self.check_soon()
 
-    def look_soon(self) -> None:
+    def check_soon(self) -> None:
         if self._timer is None:
-            self._timer = self._loop.call_later(WATCH_INTERVAL_S, self._look)
+            self._timer = self._loop.call_later(WATCH_INTERVAL_S, self._check)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         sessions = list(self._dispatcher.state.sessions.values())
         # A policy may prefer the holder to every waiter, but an idle holder must not keep its grant.
@@ -51,7 +51,7 @@ class HolderWatch:
             if live is None or facts.view.epoch is None or is_kept:
                 continue
             # Check again even if this grant was just returned: the next holder may go idle, and no event reports that.
-            self.look_soon()
+            self.check_soon()
             if self._handover.take_idle(live, facts) or self._handover.settle_over(live, facts):
                 continue
             if facts.view.is_revoked:

@@ -30,7 +30,7 @@ from nodedaemon.wire.users import user_name
 _INIT_PID = 1
 
 
-class Stranger(NamedTuple):
+class UnattachedProcess(NamedTuple):
     """A process that holds lane memory and has no session."""
 
     pid: int
@@ -47,7 +47,7 @@ class Held:
     processes: dict[SessionId, Process] = field(default_factory=dict)
     uids: set[int] = field(default_factory=set)
     #: Processes without a session that hold it, as of the last search.
-    strangers: tuple[Stranger, ...] = ()
+    unattached: tuple[UnattachedProcess, ...] = ()
 
     def forget_dead(self) -> None:
         for session, process in list(self.processes.items()):
@@ -68,44 +68,46 @@ class LaneHolders:
         return await asyncio.get_running_loop().run_in_executor(self._threads, find, held.memory, pids)
 
     async def search(self, held: Held, sessions: Collection[int]) -> set[int]:
-        """Find all processes that hold the memory. Those whose pid is not in `sessions` become strangers."""
+        """Find all processes that hold the memory. Those whose pid is not in `sessions` are unattached."""
         async with self._search:
             loop = asyncio.get_running_loop()
             pids = await loop.run_in_executor(self._threads, held.device.find_holders, held.memory, None)
             others = sorted(pids - set(sessions) - {os.getpid()})
             uids = await loop.run_in_executor(self._threads, lambda: [real_uid(pid) for pid in others])
-        held.strangers = tuple(Stranger(pid, uid) for pid, uid in zip(others, uids, strict=True) if uid is not None)
+        held.unattached = tuple(
+            UnattachedProcess(pid, uid) for pid, uid in zip(others, uids, strict=True) if uid is not None
+        )
         return pids
 
-    async def deal(self, held: Held) -> None:
-        """Report the strangers, and end those that may be ended."""
-        for stranger in held.strangers:
-            may_end = held.device.capabilities.names_holders and stranger.uid in held.uids
-            is_ended = may_end and stranger.pid != _INIT_PID
-            self._report(held, stranger, is_ended=is_ended)
+    async def report_and_end(self, held: Held) -> None:
+        """Report the unattached processes, and end those that may be ended."""
+        for process in held.unattached:
+            may_end = held.device.capabilities.names_holders and process.uid in held.uids
+            is_ended = may_end and process.pid != _INIT_PID
+            self._report(held, process, is_ended=is_ended)
             if is_ended:
-                await asyncio.get_running_loop().run_in_executor(self._threads, _end, held, stranger)
+                await asyncio.get_running_loop().run_in_executor(self._threads, _end, held, process)
 
     def report_hidden(self, held: Held) -> None:
         """Report memory that is in use although no holder was found, such as a descriptor in an unread message."""
-        self._report(held, Stranger(0, -1), is_ended=False)
+        self._report(held, UnattachedProcess(0, -1), is_ended=False)
 
     def forget(self, held: Held) -> None:
-        held.strangers = ()
+        held.unattached = ()
         self._reported = {(identity, pid) for identity, pid in self._reported if identity != held.memory.identity}
 
-    def _report(self, held: Held, stranger: Stranger, *, is_ended: bool) -> None:
-        if (held.memory.identity, stranger.pid) in self._reported:
+    def _report(self, held: Held, process: UnattachedProcess, *, is_ended: bool) -> None:
+        if (held.memory.identity, process.pid) in self._reported:
             return
-        self._reported.add((held.memory.identity, stranger.pid))
-        who = f"pid {stranger.pid} of {user_name(stranger.uid)}" if stranger.pid else "an unknown process"
+        self._reported.add((held.memory.identity, process.pid))
+        who = f"pid {process.pid} of {user_name(process.uid)}" if process.pid else "an unknown process"
         detail = f"{who} keeps {held.memory.size_bytes} bytes of a released lane without a session"
         self._recorder.report_device("lane_kept", held.device.uuid, detail)
         log.warning(
             "process without a session keeps a released lane",
             device=held.device.uuid,
-            pid=stranger.pid,
-            uid=stranger.uid,
+            pid=process.pid,
+            uid=process.uid,
             bytes=held.memory.size_bytes,
             is_ended=is_ended,
         )
@@ -114,16 +116,16 @@ class LaneHolders:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _end(held: Held, stranger: Stranger) -> None:
+def _end(held: Held, holder: UnattachedProcess) -> None:
     """End exactly the process that holds the memory: the pid may belong to another one by now."""
     try:
-        process = Process.of_pid(stranger.pid)
+        process = Process.of_pid(holder.pid)
     except PeerError:
         return
     try:
-        if held.device.find_holders(held.memory, [stranger.pid]) and real_uid(stranger.pid) == stranger.uid:
+        if held.device.find_holders(held.memory, [holder.pid]) and real_uid(holder.pid) == holder.uid:
             process.end()
     except SalusError as error:
-        log.error("process not ended", pid=stranger.pid, why=str(error))
+        log.error("process not ended", pid=holder.pid, why=str(error))
     finally:
         process.close()

@@ -19,7 +19,7 @@ from nodedaemon.core.errors import OperatingError, PeerError
 from nodedaemon.core.state.lanes import LaneState
 from nodedaemon.core.types import Epoch, LaneId, SessionId
 from nodedaemon.drivers.process import ProcessState
-from nodedaemon.service.devices.lane_holders import Held, LaneHolders, Stranger
+from nodedaemon.service.devices.lane_holders import Held, LaneHolders, UnattachedProcess
 from nodedaemon.service.journal.state import MappedNote, MemoryNote, SessionFacts
 from nodedaemon.service.sessions.roster import LiveSession
 from nodedaemon.service.shell import Shell
@@ -113,7 +113,7 @@ class LaneAllocator:
         if facts.mapped_lane != lane or facts.mapped_epoch != epoch:
             self._dispatcher.note(MappedNote(facts.session, lane, epoch))
 
-    def remake(self, lane: LaneId) -> None:
+    def reallocate(self, lane: LaneId) -> None:
         """After a restart: if no session brought the lane's memory back, allocate it again under the same epoch."""
         view = self._dispatcher.engine.lane(lane)
         if view is None or lane in self._held or view.state is not LaneState.OPEN:
@@ -152,10 +152,10 @@ class LaneAllocator:
             return False
         return bool(await self._holders.among(held, [live.process.pid]))
 
-    def strangers(self, lane: LaneId) -> tuple[Stranger, ...]:
+    def unattached(self, lane: LaneId) -> tuple[UnattachedProcess, ...]:
         """Processes without a session that keep the memory of a lane whose release waits for them."""
         held = self._held.get(lane)
-        return held.strangers if held is not None else ()
+        return held.unattached if held is not None else ()
 
     def recheck(self) -> None:
         """Check every release under way: a process died or stopped, or some time has passed."""
@@ -189,7 +189,7 @@ class LaneAllocator:
         held = self._held.pop(lane, None)
         self._releases.pop(lane, None)
         if held is not None:
-            self._put_away(held)
+            self._watch_or_close(held)
 
     def stop(self) -> None:
         self._holders.close()
@@ -215,7 +215,7 @@ class LaneAllocator:
             self._note_unmapped(release, held, ())
             self._finish(release, held)
         elif found is None:
-            self._look(release, held)
+            self._check(release, held)
         else:
             self._note_unmapped(release, held, found)
             self._settle(release, held, found)
@@ -232,7 +232,7 @@ class LaneAllocator:
             self._end_all(held, "it did not unmap a lane in time", only=lingering)
         self._recheck_soon()
 
-    def _look(self, release: Release, held: Held) -> None:
+    def _check(self, release: Release, held: Held) -> None:
         async def work() -> None:
             try:
                 found = await self._holders.among(held, [process.pid for process in held.processes.values()])
@@ -253,7 +253,7 @@ class LaneAllocator:
                 found = await self._holders.search(held, self._known_pids(held))
                 is_late = self._is_late(release)
                 if is_late:
-                    await self._holders.deal(held)
+                    await self._holders.report_and_end(held)
             finally:
                 release.is_looking = False
                 release.searched_ns = self._dispatcher.clock()
@@ -262,12 +262,12 @@ class LaneAllocator:
             unread = [session for session in held.processes if self._has_unread(session)]
             has_lane = [one for one, process in held.processes.items() if process.pid in found or one in unread]
             late = [session for session in has_lane if not self._is_excused(held, session)]
-            if has_lane and not late and not held.strangers and held.device.wipe_lane(held.memory) == 0:
+            if has_lane and not late and not held.unattached and held.device.wipe_lane(held.memory) == 0:
                 self._complete(release, held)
                 return
             if is_late:
                 self._end_all(held, "it did not unmap a lane in time", only=late)
-            if is_late and not has_lane and not held.strangers:
+            if is_late and not has_lane and not held.unattached:
                 self._holders.report_hidden(held)
             self._recheck_soon()
 
@@ -280,7 +280,7 @@ class LaneAllocator:
 
     async def _end_strangers(self, held: Held) -> None:
         await self._holders.search(held, self._known_pids(held))
-        await self._holders.deal(held)
+        await self._holders.report_and_end(held)
 
     def _known_pids(self, held: Held) -> set[int]:
         """Processes that were sent the lane.
@@ -353,10 +353,10 @@ class LaneAllocator:
     def _complete(self, release: Release, held: Held) -> None:
         del self._releases[release.lane]
         del self._held[release.lane]
-        self._put_away(held)
+        self._watch_or_close(held)
         self._dispatcher.submit(events.LaneReleased(release.lane, release.epoch))
 
-    def _put_away(self, held: Held) -> None:
+    def _watch_or_close(self, held: Held) -> None:
         """Watch memory that a process could still use; close the rest."""
         held.forget_dead()
         self._holders.forget(held)

@@ -136,7 +136,7 @@ class Recovery:
             elif lane.state is LaneState.OPENING:
                 self._lanes.open(OpenLane(lane.id, lane.device, lane.domain, lane.held_bytes, lane.epoch))
             else:
-                self._lanes.remake(lane.id)
+                self._lanes.reallocate(lane.id)
 
     def _catch_up(self, live: LiveSession, facts: SessionFacts) -> None:
         """Repeat the commands that may not have reached the session, and read the request that it made meanwhile."""

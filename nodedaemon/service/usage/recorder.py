@@ -66,7 +66,7 @@ class UsageRecorder:
         self._budget = KindBudget(REPORTS_MAX)
 
     def start(self) -> None:
-        self._introduce(self._node.cluster)
+        self._record_run(self._node.cluster)
         now_ns, utc_ns = self._clock(), self._utc_ns()
         for device in self._devices.values():
             self._meters[device.uuid] = DeviceMeter(
@@ -88,7 +88,7 @@ class UsageRecorder:
                 if facts.view.lane is not None:
                     self._bind(facts.session, facts.view.lane.id, now_ns)
 
-    def _introduce(self, cluster: str) -> None:
+    def _record_run(self, cluster: str) -> None:
         """Record this run and its devices for a cluster before anything else is recorded for it.
 
         Jobs without Slurm belong to a cluster of their own, which a node joins with its first such job.
@@ -141,7 +141,7 @@ class UsageRecorder:
 
     def job_key(self, job: JobFacts) -> JobKey:
         cluster = self._node.local_cluster if job.is_local else self._node.cluster
-        self._introduce(cluster)
+        self._record_run(cluster)
         return JobKey(cluster=cluster, job_id=job.number, restart_count=job.restart_count, sluid=job.sluid)
 
     def on_job(self, job: JobFacts) -> None:

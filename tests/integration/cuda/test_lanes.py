@@ -215,7 +215,7 @@ def is_lost(node: CudaNode, index: int) -> bool:
 
 def was_lost(node: CudaNode, *texts: str) -> bool:
     """Whether the log has a lost device with these texts. A device that answers recovers at the next reading."""
-    return any(all(text in line for text in ("device lost", *texts)) for line in node.story().splitlines())
+    return any(all(text in line for text in ("device lost", *texts)) for line in node.log_tail().splitlines())
 
 
 @pytest.mark.parametrize("fault", [("lose", "0"), ("xid", "0", "79"), ("hang-nvml", "0")])

@@ -31,7 +31,7 @@ def kill_often(daemon, workers, kill_count, seed):
         wait_until(
             lambda before=before, more=more: sum(len(w.iterations()) for w in workers) >= sum(before) + more,
             "iterations between two kills",
-            daemon.story,
+            daemon.log_tail,
         )
         daemon.kill()
         daemon.start()
@@ -45,7 +45,7 @@ def kill_often(daemon, workers, kill_count, seed):
         wait_until(
             lambda after=after: all(len(w.iterations()) > count for w, count in zip(workers, after, strict=True)),
             "every worker continues after the restart",
-            daemon.story,
+            daemon.log_tail,
         )
 
 

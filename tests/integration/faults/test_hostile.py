@@ -94,7 +94,7 @@ def test_a_malformed_frame_closes_only_its_own_connection(count, salusd, crew, r
         resident.append(resident_bytes(daemon.process.pid))
         wait_for_more(good)
     assert len(daemon.status()["sessions"]) == 201, "no idle session was lost"
-    wait_until(lambda: descriptor_count(daemon.process.pid) <= descriptors, "no descriptor is leaked", daemon.story)
+    wait_until(lambda: descriptor_count(daemon.process.pid) <= descriptors, "no descriptor is leaked", daemon.log_tail)
     # The memory of the database's thread grows once, at an unknown time. A leak of 4 KiB per frame would show in every
     # part.
     growth = [after - before for before, after in pairwise(resident)]
@@ -330,7 +330,7 @@ def test_a_lane_is_taken_back_from_a_session_that_never_unmaps_it(trick, salusd,
     bad = take_a_lane(rogue, daemon, "lie_leave")
     bad.do(trick)
     good = run_beside(daemon, crew(daemon), 50)
-    wait_until(bad.is_gone, "the session that kept the lane is ended", daemon.story)
+    wait_until(bad.is_gone, "the session that kept the lane is ended", daemon.log_tail)
     finish(good)
 
 
@@ -353,7 +353,7 @@ def test_a_session_that_writes_to_the_lane_it_returned_is_ended(salusd, crew, ro
     good = run_beside(daemon, crew(daemon), 20)
     bad.process.send_signal(signal.SIGCONT)
     bad.send("scribble")
-    wait_until(bad.is_gone, "the daemon sees that the memory grew again", daemon.story)
+    wait_until(bad.is_gone, "the daemon sees that the memory grew again", daemon.log_tail)
     wait_for_more(good)
     finish(good)
 

@@ -29,7 +29,7 @@ def test_a_holder_that_is_killed_frees_the_lane_and_the_next_waiter_runs(kill_co
         wait_until(
             lambda died_ns=died_ns: peer.count_since(died_ns) >= 5,
             "the next waiter runs",
-            lambda: daemon.story()[-2000:],
+            lambda: daemon.log_tail()[-2000:],
         )
         assert overlaps([peer, victim]) == 0
         peer.forget_iterations()
@@ -89,7 +89,7 @@ def test_a_hung_holder_is_warned_or_ended_as_configured(action, salusd, crew):
     # A holder that has not begun its iteration yet is idle, and the daemon takes the grant of an idle holder back.
     holder.wait_report("inside")
     peer.go()
-    wait_until(lambda: "hung" in daemon.story(), "the hang is reported", daemon.story)
+    wait_until(lambda: "hung" in daemon.log_tail(), "the hang is reported", daemon.log_tail)
     if action == "kill":
         assert holder.process.wait(60) == -signal.SIGKILL
     else:
@@ -164,7 +164,7 @@ def test_two_sessions_of_one_job_run_ungated_by_their_peak_and_get_a_notice(salu
         wait_for_more(first)
         sessions = daemon.status()["sessions"]
         assert [session["is_gated"] for session in sessions] == [False, False]
-        assert "several sessions" in daemon.story()
+        assert "several sessions" in daemon.log_tail()
         # Each process holds more than the 4 MiB that the job declared, and is charged for what it holds.
         daemon.wait_for(
             lambda status: (

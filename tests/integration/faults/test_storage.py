@@ -172,7 +172,7 @@ def test_a_clock_step_changes_no_turn_and_is_recorded(step_ns, salusd, crew, tmp
     wait_until(
         lambda: rows(daemon, "select 1 from events where kind = 'clock_stepped'"),
         "the clock step is recorded",
-        daemon.story,
+        daemon.log_tail,
     )
     for worker in workers:
         wait_for_more(worker, 50)
@@ -271,7 +271,7 @@ def test_scrapes_are_answered_under_load(salusd, crew, request):
         stalled = socket.create_connection(("127.0.0.1", port))
         request.addfinalizer(stalled.close)
         stalled.sendall(b"GET /metrics HTTP/1.1\r\n")
-    first = wait_until(lambda: scrape(port), "a scrape is answered", daemon.story)
+    first = wait_until(lambda: scrape(port), "a scrape is answered", daemon.log_tail)
     for worker in workers:
         wait_for_more(worker)
     for _ in range(20):
@@ -280,7 +280,7 @@ def test_scrapes_are_answered_under_load(salusd, crew, request):
     wait_until(
         lambda: reported_iterations(scrape(port)) > reported_iterations(first),
         "a later page reports more",
-        daemon.story,
+        daemon.log_tail,
     )
     for name in (
         "salus_iterations_total",

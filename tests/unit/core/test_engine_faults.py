@@ -41,6 +41,26 @@ def test_sessions_behind_a_stopped_holder_move_to_a_lane_that_fits() -> None:
     assert world.want(3) == [cmd.Grant(3, 2, 4)]
 
 
+def test_a_session_that_fits_beside_a_stopped_holder_leaves_the_lane_of_one_that_does_not() -> None:
+    world = World(DeviceLimits(1000 * MIB, domain_quantum_ns=0))
+    for session, ephemeral_mib, domain in (
+        (1, 600, "user:ada"),
+        (4, 200, "user:ben"),
+        (2, 600, "user:ada"),
+        (3, 200, "user:ada"),
+    ):
+        world.arrive(session, 50, ephemeral_mib, domain=Domain(domain))
+        world.confirm_all()
+    world.want(1)
+    world.send(ev.SessionStopped(1))
+    shared = {one.session: one.lane for one in world.engine.snapshot().devices[0].sessions}
+    assert shared[2] == shared[3], "no bytes are free, so both wait for the same lane"
+    world.want(3)
+    world.confirm_all()
+    lanes = {lane.lane: lane for lane in world.engine.snapshot().devices[0].lanes}
+    assert lanes[world.grants[3].lane].sessions == (3,)
+
+
 def test_sessions_behind_a_stopped_holder_that_fit_nowhere_wait_until_it_continues() -> None:
     world = World(DeviceLimits(1000 * MIB, lanes_max=1))
     world.arrive(1, 100, 200)

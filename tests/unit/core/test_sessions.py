@@ -6,7 +6,7 @@ import pytest
 
 from nodedaemon.core.errors import PeerError
 from nodedaemon.core.fairness import ONE_NS
-from nodedaemon.core.state.sessions import HOLDING, STORY_LENGTH, TRANSITIONS, Session, SessionState
+from nodedaemon.core.state.sessions import HOLDING, RECENT_STEPS_MAX, TRANSITIONS, Session, SessionState
 from nodedaemon.core.types import Domain, JobClass, JobId, SessionId
 
 
@@ -48,8 +48,8 @@ def test_the_recorded_steps_of_a_session_are_bounded() -> None:
         session.step(SessionState.WAITING, now_ns)
         session.step(SessionState.RUNNING, now_ns)
         session.step(SessionState.IDLE, now_ns)
-    assert len(session.story) == STORY_LENGTH
-    assert session.story[-1] == "idle@19"
+    assert len(session.recent_steps) == RECENT_STEPS_MAX
+    assert session.recent_steps[-1] == "idle@19"
 
 
 @pytest.mark.parametrize("state", SessionState)

@@ -62,7 +62,7 @@ def test_the_next_holder_is_watched_after_the_page_showed_the_end_of_a_grant():
 
     handover = SimpleNamespace(settle_over=settle_over, take_idle=take_idle)
     shell = SimpleNamespace(dispatcher=dispatcher, roster=roster)
-    HolderWatch(shell, handover, timers).look_soon()
+    HolderWatch(shell, handover, timers).check_soon()
     timers.ring()
     idle.append(second)
     timers.ring()
