@@ -107,7 +107,7 @@ def kill_often(jobs, kill_count, seed, policies=()):
 def check_records(jobs, count):
     """Check that no session is lost or counted twice, and that the replay of each segment restores its state."""
     daemon = jobs.daemon
-    daemon.stop()
+    daemon.stop_written()
     with sqlite3.connect(daemon.database) as database:
         rows = list(database.execute("select number, end_utc_ns from sessions order by number"))
     assert [number for number, _ in rows] == list(range(1, count + 1)), rows

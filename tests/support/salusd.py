@@ -122,6 +122,11 @@ class Salusd:
             self.kill()
             raise
 
+    def stop_written(self) -> None:
+        """Stop once the database has all records. Without this, some may stay in the spool until the next start."""
+        self.wait_for(lambda status: status["daemon"]["spool_records"] == 0, "all records are in the database")
+        self.stop()
+
     def ask(self, verb: str, timeout_s: float = DEADLINE_S, **fields: Any) -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout_s)

@@ -178,7 +178,7 @@ def test_two_sessions_of_one_job_run_ungated_by_their_peak_and_get_a_notice(salu
         second.communicate()
     finish(first)
     daemon.wait_for(lambda status: not status["sessions"], "both sessions are gone")
-    daemon.stop()
+    daemon.stop_written()
     with sqlite3.connect(daemon.database) as database:
         kinds = [row[0] for row in database.execute("select kind from events")]
     assert "ungated" in kinds
