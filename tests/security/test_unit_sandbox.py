@@ -107,7 +107,7 @@ def test_salus_admitd_answers_submissions_and_records_them(open_directory):
         (open_directory / name).chmod(0o755)
     path, config = open_directory / "admitd.sock", open_directory / "salus.conf"
     config.write_text(
-        f"ClusterName=c\nAutoDetect=off\nLaneReserve=256M\nHighQOS=gold\nAdmissionSocket={path}\nAdmissionPort=0\n"
+        f"ClusterName=c\nSlurmUser=root\nAutoDetect=off\nLaneReserve=256M\nHighQOS=gold\nAdmissionSocket={path}\nAdmissionPort=0\n"
         f"AdmissionMetricsPort=0\nStorageUrl=sqlite:///{open_directory}/salus.db\nSlurmBinDir={open_directory}\n"
     )
 

@@ -28,7 +28,7 @@ from nodedaemon.service.control.configuration import ActiveConfiguration
 from nodedaemon.service.devices.discovery import make_devices
 from nodedaemon.service.journal.dispatcher import Dispatcher
 from nodedaemon.service.node import NodeClock, NodeIdentity
-from nodedaemon.service.paths import open_socket
+from nodedaemon.wire.listener import open_socket
 
 GATHER_TIMEOUT_S = 0.2
 
